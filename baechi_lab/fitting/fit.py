@@ -136,8 +136,8 @@ def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
     )
     if not longer > LEAST_TIME:
         return option
-    given_up = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
-    return replace(option, gives_up=", ".join(filter(None, (given_up, f"{longer:.1%} more time"))))
+    other_losses = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
+    return replace(option, gives_up=", ".join(filter(None, (other_losses, f"{longer:.1%} more time"))))
 
 
 def _try_as_it_is(

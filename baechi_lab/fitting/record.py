@@ -21,17 +21,8 @@ from .proof import Proof
 if TYPE_CHECKING:
     import pandas
 
-COLUMNS = (
-    "way",
-    "choice",
-    "fits",
-    "step_us",
-    "samples_per_second",
-    "device_peak_bytes",
-    "gives_up",
-    "command",
-    "error",
-    "peak_margin",
+COLUMNS = tuple(
+    str.split("way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin")
 )
 HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 

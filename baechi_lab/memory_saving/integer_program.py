@@ -35,11 +35,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .op_sequence import OpSequence
-from .program_columns import Columns, ProgramColumns
 from .program_rows import Answer, Rows, Terms, minus, times
+from .recompute_groups import RecomputeGroups
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+Columns = dict[tuple[int, int], int]
+"""Columns by (stage, group)."""
 INFEASIBLE = "Infeasible"
 """Status texts of HiGHS for a program without a solution."""
 ROUNDING = 0.25
@@ -63,7 +65,7 @@ class ProgramPlan:
     values: dict[tuple[str, int, int], float] = field(default_factory=dict)  # by kind of column, stage and group
 
 
-class Program(ProgramColumns):
+class Program:
     """The integer program of the groups of a graph; `once` chooses its small form.
 
     >>> from baechi_lab import generators
@@ -75,10 +77,69 @@ class Program(ProgramColumns):
     ('Optimal', True)
     """
 
+    # -- the columns ---------------------------------------------------------------------------------
+
+    def __init__(self, groups: RecomputeGroups, once: bool = False):
+        self.groups, self.once, m = groups, once, groups.count
+        reading_stages: list[list[int]] = [[] for _ in range(m)]  # stages that read each group
+        for stage, needed in enumerate(groups.needs):
+            for i in needed:
+                reading_stages[i].append(stage)
+        self.last = [stages[-1] if stages else -1 for stages in reading_stages]
+        self.until = list(self.last)  # the last stage in which each group may run again
+        for i in range(m - 1, -1, -1):
+            self.until[i] = max([self.until[i], *(self.until[j] for j in groups.readers[i])])
+        self.gap_end = [np.repeat(stages, np.diff([-1, *stages])).tolist() for stages in reading_stages]
+        self.gap_begin = [
+            np.repeat([0, *(e + 1 for e in stages)][:-1], np.diff([-1, *stages])).tolist() for stages in reading_stages
+        ]
+
+    def ends_gap(self, t: int, i: int) -> bool:
+        """Whether stage t reads the group, so that its gap ends."""
+        return self.in_gap(t, i) and t == self.gap_end[i][t]
+
+    def in_gap(self, stage: int, i: int) -> bool:
+        """Whether this stage or a later one reads the group."""
+        return stage <= self.last[i]
+
+    def run_terms(self, t: int, i: int) -> Terms:
+        """Returns the terms of R[t, i], none where the group cannot run."""
+        terms = [(self.E[t, i], 1.0)] if (t, i) in self.E else []
+        if (t, i) in self.M:
+            terms.append((self.M[t, i], 1.0))
+            if t > self.gap_begin[i][t]:
+                terms.append((self.M[t - 1, i], -1.0))
+        return terms
+
+    def terms_before(self, t: int, i: int) -> Terms:
+        """Returns the terms of group i that are held when stage t begins."""
+        terms = [(self.K[t, i], 1.0)] if (t, i) in self.K else []
+        if (t, i) in self.M and t > self.gap_begin[i][t]:
+            terms.append((self.M[t - 1, i], 1.0))
+        return terms
+
+    def terms_after(self, t: int, i: int) -> Terms:
+        """Returns the terms of group i that are held in the backward ops of stage t, if the stage does not read i."""
+        terms = [(self.K[t + 1, i], 1.0)] if (t + 1, i) in self.K else []
+        return [*terms, (self.M[t, i], 1.0)] if (t, i) in self.M else terms
+
     # -- the rows ------------------------------------------------------------------------------------
 
     def _build(self, budget: float) -> Rows:
-        rows = self.add_columns()
+        rows, self.K, self.M, self.E = Rows(), {}, {}, {}  # type: Rows, Columns, Columns, Columns
+        for i, us in enumerate(self.groups.us.tolist()):
+            useful = max((self.until[j] for j in self.groups.readers[i]), default=-1)
+            for t in range(self.until[i] + 1):
+                within = self.in_gap(t, i)
+                free = not (within and self.once)
+                if within:
+                    self.M[t, i] = rows.integer(us if t == self.gap_end[i][t] else 0.0)
+                if free or t == self.gap_begin[i][t]:
+                    self.K[t, i] = rows.integer()
+                else:
+                    self.K[t, i] = self.K[t - 1, i]
+                if free and t <= useful and not self.ends_gap(t, i):
+                    self.E[t, i] = rows.integer(us)
         for i in range(self.groups.count):
             for t in range(self.until[i] + 1):
                 self._add_held_rows(rows, t, i)
@@ -203,7 +264,7 @@ class MemoryRows:
     the end of each stage.
     """
 
-    def __init__(self, program: ProgramColumns, rows: Rows, budget: float):
+    def __init__(self, program: Program, rows: Rows, budget: float):
         groups = program.groups
         self.program, self.groups, self.rows = program, groups, rows
         self.unit = max(float(groups.bytes.sum() + groups.due.max(initial=0)) / UNITS, 1.0)

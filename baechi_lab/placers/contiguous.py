@@ -32,8 +32,7 @@ from .base import Placer
 from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
-from .pipeline_stages.device_orders import device_orders
-from .pipeline_stages.device_sequences import chain_along, device_sequences
+from .pipeline_stages.device_sequences import chain_along, device_orders, device_sequences
 from .pipeline_stages.dynamic_program import pack_on_first_devices
 from .pipeline_stages.line_cuts import PipelineStages, cut_lines, sums_across_places
 from .pipeline_stages.link_levels import cuts_by_link_level

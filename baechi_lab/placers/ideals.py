@@ -23,8 +23,7 @@ from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
 from .pipeline_stages.closed_sets import closed_sets, cut_sets
-from .pipeline_stages.device_orders import device_orders
-from .pipeline_stages.device_sequences import chain_along, device_sequences
+from .pipeline_stages.device_sequences import chain_along, device_orders, device_sequences
 from .pipeline_stages.dynamic_program import pack_on_first_devices
 from .pipeline_stages.line_cuts import cut_line
 from .pipeline_stages.link_levels import cuts_by_link_level

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.kernels.csr import offsets
 from ..workers.metis import metis_parts
 from .base import Placer
 from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.feasible import within_memory
-from .problem import allowed_group_devices, groups_of, transfer_us
+from .problem import allowed_group_devices, both_directions, groups_of, transfer_us
 
 IMBALANCE = (0.03, 0.1, 0.3)
 SMALLEST_SHARE = 0.001
@@ -127,13 +126,10 @@ def cut_costs(
     A tensor with several readers is sent once per device: each of its edges carries an equal part of its cost.
     """
     cost = transfer_us(graph, cluster) / np.maximum(np.diff(graph.consumer_ptr), 1)
-    a, b = group[graph.edge_source].astype(np.int64), group[graph.consumers].astype(np.int64)
+    a, b = group[graph.edge_source], group[graph.consumers]
     cut = a != b
-    a, b, each = a[cut], b[cut], cost[graph.edge_tensor][cut]
-    key = np.concatenate([a * count + b, b * count + a])
-    unique, place = np.unique(key, return_inverse=True)
-    total = np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique))
-    return offsets(unique // count, count).tolist(), (unique % count).tolist(), integers(total, 1 << 16, lowest=1)
+    pointer, neighbour, (total,) = both_directions(a[cut], b[cut], [cost[graph.edge_tensor][cut]], count)
+    return pointer.tolist(), neighbour.tolist(), integers(total, 1 << 16, lowest=1)
 
 
 def fair_shares(capacity: NDArray[np.number]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,21 @@ def transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     links = cluster.latency_us, cluster.us_per_byte
     latency, per_byte = (float(cost[pairs].mean()) if pairs.any() else 0.0 for cost in links)
     return np.asarray(latency + per_byte * graph.tensor_bytes.astype(np.float64))
+
+
+def both_directions(
+    source: Integers, target: Integers, weights: Sequence[NDArray[np.float64]], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
+    """Returns the edges between `count` vertices in both directions, in CSR form; the weights of equal edges add up.
+
+    >>> both_directions(np.array([0, 0]), np.array([1, 1]), [np.array([2.0, 3.0])], 2)[2][0].tolist()
+    [5.0, 5.0]
+    """
+    a, b = source.astype(np.int64), target.astype(np.int64)
+    unique, place = np.unique(np.concatenate([a * count + b, b * count + a]), return_inverse=True)
+    place = place.reshape(-1)
+    sums = [np.bincount(place, np.tile(weight, 2), len(unique)).astype(np.float64) for weight in weights]
+    return offsets(unique // count, count), unique % count, sums
 
 
 def output_bytes(graph: OpGraph) -> NDArray[np.int64]:

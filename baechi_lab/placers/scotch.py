@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
-from ..graph.kernels.csr import offsets
 from ..workers.isolated import isolated
 from .base import Placer
 from .memory.feasible import within_memory
 from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
-from .problem import allowed_group_devices, groups_of
+from .problem import allowed_group_devices, both_directions, groups_of
 
 PROGRAMS = ("gmap", "scotch_gmap")
 SWEEPS = 8
@@ -120,21 +119,16 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     # A device that takes no time for all of it still leaves others a share.
     total = np.maximum(total, SMALLEST_SHARE * total.max()) if total.any() else np.ones(cluster.n)
     share = fair_shares(total.max() / total)  # all devices done at once: capacity is the inverse of the time for all
-    a, b = of[graph.edge_source].astype(np.int64), of[graph.consumers].astype(np.int64)
+    a, b = of[graph.edge_source], of[graph.consumers]
     # Sent once per device, not per reader.
     reader_share = 1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]
     size = reader_share * graph.tensor_bytes[graph.edge_tensor]
     crossing = a != b
-    key = np.concatenate([a[crossing] * count + b[crossing], b[crossing] * count + a[crossing]])
-    unique, place = np.unique(key, return_inverse=True)
-    each = np.stack([reader_share, size])[:, crossing]
-    sends, sizes = (np.bincount(place.reshape(-1), np.tile(x, 2), len(unique)).astype(np.float64) for x in each)
+    weights = [reader_share[crossing], size[crossing]]
+    pointer, neighbour, (sends, sizes) = both_directions(a[crossing], b[crossing], weights, count)
     latency, per_byte = ((x + x.T) / 2 for x in (cluster.latency_us, cluster.us_per_byte))
     load = np.where(allowed, cost / total / share, np.inf)
-    pointer = offsets(unique // count, count)
-    return Vertices(
-        of, load, allowed, share, cost.min(axis=1), pointer, unique % count, sends, sizes, latency, per_byte
-    )
+    return Vertices(of, load, allowed, share, cost.min(axis=1), pointer, neighbour, sends, sizes, latency, per_byte)
 
 
 def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:

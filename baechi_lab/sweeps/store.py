@@ -19,31 +19,13 @@ LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs", "checks"}
 
-COLUMNS = {
-    "batch_size": "INTEGER",
-    "micro_batches": "INTEGER",
-    "schedule": "TEXT",
-    "replicas": "INTEGER",
-    "devices": "INTEGER",
-    "memory_bytes": "INTEGER",
-    "placer": "TEXT",
-    "makespan_us": "REAL",
-    "samples_per_second": "REAL",
-    "bubble": "REAL",
-    "lower_bound_us": "REAL",
-    "gap": "REAL",
-    "feasible": "INTEGER",
-    "peak_bytes": "INTEGER",
-    "moved_bytes": "INTEGER",
-    "transfers": "INTEGER",
-    "balance": "REAL",
-    "ops": "INTEGER",
-    "groups": "INTEGER",
-    "place_seconds": "REAL",
-    "params": "TEXT",
-    "error": "TEXT",
-    "finer_groups": "TEXT",
-}
+_COLUMN_TYPES = (
+    "batch_size:INTEGER micro_batches:INTEGER schedule:TEXT replicas:INTEGER devices:INTEGER "
+    "memory_bytes:INTEGER placer:TEXT makespan_us:REAL samples_per_second:REAL bubble:REAL lower_bound_us:REAL "
+    "gap:REAL feasible:INTEGER peak_bytes:INTEGER moved_bytes:INTEGER transfers:INTEGER balance:REAL "
+    "ops:INTEGER groups:INTEGER place_seconds:REAL params:TEXT error:TEXT finer_groups:TEXT"
+)
+COLUMNS = dict(column.split(":") for column in _COLUMN_TYPES.split())
 """Columns of a row and their SQLite types."""
 
 

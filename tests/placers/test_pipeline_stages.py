@@ -13,7 +13,7 @@ from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameErro
 from baechi_lab.placers.pipeline_stages import line_cuts
 from baechi_lab.placers.pipeline_stages.closed_sets import closed_sets, cut_sets
 from baechi_lab.placers.pipeline_stages.device_chain import make_device_chain
-from baechi_lab.placers.pipeline_stages.device_orders import device_orders
+from baechi_lab.placers.pipeline_stages.device_sequences import device_orders
 from baechi_lab.placers.pipeline_stages.line_cuts import (
     HIGH_RECEIVED,
     HIGH_SENT,

@@ -76,8 +76,8 @@ class BestOfPlacers:
         """
         pairs: list[PlacedTimeline] = []
         if known_placement is not None:
-            known = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
-            pairs += [known] if known.timeline.feasible else []
+            known_timeline = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
+            pairs += [known_timeline] if known_timeline.timeline.feasible else []
         if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = order_on_one_device(graph, cluster)
             pairs += [alone] if alone else []

@@ -1,4 +1,4 @@
-"""Sequences of devices that the stages of a pipeline pass: once, in several rounds, or there and back.
+"""Orders of a cluster's devices, and sequences that the stages of a pipeline pass: once, in several rounds, or there and back.
 
 Interleaved 1F1B passes the devices several times (Narayanan et al., SC 2021, doi:10.1145/3458817.3476209, section 2.2.2).
 ZB-V passes them there and back (Qi et al. 2024, arXiv:2405.15362, section 3). In the dynamic programs a device with several
@@ -10,7 +10,11 @@ device share its memory (`pipeline_cuts.place_best_cut`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, permutations
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...graph import Cluster
 from ...simulator.pipelined_graph import schedule_shape
@@ -20,6 +24,51 @@ from .pipeline_units import PipelineUnits
 
 ROUNDS = (2, 4)
 """Stages per device in an interleaved pipeline. One stage per device is 1F1B."""
+MAX_KIND_ORDERS = 24
+"""Most orders of different kinds of devices that are tried."""
+
+
+def device_orders(cluster: Cluster, allowed: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
+    """Returns the cluster's own order first, then every order of its kinds of devices, then orders across its islands.
+
+    `allowed` bool[units, devices]: devices that differ in it are of different kinds.
+
+    >>> from baechi_lab import Device
+    >>> device_orders(Cluster.uniform(3))
+    [(0, 1, 2)]
+    >>> device_orders(Cluster([Device("a", "gpu", 8), Device("b", "gpu", 8, speed=2.0)]))
+    [(0, 1), (1, 0)]
+    """
+    cluster_order = tuple(range(cluster.n))
+    kind = [
+        (d.kind, d.memory_bytes, d.speed, b"" if allowed is None else allowed[:, k].tobytes())
+        for k, d in enumerate(cluster.devices)
+    ]
+    kinds = list(dict.fromkeys(kind))
+    orders = [cluster_order]
+    for ranks in islice(permutations(range(len(kinds))), MAX_KIND_ORDERS):
+        rank = dict(zip(kinds, ranks, strict=True))
+        orders.append(tuple(sorted(cluster_order, key=lambda d: rank[kind[d]])))
+    islands = _islands(cluster)
+    if 1 < len(islands) < cluster.n:
+        orders.append(tuple(d for island in islands for d in island))
+        longest = max(map(len, islands))
+        orders.append(tuple(island[k] for k in range(longest) for island in islands if k < len(island)))
+    return list(dict.fromkeys(orders))
+
+
+def _islands(cluster: Cluster) -> list[list[int]]:
+    """Groups of devices that the cheapest links (per byte) join, such as those of one machine."""
+    from scipy.sparse.csgraph import connected_components
+
+    if cluster.n < 2:
+        return [list(range(cluster.n))]
+    off = ~np.eye(cluster.n, dtype=bool)
+    near = cluster.us_per_byte <= cluster.us_per_byte[off].min() * (1 + 1e-9)
+    if near[off].all():
+        return [list(range(cluster.n))]
+    count, island = connected_components(near & off, directed=False)
+    return [np.flatnonzero(island == k).tolist() for k in range(count)]
 
 
 class DeviceSequence(NamedTuple):
@@ -41,8 +90,8 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
     shape = schedule_shape(objective.schedule) if objective.name == "step" else "chain"
     if shape != "v":
         # A step is tried with and without replicas, since its dynamic program minimises bounds only.
-        both_ways = objective.replicas and objective.name == "step"
-        for replicated in (False, True) if both_ways else (objective.replicas,):
+        with_and_without = objective.replicas and objective.name == "step"
+        for replicated in (False, True) if with_and_without else (objective.replicas,):
             yield DeviceSequence(order, replicated, False)
     few = len(order) if shape != "chain" else 0
     while few:

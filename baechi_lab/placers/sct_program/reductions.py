@@ -84,8 +84,8 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
     if not used.all():
         used[np.argmax(np.where(used, -1.0, compute))] = True
     number = np.cumsum(used) - 1
-    ends = number[source].astype(np.int32), number[target].astype(np.int32)
-    return ReducedProblem(SctProblem(*ends, problem.transfer[edge], compute[used]), edge, free)
+    edge_ends = number[source].astype(np.int32), number[target].astype(np.int32)
+    return ReducedProblem(SctProblem(*edge_ends, problem.transfer[edge], compute[used]), edge, free)
 
 
 def _may_bind(

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Integers, offsets
+from ...graph.kernels.csr import Integers
 from ...graph.kernels.jit import njit
+from ..problem import both_directions
 from .parameters import SEARCH, SearchParameters
 
 
@@ -42,15 +43,8 @@ def coarsen(
         # Pairs of different units on one device in CSR form, with the summed cost of their edges.
         a, b = labels[source], labels[target]
         near = (a != b) & (home[a] == home[b])
-        a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
-        key = np.concatenate([a * count + b, b * count + a])
-        unique, place = np.unique(key, return_inverse=True)
-        units = (
-            offsets(unique // count, count),
-            unique % count,
-            np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique)),
-        )
-        match = _match(units, unit_work, limit, rng.permutation(count), count - target_count)
+        pointer, neighbour, (price,) = both_directions(a[near], b[near], [cost[near]], count)
+        match = _match((pointer, neighbour, price), unit_work, limit, rng.permutation(count), count - target_count)
         merged = np.unique(match, return_inverse=True)[1].reshape(-1)
         fewer = int(merged.max(initial=-1)) + 1
         if fewer > parameters.least_merging * count:
