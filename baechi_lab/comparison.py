@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .checks import check_flag, check_whole, is_list
-from .comparison_runs import execution_target, measure_rows, memory_of, split_cluster
+from .comparison_runs import execution_target, measure_rows, memory_of
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
@@ -134,7 +134,13 @@ def compare(
         raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
     if measure:
         check_whole("steps", steps)
-    cluster, local = split_cluster(cluster)
+    local: LocalCluster | None = None
+    if not isinstance(cluster, Cluster):
+        record = getattr(cluster, "cluster", None)
+        if not isinstance(record, Cluster):
+            raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
+        local = cluster
+        cluster = record
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     if batch_size is not None:

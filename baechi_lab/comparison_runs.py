@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import BaechiLabError, InvalidInput
+from .errors import BaechiLabError
 from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step, Timeline
 
 if TYPE_CHECKING:
@@ -20,16 +20,6 @@ ROUNDS = 3
 """Rounds over which the steps of every placement are spread, so that a drift of the machine affects all alike."""
 
 NOT_MEASURED = {"measured_us": float("nan"), "measured_low_us": float("nan"), "measured_high_us": float("nan")}
-
-
-def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluster | None]:
-    """Returns the `Cluster` record, and the running cluster if one was given."""
-    if isinstance(cluster, Cluster):
-        return cluster, None
-    record = getattr(cluster, "cluster", None)
-    if not isinstance(record, Cluster):
-        raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
-    return record, cluster
 
 
 def execution_target(

@@ -11,12 +11,7 @@ from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..internal_warnings import collected_warnings
 from ..memory_saving.offload import host_of, offloaded_placement
-from ..placers.memory_trades.best_of_placers import (
-    BestOfPlacers,
-    PlacedTimeline,
-    overflowing_placement_code,
-    placement_code,
-)
+from ..placers.memory_trades.best_of_placers import BestOfPlacers, PlacedTimeline, placement_code
 from ..placers.memory_trades.offloading import offload_variants
 from ..placers.memory_trades.recomputation import format_arguments, recompute_and_place
 from ..simulator import simulate
@@ -201,7 +196,8 @@ def _offloading_option(
         placed = offloaded_placement(least_overflowing.placement, offloaded, cluster)
         timeline = simulate(offloaded, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
-        placed_code = overflowing_placement_code(original, at, least_overflowing.placement)
+        placer = least_overflowing.placement.placer
+        placed_code = f"bl.place(bl.optimize(g := {original}, {at}), {at}.with_memory(1 << 50), {placer!r}).on(g)"
         command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
         reused = replace(template, placement=placed, timeline=timeline, error=error, command=command)
     if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):

@@ -59,30 +59,20 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
     largest_op, together = needed_bytes(graph)
     enough = -(-together // capacity_bytes) if capacity_bytes else 0
+    as_it_is = packing_proof(graph, cluster, shared=True)
+    if as_it_is is None and graph.reuse is None:
+        _, as_it_is = first_fitting(graph, cluster)  # empty where a placement fits
+    alone, whatever = bytes_while_running(graph, shared=True), ""
+    if graph.n and int(alone.max()) > capacity_bytes:
+        op = int(alone.argmax())
+        whatever = (
+            f"{describe_op(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
+            f"more than {format_bytes(capacity_bytes)}"
+        )
     return Proof(
         max(largest_op, -(-together // count)),
         int(enough if largest_op <= capacity_bytes else 0),
-        _prove_placements_fail(graph, cluster),
-        _prove_op_too_large(graph, capacity_bytes),
+        as_it_is or "",
+        whatever,
         graph.group_of is not None,
-    )
-
-
-def _prove_placements_fail(graph: OpGraph, cluster: Cluster) -> str:
-    proof = packing_proof(graph, cluster, shared=True)
-    if proof is None and graph.reuse is None:
-        fitting_placement, proof = first_fitting(graph, cluster)
-        if fitting_placement is not None:
-            return ""
-    return proof or ""
-
-
-def _prove_op_too_large(graph: OpGraph, capacity_bytes: int) -> str:
-    alone = bytes_while_running(graph, shared=True)
-    if not graph.n or int(alone.max()) <= capacity_bytes:
-        return ""
-    op = int(alone.argmax())
-    return (
-        f"{describe_op(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
-        f"more than {format_bytes(capacity_bytes)}"
     )

@@ -120,7 +120,16 @@ class Chain:
         self.read = read
         self._bytes_of_backward_ops()
         if self.pin:
-            self._tables()
+            # Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds.
+            m = self.count
+            self.held, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
+            self.cost = np.zeros((3, m, m))
+            self.runs_by_mode: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
+            self._pinned, self._size, self._us = self.pinned.tolist(), self.size.tolist(), self.us.tolist()
+            self._readers = [r.tolist() for r in self.readers]
+            for k in range(m):
+                for mode in range(3):
+                    self._run(k, mode)
 
     def _bytes_of_backward_ops(self) -> None:
         """Returns two int64[m]: bytes of backward outputs and of values held throughout, when each stage begins and at most."""
@@ -179,18 +188,6 @@ class Chain:
         key = stage, tuple(groups.tolist())
         if key[1]:
             self.undecided[key] = self.undecided.get(key, 0) + int(self.training.graph.tensor_bytes[t])
-
-    def _tables(self) -> None:
-        """Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds."""
-        m = self.count
-        self.held, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
-        self.cost = np.zeros((3, m, m))
-        self.runs_by_mode: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
-        self._pinned, self._size, self._us = self.pinned.tolist(), self.size.tolist(), self.us.tolist()
-        self._readers = [r.tolist() for r in self.readers]
-        for k in range(m):
-            for mode in range(3):
-                self._run(k, mode)
 
     def targets(self, k: int, mode: int) -> NDArray[np.bool_]:
         """Returns bool[ops up to the end of group k]: the outputs that are held after a run up to group k.

@@ -86,11 +86,13 @@ def offload(
     device = host_of(cluster, host)
     link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
     other_kinds = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
+    if ops is not None and (isinstance(ops, str) or not is_list(ops)):
+        raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
     offload_pass = Offload(
         cluster.names[device],
         link.latency_us,
         link.us_per_byte,
-        None if ops is None else names_of(ops),
+        None if ops is None else tuple(ops),
         share,
         state,
         lead,
@@ -114,13 +116,6 @@ def offload(
         stacklevel=2,
     )
     return offloaded if is_explicit else graph
-
-
-def names_of(ops: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names as a tuple. A text alone is rejected."""
-    if isinstance(ops, str) or not is_list(ops):
-        raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
-    return tuple(ops)
 
 
 def host_of(cluster: Cluster, name: str | None = None) -> int:

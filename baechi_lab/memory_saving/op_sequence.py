@@ -40,18 +40,15 @@ class OpSequence:
         self.start = np.full(self.graph.n, len(self.ops), dtype=np.int64)  # position of the first run of each op
         np.minimum.at(self.start, self.ops, place)
         self.first: Bools = self.start[self.ops] == place
-        self.copies = self._copies()
-        self.node = self.ops.copy()
-        self.node[self.copies] = self.graph.n + np.arange(len(self.copies))
-
-    def _copies(self) -> Ints:
-        """Returns the positions of copies: the second runs of all ops, then the third ones, each in topological order."""
+        # Positions of copies: the second runs of all ops, then the third ones, each in topological order.
         by_op = np.argsort(self.ops, kind="stable")
         same = np.searchsorted(self.ops[by_op], self.ops[by_op])  # where the runs of the op begin
         run_number = np.empty(len(by_op), dtype=np.int64)
         run_number[by_op] = np.arange(len(by_op)) - same
-        order = np.lexsort((self.training.rank[self.ops], run_number))
-        return order[run_number[order] > 0]
+        by_run = np.lexsort((self.training.rank[self.ops], run_number))
+        self.copies = by_run[run_number[by_run] > 0]
+        self.node = self.ops.copy()
+        self.node[self.copies] = self.graph.n + np.arange(len(self.copies))
 
     @cached_property
     def reads(self) -> tuple[Ints, Ints, Ints]:

@@ -121,8 +121,16 @@ class Auto(Placer):
         raise_if_impossible(graph, cluster)
         proof: dict[str, object] = {}
         whole_portfolio = self.placers is None and self.objective == "latency"
+        simulations = SimulationCache(graph, cluster)
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
-            attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
+            jobs: list[Callable[[], Attempts]] = [
+                lambda name=name, form_name=form_name, form=form: _run_attempts(  # type: ignore[misc]
+                    name, form_name, form, graph, cluster, self._goal, simulations
+                )
+                for form_name, form in forms_of(graph, cluster, self.optimized).items()
+                for name in self._names(form)
+            ]
+            attempts = [pair for job_attempts in self._run(jobs) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
             # All placements and orders of a small graph are searched for one that is faster.
             began = working_seconds()
@@ -171,16 +179,6 @@ class Auto(Placer):
             return fast
         with_objective = [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
         return [*fast, *(n for n in with_objective if n not in fast)]
-
-    def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], Attempts]]:
-        simulations = SimulationCache(graph, cluster)
-        return [
-            lambda name=name, form_name=form_name, form=form: _run_attempts(  # type: ignore[misc]
-                name, form_name, form, graph, cluster, self._goal, simulations
-            )
-            for form_name, form in forms_of(graph, cluster, self.optimized).items()
-            for name in self._names(form)
-        ]
 
     def _run(self, jobs: list[Callable[[], Attempts]]) -> list[Attempts]:
         """Returns the results of all jobs in the order of the jobs, whatever thread finishes first."""

@@ -292,10 +292,10 @@ class Hierarchical(TrainingParameters, Placer):
         from .planner import reward
 
         # The function that makes the reward of a graph in the worker, and its further arguments.
-        make: Callable[..., reward.Reward] = reward.simulate_here
-        arguments: tuple[object, ...] = (cluster,)
+        make: Callable[..., Reward] = reward.SimulatedReward
+        arguments: tuple[object, ...] = (cluster, 1)
         if callable(self.reward):
-            make, arguments = reward.ask_here, (self.reward,)
+            make, arguments = reward.MeasuredReward, (self.reward,)
         elif self.reward == "measured":
             make, arguments = reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
         if self.executor is not None and not isinstance(self.executor, str):

@@ -9,8 +9,7 @@ outputs are freed while the step runs, so that the sum may exceed the memory. `f
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +39,6 @@ class Units(NamedTuple):
     first: NDArray[np.int64]
     limit: NDArray[np.int64]
     pace: NDArray[np.float64]
-
-    @property
-    def able(self) -> Any:
-        """The old name of `allowed`."""
-        warnings.warn("able is deprecated; use allowed", DeprecationWarning, stacklevel=2)
-        return self.allowed
 
 
 def make_units(graph: OpGraph, cluster: Cluster) -> Units:

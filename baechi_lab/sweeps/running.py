@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import warnings
@@ -26,7 +27,7 @@ from ..passes.optimize import PASSES
 from ..profilers.precision import profile_mode
 from ..workers.executors import Calls, open_calls
 from .grid import Cell, Placing, Profiling, Steps, Subject, as_list, cells, graph_key
-from .store import COLUMNS, ComputedAgain, Store, as_stored, as_text
+from .store import COLUMNS, ComputedAgain, Store, as_stored
 from .work import compute_row, encoded_model_graph, is_transient, step_graph
 
 if TYPE_CHECKING:
@@ -325,7 +326,8 @@ class _SweepRun:
         self.answering[future] = row
 
     def _write(self, key: str, cell: Cell, row: Mapping[str, object]) -> None:
-        full_row = {**cell.columns, **row, "params": as_text(self.placing.of(cell.placer))}
+        params = self.placing.of(cell.placer)
+        full_row = {**cell.columns, **row, "params": json.dumps(params, sort_keys=True, default=repr)}
         full_row["feasible"] = bool(full_row["feasible"])
         self.rows[key] = as_stored(full_row)
         if not full_row.pop("passing", False) and not key.startswith(_NOT_STORED):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sqlite3
 import warnings
@@ -44,7 +43,11 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None):
-        self.path = ":memory:" if path is None else checked_path(path)
+        self.path = ":memory:"
+        if path is not None:
+            if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or "\0" in str(text):
+                raise FormatError(f"path is {path!r:.60}; it must name a file")
+            self.path = os.fsdecode(text)
         _reject_other_files(self.path)
         with self._as_format_errors():
             # A worker thread may fill what the interface's thread opened; only one of them uses it at a time.
@@ -202,13 +205,6 @@ def _digest(key: str, values: Iterable[object]) -> str:
     return hashlib.blake2b(repr((key, *short)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
-def checked_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path as text; raises `FormatError` if it cannot name a file."""
-    if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or "\0" in str(text):
-        raise FormatError(f"path is {path!r:.60}; it must name a file")
-    return os.fsdecode(text)
-
-
 def _reject_other_files(path: str) -> None:
     """Rejects files of other kinds by their first bytes, because SQLite changes some files when it opens them."""
     if not os.path.isfile(path) or not os.path.getsize(path):
@@ -222,8 +218,3 @@ def _reject_other_files(path: str) -> None:
         raise FormatError(f"{path} cannot be used for a sweep: file is not a database; give another name")
     if head[68:72] != APPLICATION_ID.to_bytes(4, "big"):
         raise FormatError(f"{path} is a database that no sweep made; give another name")
-
-
-def as_text(params: Mapping[str, object]) -> str:
-    """Returns parameters as the text of a column."""
-    return json.dumps(dict(params), sort_keys=True, default=repr)

@@ -52,23 +52,19 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     for candidate_bytes, op in sorted(candidates, key=lambda pair: (-pair[0], pair[1])):
         if candidate_bytes <= max(best, threshold_bytes):
             break
-        if (bytes_across := bytes_across_op(graph, op, shared)) > best:
+        # Bytes that all devices together hold while `op` runs: O(ops + edges).
+        before, after = _reached(*graph.predecessors, op), _reached(*graph.successors, op)
+        before[op] = False
+        read = np.zeros(graph.tensor_count, dtype=np.bool_)
+        read[graph.edge_tensor[after[graph.consumers]]] = True
+        live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
+        held = graph.persistent_bytes
+        if shared and graph.reuse is not None:  # what grows is there once its op has started
+            held = np.where((graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, held)
+        bytes_across = int(held.sum() + size[live].sum() + graph.temp_bytes[op])
+        if bytes_across > best:
             best, at = bytes_across, op
     return best, at
-
-
-def bytes_across_op(graph: OpGraph, op: int, shared: bool = False) -> int:
-    """Bytes that all devices together hold while `op` runs. O(ops + edges)."""
-    size = counted_bytes(graph, shared)
-    before, after = _reached(*graph.predecessors, op), _reached(*graph.successors, op)
-    before[op] = False
-    read = np.zeros(graph.tensor_count, dtype=np.bool_)
-    read[graph.edge_tensor[after[graph.consumers]]] = True
-    live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
-    persistent_bytes = graph.persistent_bytes
-    if shared and graph.reuse is not None:  # what grows is there once its op has started
-        persistent_bytes = np.where((graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, persistent_bytes)
-    return int(persistent_bytes.sum() + size[live].sum() + graph.temp_bytes[op])
 
 
 def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:

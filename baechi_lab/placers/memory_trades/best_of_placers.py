@@ -178,11 +178,6 @@ def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
     return int(max(overflow_bytes.max(initial=0), 0))
 
 
-def overflowing_placement_code(graph: str, cluster: str, placed: Placement) -> str:
-    """Python code that makes the placement of `BestOfPlacers.least_overflowing`."""
-    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory(1 << 50), {placed.placer!r}).on(g)"
-
-
 def placement_code(graph: str, cluster: str, placed: PlacedTimeline, devices: int) -> str:
     """Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
     if placed.source == FIT:

@@ -79,8 +79,12 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
         adjacency[row[within_limit], column + rank[within_limit]] = value[within_limit] / count
     output_count = np.minimum(number, outputs)[:, None] / max(outputs, 1)
     features = np.concatenate([output_count, sizes, adjacency], axis=1)
+    # How many outputs each unit has of under 4 bytes, under 16, under 64, ...
+    class_counts = np.zeros((count, SIZE_CLASSES), dtype=np.float32)
+    size_class = np.minimum(np.log2(1.0 + graph.tensor_bytes) / 2, SIZE_CLASSES - 1).astype(np.int64)
+    np.add.at(class_counts, (of[graph.tensor_producer], size_class), 1.0)
     fallback = np.where(allowed, cost, np.inf).argmin(axis=1).astype(np.int32)
-    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, allowed)
+    return Units(of, edges, kind[head], kinds, features.astype(np.float32), class_counts, fallback, allowed)
 
 
 def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -103,14 +107,6 @@ def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
                 visited[v] = True
                 queue.append(v)
     return index
-
-
-def _size_classes(graph: OpGraph, of: NDArray[np.int32]) -> NDArray[np.float32]:
-    """float32[U, 16]: how many outputs each unit has of under 4 bytes, under 16, under 64, ..."""
-    sizes = np.zeros((int(of.max()) + 1, SIZE_CLASSES), dtype=np.float32)
-    kind = np.minimum(np.log2(1.0 + graph.tensor_bytes) / 2, SIZE_CLASSES - 1).astype(np.int64)
-    np.add.at(sizes, (of[graph.tensor_producer], kind), 1.0)
-    return sizes
 
 
 def group_embeddings(units: Units, group: NDArray[np.int64], groups: int) -> NDArray[np.float32]:

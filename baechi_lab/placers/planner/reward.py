@@ -112,16 +112,6 @@ def answer(job: Job, rows: NDArray[np.int32]) -> NDArray[np.float64]:
     return _ready_for(job)(rows)
 
 
-def simulate_here(graph: OpGraph, cluster: Cluster) -> Reward:
-    """For `Job`: simulations in the worker's thread."""
-    return SimulatedReward(graph, cluster, 1)
-
-
-def ask_here(graph: OpGraph, run: Callable[[Placement], float]) -> Reward:
-    """For `Job`: a function of a placement, which an executor of processes must be able to send."""
-    return MeasuredReward(graph, run)
-
-
 def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmup: int) -> Reward:
     """For `Job`: real runs on the worker's machine."""
     return MeasuredReward(graph, framework_part("executors", "tensorflow").step_timer(step, cluster, steps, warmup))
@@ -131,7 +121,7 @@ class ExecutorReward:
     """Step times from the workers of `executor`; each call sends its samples in up to `part_count` parts (None: one by one).
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> job = Job(simulate_here, OpGraph.from_edges([2e6, 3e6]), Cluster.uniform(2, memory_bytes=100))
+    >>> job = Job(SimulatedReward, OpGraph.from_edges([2e6, 3e6]), Cluster.uniform(2, memory_bytes=100), 1)
     >>> with ThreadPoolExecutor(2) as pool:
     ...     ExecutorReward(pool, job, 2)(np.array([[0, 0], [0, 1], [1, 1]])).tolist()
     [5.0, 3.0, 5.0]

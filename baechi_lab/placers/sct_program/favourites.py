@@ -50,8 +50,16 @@ def favourites(graph: OpGraph, cluster: Cluster, threshold: float = 0.1, solver:
     problem = sct_problem(graph, cluster)
     if solver == "highs" and len(problem.source) > LARGEST_LP:
         return greedy_favourites(graph, problem)
-    solution = solve_sct(problem, solver)
-    child, parent, conflicts = round_solution(problem, solution.x, threshold)
+    solution, conflicts = solve_sct(problem, solver), 0
+    child, parent = np.full(graph.n, -1, dtype=np.int32), np.full(graph.n, -1, dtype=np.int32)
+    rounded = np.round(solution.x, 6)  # what solvers leave of an exact value
+    candidates = np.flatnonzero(rounded <= threshold)
+    for e in candidates[np.lexsort((candidates, -problem.transfer[candidates], rounded[candidates]))].tolist():
+        i, j = problem.source[e], problem.target[e]
+        if child[i] < 0 and parent[j] < 0:
+            child[i], parent[j] = j, i
+        else:
+            conflicts += 1
     return Favourites(child, parent, conflicts, solution)
 
 
@@ -75,20 +83,3 @@ def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
             child[i], parent[j], x[e] = j, i, 0.0
     solution = SctSolution(x, float("nan"), "greedy", 0, 0, working_seconds() - began)
     return Favourites(child, parent, 0, solution)
-
-
-def round_solution(
-    problem: SctProblem, x: NDArray[np.float64], threshold: float
-) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-    """Returns `child` and `parent` int32[n] and the number of conflicts."""
-    n, conflicts = len(problem.compute), 0
-    child, parent = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
-    rounded = np.round(x, 6)  # what solvers leave of an exact value
-    candidates = np.flatnonzero(rounded <= threshold)
-    for e in candidates[np.lexsort((candidates, -problem.transfer[candidates], rounded[candidates]))].tolist():
-        i, j = problem.source[e], problem.target[e]
-        if child[i] < 0 and parent[j] < 0:
-            child[i], parent[j] = j, i
-        else:
-            conflicts += 1
-    return child, parent, conflicts
