@@ -124,22 +124,32 @@ class Pipeline:
             warnings.warn("again= is deprecated; use recompute=", DeprecationWarning, stacklevel=2)
             recompute = again
         step = self._checked(subject, cluster, recompute)
-        run_stage = _StageRunner(self, recompute)
+        recomputed: list[str] = []
+
+        def run_stage(slot: str, *inputs: object, otherwise: object = None) -> Any:
+            stage = _bounds if slot == "bounds" else self.stages.get(slot)
+            if stage is None:
+                return otherwise
+            value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in recompute)
+            if computed:
+                recomputed.append(slot)
+            return value
+
+        def place(groups: OpGraph, devices: Cluster) -> Placement | None:
+            """Adds the key of the graph that the placement was made for, which a user's function may leave out."""
+            placement: Placement | None = run_stage("place", groups, devices)
+            if placement is None or placement.graph_key is not None or placement.n != groups.n:
+                return placement
+            return placement.replace(graph_key=groups.key, group_of=groups.group_of, source_key=groups.source_key)
+
         graph: Any = subject if step is None else run_stage("profile", step)
         coarse = run_stage("optimize", graph, cluster, otherwise=graph)
-        coarse, placement = place_in_groups(
-            graph,
-            coarse,
-            cluster,
-            self.stages.get("optimize"),
-            lambda groups, devices: _with_graph_key(run_stage("place", groups, devices), groups),
-            self.memo,
-        )
+        coarse, placement = place_in_groups(graph, coarse, cluster, self.stages.get("optimize"), place, self.memo)
         on_coarse = getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
         timeline = run_stage("simulate", coarse if on_coarse else graph, cluster, placement)
         bounds = run_stage("bounds", graph, cluster)
         run = run_stage("execute", step, placement)
-        return Result(graph, coarse, placement, timeline, bounds, run, tuple(run_stage.recomputed))
+        return Result(graph, coarse, placement, timeline, bounds, run, tuple(recomputed))
 
     def _checked(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
         """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""
@@ -257,34 +267,10 @@ def _groups_in_words(optimize: Any) -> str:
     return f"groups by {passes}" if passes else "single ops"
 
 
-class _StageRunner:
-    """Runs stages through the memory and records which were computed."""
-
-    def __init__(self, pipeline: Pipeline, recompute: Collection[str]):
-        self.stages, self.memo, self.recompute = pipeline.stages, pipeline.memo, recompute
-        self.recomputed: list[str] = []
-
-    def __call__(self, slot: str, *inputs: object, otherwise: object = None) -> Any:
-        stage = _bounds if slot == "bounds" else self.stages.get(slot)
-        if stage is None:
-            return otherwise
-        value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in self.recompute)
-        if computed:
-            self.recomputed.append(slot)
-        return value
-
-
 def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
     from .simulator.bounds import bounds
 
     return bounds(graph, cluster)
-
-
-def _with_graph_key(placement: Placement | None, coarse: OpGraph) -> Placement | None:
-    """Returns the placement with the key of the graph that it was made for, which a user's function may leave out."""
-    if placement is None or placement.graph_key is not None or placement.n != coarse.n:
-        return placement
-    return placement.replace(graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key)
 
 
 def _slot_of(stage: object, after: int) -> str:
