@@ -50,9 +50,7 @@ PRIORITIES = {
     "earliest-start": "the op that can start earliest on the device it would get (ETF)",
 }
 """Which op comes next; name -> what it means."""
-
 CHOICES = {"earliest-finish": EARLIEST_FINISH, "earliest-start": EARLIEST, "fastest": FASTEST, "first-free": FIRST_FREE}
-
 POINTS = {
     "heft": ("upward-rank", "earliest-finish", True),
     "mcp": ("latest-start", "earliest-start", True),
@@ -60,7 +58,6 @@ POINTS = {
     "fifo": ("ready-time", "earliest-start", False),
 }
 """Known algorithms as (priority, choice, insertion)."""
-
 DIGITS = 12
 """Priorities are equal when they agree to this many digits of the largest."""
 

@@ -56,16 +56,14 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
     cost = np.where(allowed, durations(graph, cluster), 0.0)
     total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
     group_allowed = allowed_group_devices(graph, cluster, group)
-    main_device = _choose_device(cluster, total.sum(axis=0), group_allowed.sum(axis=0), device)
+    if device is None:
+        keys = np.arange(cluster.n), total.sum(axis=0), -group_allowed.sum(axis=0)
+        main_device = int(np.lexsort(keys)[0])
+    elif isinstance(device, str):
+        main_device = cluster.index(device)
+    elif 0 <= device < cluster.n:
+        main_device = device
+    else:
+        raise InvalidInput(f"device is {device}; the cluster has devices 0..{cluster.n - 1}")
     fallback = np.argmin(np.where(group_allowed, total, np.inf), axis=1)
     return Placement(device=np.where(group_allowed[:, main_device], main_device, fallback)[group].astype(np.int32))
-
-
-def _choose_device(cluster: Cluster, total: np.ndarray, allowed_groups: np.ndarray, device: str | int | None) -> int:
-    if device is None:
-        return int(np.lexsort((np.arange(cluster.n), total, -allowed_groups))[0])
-    if isinstance(device, str):
-        return cluster.index(device)
-    if not 0 <= device < cluster.n:
-        raise InvalidInput(f"device is {device}; the cluster has devices 0..{cluster.n - 1}")
-    return device

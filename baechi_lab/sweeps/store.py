@@ -17,7 +17,6 @@ VERSION = 3
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs", "checks"}
-
 _COLUMN_TYPES = (
     "batch_size:INTEGER micro_batches:INTEGER schedule:TEXT replicas:INTEGER devices:INTEGER "
     "memory_bytes:INTEGER placer:TEXT makespan_us:REAL samples_per_second:REAL bubble:REAL lower_bound_us:REAL "

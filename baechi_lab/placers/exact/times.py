@@ -12,7 +12,6 @@ from ...graph import Cluster, OpGraph, durations
 SCALES = (1, 2, 4, 5, 8, 10, 20, 50, 100, 1000, 10_000)
 LARGEST = 10**9
 """Longest horizon in units of the model."""
-
 CLOSE = 1e-6
 """Relative difference below which two times count as equal."""
 

@@ -6,6 +6,7 @@ overlaps. Requests are served in the order in which their tensors were produced,
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -88,9 +89,19 @@ class _Queues:
                     self._use((t, d), "out", s, is_sent)
         for lane in self.lanes.values():
             m.model.add_no_overlap([use.interval for use in lane])
-            for a, one in enumerate(lane):
-                for two in lane[a + 1 :]:
-                    self._served_in_order(one, two)
+            for one, two in combinations(lane, 2):
+                i, k = (int(m.graph.tensor_producer[use.key[0]]) for use in (one, two))
+                same_tensor = one.key[0] == two.key[0]
+                if one.key == two.key or (same_tensor and not m.strict):
+                    continue  # copies of one tensor: any order, so that devices may be renumbered
+                before = m.model.new_constant(int(one.key < two.key)) if i == k else m.before(i, k)
+                m.model.add(one.stop <= two.start).only_enforce_if([one.literal, two.literal, before])
+                m.model.add(two.stop <= one.start).only_enforce_if([one.literal, two.literal, ~before])
+                if m.strict:
+                    conditions = [one.literal, two.literal, before]
+                    self.earlier.setdefault((two.side, two.key), []).append((one.stop, conditions))
+                    conditions = [one.literal, two.literal, ~before]
+                    self.earlier.setdefault((one.side, one.key), []).append((two.stop, conditions))
         if m.strict:
             # A transfer starts as soon as it can: a send when its tensor is produced or an earlier user leaves its queue, a
             # receive when its send does or an earlier user leaves its queue.
@@ -111,19 +122,6 @@ class _Queues:
         interval = m.model.new_optional_interval_var(start, length, stop, literal, "")
         lane = "both" if m.cluster.comm == "sequential" else side
         self.lanes.setdefault((lane, queue), []).append(QueueUse(key, side, literal, start, stop, interval))
-
-    def _served_in_order(self, one: QueueUse, two: QueueUse) -> None:
-        m = self.m
-        i, k = (int(m.graph.tensor_producer[use.key[0]]) for use in (one, two))
-        same_tensor = one.key[0] == two.key[0]
-        if one.key == two.key or (same_tensor and not m.strict):
-            return  # copies of one tensor: any order, so that devices may be renumbered
-        before = m.model.new_constant(int(one.key < two.key)) if i == k else m.before(i, k)
-        m.model.add(one.stop <= two.start).only_enforce_if([one.literal, two.literal, before])
-        m.model.add(two.stop <= one.start).only_enforce_if([one.literal, two.literal, ~before])
-        if m.strict:
-            self.earlier.setdefault((two.side, two.key), []).append((one.stop, [one.literal, two.literal, before]))
-            self.earlier.setdefault((one.side, one.key), []).append((two.stop, [one.literal, two.literal, ~before]))
 
 
 def add_transfer_bounds(m: ExactModel) -> None:

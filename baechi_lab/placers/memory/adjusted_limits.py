@@ -24,10 +24,8 @@ from .depth_first import depth_first_order
 
 TRIES = 4
 """Placements per placer if it counts too few bytes; half as many for placers with a time limit."""
-
 LIMIT_FACTORS = (1.25, 2.0)
 """Larger limits, as multiples of the devices' memory."""
-
 MAX_PLACEMENTS = 1000
 """Most placements of a small graph; each is simulated twice."""
 

@@ -25,7 +25,6 @@ from .packing import promised_bytes
 
 MAX_SIMULATIONS = 20_000
 """Most simulations; they take about half a second."""
-
 MAX_OPS = 500
 """Largest graph that is tried. Larger ones have too many orders, and the recursion is as deep as there are ops."""
 

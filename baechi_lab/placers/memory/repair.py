@@ -32,7 +32,6 @@ __all__ = ["packing_proof", "repair"]
 
 EVALUATIONS = 4000
 ROUNDS = 6
-
 MAX_SIMULATED_OPS = 100_000_000
 """Most ops simulated, over all simulations, until nothing exceeds a limit. Most placements need far fewer."""
 

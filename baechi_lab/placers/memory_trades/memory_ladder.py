@@ -26,7 +26,6 @@ SIMULATED_OPS = 200_000
 SMALL_GRAPH_OPS = 50
 FAST_PLACERS = ("single", "m-topo", "m-etf", "contiguous")
 """Placers that place each graph variant."""
-
 AMPLE_MEMORY = 1 << 50
 """Bytes of a device that never run out. Their sum over all devices does not overflow."""
 
