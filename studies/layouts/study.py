@@ -56,7 +56,7 @@ START = {
     "a100": Efficiency(product_share=0.75, attention_share=0.35),
     "h100": Efficiency(product_share=0.6, attention_share=0.25),
     "b200": Efficiency(product_share=0.45, attention_share=0.4),
-    "gh200": Efficiency(product_share=0.6, bandwidth_share=0.3),
+    "gh200": Efficiency(product_share=0.4, bandwidth_share=0.25),
 }
 """Where the fit starts: round numbers."""
 
@@ -106,7 +106,7 @@ def choose_rows() -> dict[str, list[int]]:
 def _degrees(step: MeasuredStep) -> tuple[str, int, int, int, int, int, int]:
     """Hardware and degrees of a layout, by which rows are ordered."""
     layout = step.layout
-    return (step.constants, layout.tp, layout.pp, layout.cp, layout.ep, layout.micro_batch, step.model.hidden)
+    return (step.constants, layout.ep, layout.tp, layout.pp, layout.cp, layout.micro_batch, step.model.hidden)
 
 
 def evenly_spaced(rows: Sequence[int], count: int) -> list[int]:
