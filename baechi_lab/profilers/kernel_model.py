@@ -238,10 +238,10 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
 
     The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
     """
-    memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+    memory = np.full(len(work.op), hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share)
     if hardware.multiprocessors:
         writes_tiles = work.matrix & (work.precision == TF32) & (work.product_count > 0) & ~work.convolution
-        memory = memory * np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
+        memory *= np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
     if not hardware.l2_bytes or not work.reread_bytes.any():
         return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))
     blocks = np.where(work.norm, hardware.multiprocessor_threads // NORM_THREADS, SOFTMAX_BLOCKS)

@@ -15,6 +15,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ import torch
 
 import baechi_lab as bl
 from baechi_lab.graph.hardware import Hardware
-from baechi_lab.profilers.generations import generation_named
-from baechi_lab.profilers.kernel_model import start_us
+from baechi_lab.profilers.kernel_model import estimated_us
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers
-from baechi_lab.profilers.work import Kernel, work_of
+from baechi_lab.profilers.work import work_of
 from studies.gpu.cases import layers, models
 from studies.gpu.measure import PRECISIONS
 from studies.results import store
@@ -50,7 +50,6 @@ def error_of(predicted_us: float, row: dict[str, Any], hardware: Hardware) -> fl
 
 def layer_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
     """Estimates every measured layer, without the start of the first kernel."""
-    waits_us = float(start_us(work_of(1, [(0, Kernel(moved_bytes=1.0))]), generation_named(hardware.generation))[0])
     for layer in layers():
         with torch.device("meta"):
             module, inputs = layer.build()
@@ -58,8 +57,9 @@ def layer_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
             for mode in ("inference", "training"):
                 row = measured.get((layer.kind, layer.sizes, precision, mode))
                 if row is not None:
-                    times = estimate_layers(module, inputs, mode=mode, precision=precision).microseconds(hardware)
-                    predicted_us = float(sum(t.sum() for t in times)) - waits_us
+                    kernels = [k for _, k in estimate_layers(module, inputs, mode=mode, precision=precision).kernels]
+                    work = work_of(len(kernels), enumerate(kernels))
+                    predicted_us = float(estimated_us(work, hardware, follows=True).sum())
                     error = error_of(predicted_us, row, hardware)
                     yield {**row, "predicted_us": round(predicted_us, 1), "error": round(error, 3)}
 
@@ -69,25 +69,19 @@ def model_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
     cluster = bl.Cluster.uniform(1, kind=hardware.name)
     for case in models():
         model, inputs = bl.torch.hugging_face(dict(case.fields), batch_size=case.batch, sequence_length=case.sequence)
-        for precision in PRECISIONS:
-            for phase in ("inference", "training", "step"):
-                row = measured.get((case.name, precision, phase))
-                if row is None:
-                    continue
-                graph = bl.torch.profile(
-                    model,
-                    inputs,
-                    hardware=hardware.name,
-                    precision=precision,
-                    mode="inference" if phase == "inference" else "training",
-                    optimizer="adamw" if phase == "step" else None,
-                )
+        for precision, mode in product(PRECISIONS, ("inference", "training")):
+            of_mode = ("inference",) if mode == "inference" else ("training", "step")
+            phases = [phase for phase in of_mode if (case.name, precision, phase) in measured]
+            estimate = estimate_layers(model, inputs, mode=mode, precision=precision) if phases else None
+            for phase in phases if estimate else ():
+                row = measured[case.name, precision, phase]
+                graph = estimate.graph({hardware.name: hardware}, optimizer="adamw" if phase == "step" else None)
                 timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
                 predicted_us, predicted_bytes = float(timeline.makespan_us), int(timeline.peak_bytes[0])
                 error = error_of(predicted_us, row, hardware)
                 peak_error = predicted_bytes / row["peak_bytes"] - 1
-                estimate = {"predicted_us": round(predicted_us, 1), "predicted_bytes": predicted_bytes}
-                yield {**row, **estimate, "error": round(error, 3), "peak_error": round(peak_error, 3)}
+                numbers = {"predicted_us": round(predicted_us, 1), "predicted_bytes": predicted_bytes}
+                yield {**row, **numbers, "error": round(error, 3), "peak_error": round(peak_error, 3)}
 
 
 def mean_errors(rows: Sequence[dict[str, Any]], keys: Sequence[str], error: str = "error") -> dict[str, float]:

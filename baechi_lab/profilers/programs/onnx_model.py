@@ -238,8 +238,8 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         )
         if node.op_type not in ("LSTM", "GRU", "RNN") or not input_shapes[0] or not input_shapes[2]:
             return kernel, ""
-        (steps, samples, _), (directions, rows, hidden) = input_shapes[0], input_shapes[2]
-        return recurrent_kernel(kernel, directions * steps, samples, hidden, rows // hidden), ""
+        (steps, samples, _), (directions, gate_rows, hidden) = input_shapes[0], input_shapes[2]
+        return recurrent_kernel(kernel, directions * steps, samples, hidden, gate_rows // hidden), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""
     if node.op_type in _CONTROL_FLOW:
