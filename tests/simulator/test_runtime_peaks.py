@@ -78,6 +78,13 @@ def test_an_option_that_fits_with_its_margin_is_better_than_the_step_as_it_is_wi
     other = FitOption("more devices", "2 devices", timeline=bl.simulate(towers(), large, placed), cluster=large)
     answer = Fit((in_doubt, other))
     assert answer.fits and not in_doubt.fits_with_margin and answer.best is other
+    small = bl.Cluster.uniform(1, memory_bytes=60)
+    lacking = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), small, placed), cluster=small)
+    slow = towers().replace(duration_us=np.full(6, 2.0))
+    slower = FitOption("more devices", "2 devices", timeline=bl.simulate(slow, large, placed), cluster=large)
+    refusal = Fit((lacking, in_doubt, slower))
+    assert "The fastest way that fits with the margin of its peak is more devices" in refusal.answer
+    assert [option.texts()[2] for option in refusal.options] == ["no", "in doubt", "yes"]
     assert answer.answer.startswith("By the simulation alone: gpu:0 fits") and "2 devices" in answer.answer
     assert [option.kind for option in answer.cheapest] == ["more devices", "as it is"]
     assert Fit((in_doubt,)).best is in_doubt
