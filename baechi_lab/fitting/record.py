@@ -203,8 +203,9 @@ class Fit:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
         # Faster ways may fit by the simulation alone: the table says "in doubt" of them.
         fastest = min((option for option in self.options if option.fits), key=lambda option: option.time_per_sample_us)
-        which = "fits" if fastest is best else "fits with the margin of its peak"
-        return f"{lacks} The fastest way that {which} is {best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
+        fits = "fits" if fastest is best else "fits with the margin of its peak"
+        choice = f"{best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step"
+        return f"{lacks} The fastest way that {fits} is {choice}."
 
     @property
     def doubt(self) -> str:
