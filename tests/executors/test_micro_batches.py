@@ -788,6 +788,17 @@ def _mixing_losses():
     def scan(weight, words):
         return tf.reduce_mean(tf.scan(lambda before, row: before / 2 + row, words[:, 0] @ weight) ** 2)
 
+    def rows(weight, words):
+        total = 0.0
+        for row in words:
+            total += tf.reduce_mean((row @ weight) ** 2)
+        return total
+
+    def rounds(weight, words):
+        return tf.reduce_sum(
+            tf.map_fn(lambda x: x @ weight - tf.reduce_mean(words[:, 0]), tf.transpose(words, [1, 0, 2]))
+        )
+
     def by_frequency(weight, words):
         classes = tf.cast(words[:, 0, 0] > 0, tf.int32)
         frequency = tf.cast(tf.gather(tf.math.bincount(classes, minlength=2), classes), tf.float32)
@@ -806,11 +817,13 @@ def _mixing_losses():
         first_half: "takes a part of the samples",
         of_each_class: "counts or joins entries by their values",
         scan: "carries values from one sample to the next",
+        rows: "carries values from one sample to the next",
+        rounds: "reduces an axis in its rounds that is as long as the batch",
         by_frequency: "counts or joins entries by their values",
     }
 
 
-@pytest.mark.parametrize("kind", range(13))
+@pytest.mark.parametrize("kind", range(15))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...profilers.tensorflow.function_bodies import is_handed_on
+from ...profilers.tensorflow.function_bodies import Library, is_handed_on, tensor_specs
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
@@ -280,27 +280,32 @@ class _OpRule:
         shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
         one = shape == () and kind != _VARIANT
         if self.node.op.endswith("While"):
-            if self._carries_values_between_samples():
-                self._problem("carries values from one sample to the next", None)
+            if reason := self._mixing_loop():
+                self._problem(reason, None)
             if one and self.values[output] is None and not tf.dtypes.as_dtype(kind).is_floating:
                 return None
         self._share_totals()
         return Total(None, exact=False) if one else Samples(None)
 
-    def _carries_values_between_samples(self) -> bool:
-        """Whether a loop that takes one sample per round hands numbers that it computes to the next round."""
+    def _mixing_loop(self) -> str | None:
+        """How a loop may combine samples: by what it carries through its rounds, or by a reduction in its body."""
         import tensorflow as tf
 
+        library, batch = Library(self.batch_values.graph_def), self.batch_values.batch
+        body = library.functions[self.node.attr["body"].func.name]
         producers = [self.batch_values.nodes[name] for name, _ in self.inputs]
         items = [self.batch_values.of(next(data_inputs(p))) for p in producers if p.op == "TensorListFromTensor"]
-        if not any(isinstance(value, Samples) and value.axis == 0 for value in items):
-            return False
-        name = self.node.attr["body"].func.name
-        body = next(f for f in self.batch_values.graph_def.library.function if f.signature.name == name)
-        return any(
-            tf.dtypes.as_dtype(kind).is_floating and not is_handed_on(body, k)
-            for k, kind in enumerate(output_types(self.node))
-        )
+        axes = {value.axis for value in items if isinstance(value, Samples)}
+        over_samples = 0 in axes if axes else library.rounds(self.node) in (None, batch)
+        kinds = [tf.dtypes.as_dtype(kind) for kind in output_types(self.node)]
+        if over_samples and any(kind.is_floating and not is_handed_on(body, k) for k, kind in enumerate(kinds)):
+            return "carries values from one sample to the next"
+        shapes = {reference: shape for reference, (shape, _) in tensor_specs(body).items()}
+        for node in body.node_def if batch > 1 else ():
+            reduced = node.op in REDUCTIONS and shapes.get(node.input[0], ()).count(batch)
+            if reduced and shapes.get(f"{node.name}:output:0", ()).count(batch) < reduced:
+                return "reduces an axis in its rounds that is as long as the batch"
+        return None
 
     def _reduction(self) -> Value:
         value, shape = self.values[0], self.shapes[0]
@@ -708,14 +713,15 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
             read |= sources
     terms: dict[str, Value] = {}
     unread = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
-    for end in (name for name in unread if values.of((name, 0)) is not None):
+    of_op = {name: value for (name, _), value in reversed(values.values.items()) if value is not None}
+    for end in (name for name in unread if name in of_op):
         behind = {end}
         for name in forward:
             if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):
                 behind.add(name)
-        results = {name: values.of((name, 0)) for name in forward if name in behind & returned}
+        results = {name: of_op.get(name) for name in forward if name in behind & returned}
         alike = len({value.power for value in results.values() if value is not None}) == 1
-        terms.update(results if alike else {end: values.of((end, 0))})
+        terms.update(results if alike else {end: of_op[end]})
     leads_to_loss |= set(terms)
     for name in reversed(forward):
         if name in leads_to_loss:
