@@ -38,7 +38,8 @@ def test_between_the_workers_of_a_cluster(local):
     """4 MB over a socket take far longer than 4 bytes; a pointer that changes hands would not."""
     fit = bl.measure_link(1, local.cluster.names[0], cluster=local, sizes=SIZES, repeats=5, progress=False)
     assert (fit.source, fit.target) == (local.cluster.names[1], local.cluster.names[0])
-    assert fit.median_us[2] > 2 * fit.median_us[0] > 0
+    fastest = fit.seconds.min(axis=1)  # the median is that of the load where other programs run
+    assert fastest[2] > 2 * fastest[0] > 0
     assert fit.link.us_per_byte > 0
 
 
