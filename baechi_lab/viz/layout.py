@@ -94,7 +94,16 @@ def annotated(
 
     A text is to the right of its point, or to the left if the line comes from the right (`leftward`).
     """
-    low, high = _extent(figure)
+    axis = figure.layout.yaxis
+    if axis.range is None:
+        values = np.concatenate([np.asarray(t.y, dtype=np.float64) for t in figure.data])
+        values = values[np.isfinite(values)]
+        values = np.log10(values) if axis.type == "log" else values
+        least = min(float(values.min()), 0.0) if axis.rangemode == "tozero" else float(values.min())
+        margin = 0.06 * (float(values.max()) - least or 1.0)
+        low, high = (least if axis.rangemode == "tozero" else least - margin), float(values.max()) + margin
+    else:
+        low, high = float(axis.range[0]), float(axis.range[1])
     plot_height = (figure.layout.height or 380) - TOP - BOTTOM
     pixels = np.array([(_on_axis(figure.layout.yaxis, y) - low) / (high - low) * plot_height for _, y, _, _ in points])
     sides = leftward or [False] * len(points)
@@ -137,16 +146,3 @@ def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[
 def _on_axis(axis: Any, value: Any) -> Any:
     """Returns the position of an annotation: plotly expects the logarithm on logarithmic axes."""
     return float(np.log10(value)) if axis.type == "log" else value
-
-
-def _extent(figure: go.Figure) -> tuple[float, float]:
-    """Returns the range of the y axis as plotly chooses it: with a margin, from zero if that is required."""
-    axis = figure.layout.yaxis
-    if axis.range is not None:
-        return float(axis.range[0]), float(axis.range[1])
-    values = np.concatenate([np.asarray(t.y, dtype=np.float64) for t in figure.data])
-    values = values[np.isfinite(values)]
-    values = np.log10(values) if axis.type == "log" else values
-    low = min(float(values.min()), 0.0) if axis.rangemode == "tozero" else float(values.min())
-    margin = 0.06 * (float(values.max()) - low or 1.0)
-    return (low if axis.rangemode == "tozero" else low - margin), float(values.max()) + margin

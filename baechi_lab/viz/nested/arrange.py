@@ -110,21 +110,6 @@ class _Frame:
         self.band_ends: list[tuple[float, float]] = []
 
     def arranged(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
-        self._columns()
-        top = 0.0
-        for band in range(int(self.band.max()) + 1):
-            low = self._band(band, top, source, target, weight)
-            self.band_ends.append((top, low))
-            # The space below a band grows with the arrows that cross it.
-            across = (self.band[source] <= band) != (self.band[target] <= band)
-            top = low + (
-                BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
-            )
-        paths, upright = self._paths(source, target)
-        return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
-
-    def _columns(self) -> None:
-        """Returns the left and right ends of every column; both passes of a training step share them."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
             in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band
@@ -136,32 +121,39 @@ class _Frame:
         for band, (left, right) in spans.items():
             turned = self.mirrored != (band % 2 == 1 and not self.both)
             self.left[band], self.right[band] = (self.total - right, self.total - left) if turned else (left, right)
-
-    def _band(self, band: int, top: float, source: Ints, target: Ints, weight: Floats) -> float:
-        """Position one band below `top`; returns its lower end."""
-        nodes = np.flatnonzero(self.band == band)
-        at = np.full(len(self.band), -1)
-        at[nodes] = np.arange(len(nodes))
-        edges = np.flatnonzero((at[source] >= 0) & (at[target] >= 0) & (self.column[source] != self.column[target]))
-        ordered_rows = rows(
-            self.column[nodes],
-            self.boxes.height[nodes],
-            at[source[edges]],
-            at[target[edges]],
-            weight[edges],
-            self.boxes.order[nodes],
-        )
-        middle = (self.left[band] + self.right[band]) / 2
-        self.x[nodes], self.y[nodes] = middle[self.column[nodes]], ordered_rows.y + top
-        for e, points in zip(edges.tolist(), ordered_rows.through, strict=True):
-            rising = bool(self.x[target[e]] > self.x[source[e]])
-            passed: list[Point] = []
-            for layer, y in points:
-                ends = (float(self.left[band][layer]), float(self.right[band][layer]))
-                passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
-            self.through[e] = passed
-        low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
-        return max(low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
+        top = 0.0
+        for band in range(int(self.band.max()) + 1):
+            nodes = np.flatnonzero(self.band == band)
+            at = np.full(len(self.band), -1)
+            at[nodes] = np.arange(len(nodes))
+            edges = np.flatnonzero((at[source] >= 0) & (at[target] >= 0) & (self.column[source] != self.column[target]))
+            ordered_rows = rows(
+                self.column[nodes],
+                self.boxes.height[nodes],
+                at[source[edges]],
+                at[target[edges]],
+                weight[edges],
+                self.boxes.order[nodes],
+            )
+            middle = (self.left[band] + self.right[band]) / 2
+            self.x[nodes], self.y[nodes] = middle[self.column[nodes]], ordered_rows.y + top
+            for e, points in zip(edges.tolist(), ordered_rows.through, strict=True):
+                rising = bool(self.x[target[e]] > self.x[source[e]])
+                passed: list[Point] = []
+                for layer, y in points:
+                    ends = (float(self.left[band][layer]), float(self.right[band][layer]))
+                    passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
+                self.through[e] = passed
+            band_low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
+            low = max(band_low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
+            self.band_ends.append((top, low))
+            # The space below a band grows with the arrows that cross it.
+            across = (self.band[source] <= band) != (self.band[target] <= band)
+            top = low + (
+                BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
+            )
+        paths, upright = self._paths(source, target)
+        return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
 
     def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
         """Returns the points of each edge, with ends spread along the sides of the boxes."""

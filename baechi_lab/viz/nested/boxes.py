@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,12 +112,17 @@ class _Levels:
         del box.ops
 
     def _cut(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
-        kinds: dict[Any, int] = {}
+        kinds: dict[tuple[object, ...], int] = {}
         candidates = []
         for item in box.items:
             if item.kind == OP:
                 op = item.op
-                kind: Any = (self.graph.op_types[op], self.reads[op], min(self.readers[op], 4), self.bytes_out[op])
+                kind: tuple[object, ...] = (
+                    self.graph.op_types[op],
+                    self.reads[op],
+                    min(self.readers[op], 4),
+                    self.bytes_out[op],
+                )
             else:
                 kind = (re.sub(r"[\d_]+$", "", item.label), len(item.items))
             candidates.append(kinds.setdefault(kind, len(kinds)))

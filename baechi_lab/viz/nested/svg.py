@@ -53,16 +53,6 @@ def _frame(scene: Scene, k: int) -> str:
     )
 
 
-def path_of(points: NDArray[np.float64], upright: bool) -> str:
-    """Returns a smooth path through the points of an arrow, which leaves a box horizontally, or vertically if `upright`."""
-    text = f"M{points[0, 0]:.1f} {points[0, 1]:.1f}"
-    for (x0, y0), (x1, y1) in zip(points[:-1].tolist(), points[1:].tolist(), strict=True):
-        bend = 0.5 * ((y1 - y0) if upright else (x1 - x0))
-        first, second = ((x0, y0 + bend), (x1, y1 - bend)) if upright else ((x0 + bend, y0), (x1 - bend, y1))
-        text += f"C{first[0]:.1f} {first[1]:.1f} {second[0]:.1f} {second[1]:.1f} {x1:.1f} {y1:.1f}"
-    return text
-
-
 def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
     points = arrows.points[arrows.pointer[k] : arrows.pointer[k + 1]].copy()
     upright, width = bool(arrows.upright[k]), float(arrow_widths(arrows)[k])
@@ -76,8 +66,13 @@ def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
     corners = (base + across, base - across, tip)
     head = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (c.tolist() for c in corners)) + "z"
     color = CROSSING if crosses else EDGE
+    text = f"M{points[0, 0]:.1f} {points[0, 1]:.1f}"
+    for (x0, y0), (x1, y1) in zip(points[:-1].tolist(), points[1:].tolist(), strict=True):
+        bend = 0.5 * ((y1 - y0) if upright else (x1 - x0))
+        first, second = ((x0, y0 + bend), (x1, y1 - bend)) if upright else ((x0 + bend, y0), (x1 - bend, y1))
+        text += f"C{first[0]:.1f} {first[1]:.1f} {second[0]:.1f} {second[1]:.1f} {x1:.1f} {y1:.1f}"
     return (
-        f'<g opacity="{arrow_opacity(arrows):.2f}"><path d="{path_of(points, upright)}" fill="none" stroke="{color}" '
+        f'<g opacity="{arrow_opacity(arrows):.2f}"><path d="{text}" fill="none" stroke="{color}" '
         f'stroke-width="{width:.2f}"/><path d="{head}" fill="{color}"/></g>'
     )
 

@@ -221,23 +221,6 @@ def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
             first[id(item)] = len(rows)
             add(item, ROOT, is_backward)
     twin = np.full(len(rows), -1, dtype=np.int32)
-    for forward_box, backward_box in _twins(graph, forward, backward):
-        twin[first[id(forward_box)]] = first[id(backward_box)]
-    return Tree(
-        tuple(b.name for b, _, _ in rows),
-        tuple(b.label for b, _, _ in rows),
-        np.array([p for _, p, _ in rows], np.int32),
-        np.array([b.kind for b, _, _ in rows], np.uint8),
-        np.array(low),
-        np.array(high),
-        np.array(ops, np.int32),
-        np.array([is_backward for _, _, is_backward in rows], np.bool_),
-        twin,
-    )
-
-
-def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]:
-    """Returns, for every outermost backward box, the forward box of most of its ops, or the one with its name."""
     holder = np.full(graph.n, -1, dtype=np.int64)
     for k, item in enumerate(forward.items):
         holder[item.ops] = k
@@ -250,4 +233,16 @@ def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]
             twins_of_boxes.append((item, forward.items[int(np.bincount(twin_box).argmax())]))
         elif item.label in by_label:
             twins_of_boxes.append((item, by_label[item.label]))
-    return twins_of_boxes
+    for forward_box, backward_box in twins_of_boxes:
+        twin[first[id(forward_box)]] = first[id(backward_box)]
+    return Tree(
+        tuple(b.name for b, _, _ in rows),
+        tuple(b.label for b, _, _ in rows),
+        np.array([p for _, p, _ in rows], np.int32),
+        np.array([b.kind for b, _, _ in rows], np.uint8),
+        np.array(low),
+        np.array(high),
+        np.array(ops, np.int32),
+        np.array([is_backward for _, _, is_backward in rows], np.bool_),
+        twin,
+    )
