@@ -23,5 +23,5 @@ class Picklable:
         )
 
 
-def _make_record(record: Any, values: dict[str, Any]) -> Any:
+def _make_record(record: Any, values: dict[str, object]) -> Any:
     return record(**values)

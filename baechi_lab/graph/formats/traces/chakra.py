@@ -164,7 +164,7 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
             else:
                 events[e].after.add(number[source])
     # Each receive waits for the send of its peer with the same tag.
-    sends: dict[tuple[Any, Any, Any], int] = {}
+    sends: dict[tuple[object, object, object], int] = {}
     for k, node in enumerate(every):
         if node.type == "COMM_SEND_NODE":
             sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from ....errors import FormatError
 from .backlog import blocked_until, leave_out_backlog
@@ -65,7 +64,7 @@ class _Cut:
 
     start: float
     end: float
-    correlation: Any
+    correlation: int | str | None
     launches: bool
     waits: bool
 
@@ -202,12 +201,8 @@ class _EventBuilder:
             notes.append(
                 f"{len(ops) - len(with_access)} of {len(ops)} ops are not in the execution trace, and wait only for launches"
             )
-        does = {k: access[id(op.row)] for op in with_access for k in self.doers(op)}
+        does = {k: access[id(op.row)] for op in with_access for k in (self.of_op[id(op)] or [self.first[id(op)]])}
         return notes + storage_dependencies(self.events, does)
-
-    def doers(self, op: _Op) -> list[int]:
-        """Returns the events that access an op's tensors: its kernels, or its only part on the host."""
-        return self.of_op[id(op)] or [self.first[id(op)]]
 
 
 def _op(row: Row) -> _Op:
@@ -244,7 +239,7 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
     return outermost
 
 
-def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[Any, float]) -> None:
+def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[int | str | None, float]) -> None:
     """Assigns calls of the runtime to the ops around them; calls outside of all ops become ops.
 
     `copied`: when each copy ended on its device. The host waited for a copy that ended within its call.
