@@ -16,7 +16,6 @@ in O((edges + transfers) log edges).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +70,7 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
     )
 
 
-def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], ...]:
+def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
     """Device, start, end, bytes, producer and category of every interval in which an edge is live."""
     device = np.empty(graph.n, dtype=np.int64)
     start, finish = np.empty(graph.n), np.empty(graph.n)

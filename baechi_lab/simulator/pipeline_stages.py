@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
-from ..graph.kernels.csr import distinct, offsets
+from ..graph.kernels.csr import Integers, distinct, offsets
 from ..passes.roles import BACKWARD, FORWARD, SETUP, roles
 
 START, F, B, W, END = range(5)
@@ -269,7 +268,7 @@ def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
 class _Adjacency:
     """Adjacency lists of all ops, made on access, because many lists at once slow the garbage collector."""
 
-    def __init__(self, op: Any, neighbour: Any, n: int):
+    def __init__(self, op: Integers, neighbour: Integers, n: int):
         self.pointer, self.others = offsets(op, n).tolist(), neighbour[np.argsort(op, kind="stable")].tolist()
 
     def __getitem__(self, op: int) -> list[int]:
@@ -309,7 +308,7 @@ def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.in
     return np.where((phase == START) | (phase == END), -1, stage).astype(np.int32), phase
 
 
-def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Any) -> Bools:
+def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Integers) -> Bools:
     """Spreads marks from ops to their neighbours; `order` visits an op before its neighbours."""
     is_marked = marked.tolist()
     for i in order.tolist():

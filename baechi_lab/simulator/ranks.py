@@ -162,17 +162,12 @@ def rank_costs(
     check_records(cluster=cluster)
     if communication is False:
         return mean_durations(graph, cluster), np.zeros(graph.edge_count)
-    return mean_durations(graph, cluster), mean_transfers(graph, cluster)
+    pairs = max(cluster.n * (cluster.n - 1), 1)
+    latency, per_byte = float(cluster.latency_us.sum()) / pairs, float(cluster.us_per_byte.sum()) / pairs
+    return mean_durations(graph, cluster), latency + per_byte * graph.tensor_bytes[graph.edge_tensor].astype(np.float64)
 
 
 def mean_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[n]: mean duration over the devices that each op may use."""
     is_allowed = allowed_devices(graph, cluster)
     return np.where(is_allowed, durations(graph, cluster), 0.0).sum(axis=1) / is_allowed.sum(axis=1)
-
-
-def mean_transfers(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[E]: mean cost of each (tensor, consumer) pair over all ordered pairs of different devices."""
-    pairs = max(cluster.n * (cluster.n - 1), 1)
-    latency, per_byte = float(cluster.latency_us.sum()) / pairs, float(cluster.us_per_byte.sum()) / pairs
-    return latency + per_byte * graph.tensor_bytes[graph.edge_tensor].astype(np.float64)

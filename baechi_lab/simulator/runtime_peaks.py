@@ -41,7 +41,16 @@ def runtime_peaks(
     None where the order of ops is enforced.
     """
     if has_code_order(graph):
-        return in_turn_peaks(graph, cluster, timeline)
+        turn = inverse(code_order(graph)).astype(np.float64)
+        sent_us = turn[graph.tensor_producer[timeline.transfers.tensor]] + 1.0
+        in_turns = dataclasses.replace(
+            timeline,
+            start_us=turn[timeline.op],
+            end_us=turn[timeline.op] + 1.0,
+            transfers=dataclasses.replace(timeline.transfers, start_us=sent_us, receive_us=sent_us, end_us=sent_us),
+            info={},
+        )
+        return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
     peaks = _sending_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
         timelines = [simulate_order(cluster, "pct", None)]
@@ -65,30 +74,6 @@ def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:
 
 def _sending_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
     return late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
-
-
-def in_turn_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
-    """int64[devices]: peak bytes where one op runs at a time, in code order; at least the timeline's own.
-
-    `reader` reads `a` before `b` runs; in turns, `b` runs first:
-
-    >>> from baechi_lab import Link, Placement, simulate
-    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 2, 30)], temp_bytes=[0, 50, 0], reuse=[0] * 3)    # a, b, reader
-    >>> cluster = Cluster.uniform(2, link=Link(0.0, 0.0))
-    >>> timeline = simulate(graph, cluster, Placement(device=[0, 1, 1], order=[0, 2, 1]))
-    >>> timeline.peak_bytes.tolist(), in_turn_peaks(graph, cluster, timeline).tolist()
-    ([30, 50], [30, 80])
-    """
-    turn = inverse(code_order(graph)).astype(np.float64)
-    sent_us = turn[graph.tensor_producer[timeline.transfers.tensor]] + 1.0
-    in_turns = dataclasses.replace(
-        timeline,
-        start_us=turn[timeline.op],
-        end_us=turn[timeline.op] + 1.0,
-        transfers=dataclasses.replace(timeline.transfers, start_us=sent_us, receive_us=sent_us, end_us=sent_us),
-        info={},
-    )
-    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
 
 
 def notes_on_runtime_peaks(timeline: Timeline) -> list[str]:

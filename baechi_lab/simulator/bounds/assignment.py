@@ -26,8 +26,8 @@ Durations and costs of paths and transfers are the least over devices and links.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class _Rows:
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
 
-    def add(self, columns: Any, values: Any, low: float, high: float) -> None:
+    def add(self, columns: Iterable[int], values: Iterable[float], low: float, high: float) -> None:
         columns = [int(c) for c in columns]
         self.row += [len(self.low)] * len(columns)
         self.column += columns
