@@ -54,7 +54,7 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
     rows: list[Ints] = []
     readers: list[Ints] = []
 
-    def add(row: Any, op: Any) -> None:
+    def add(row: Ints, op: Ints) -> None:
         rows.append(np.ravel(row))
         readers.append(np.ravel(op))
 
