@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..errors import ExecutionError, InfeasiblePlacement
 from ..exporters.folder import check_place
@@ -26,8 +26,6 @@ from ..step_summary import below_bound
 from . import console, options, output, steps
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..graph import Placement, Timeline
 
 PASSES_OF_MODEL = {"inception_v3": "colocation,fusion"}
@@ -89,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         table = compare(graph, cluster, placers, passes=passes, progress=bars)
     if not arguments.json:
         output.print_comparison(table)
-    best = best_placer(table)
+    feasible = table[table["feasible"].astype(bool)]
+    if feasible.empty:
+        reasons = "; ".join(f"{row['placer']}: {row['error']}" for _, row in table.iterrows())
+        raise InfeasiblePlacement(f"no placer found a placement that fits: {reasons}")
+    best = str(feasible.loc[feasible["makespan_us"].astype(float).idxmin(), "placer"])
     result = optimize.replace(place=Place(best), simulate=Simulate()).run(graph, cluster)
     placement, simulated = cast("Placement", result.placement), cast("Timeline", result.timeline)
     with say(f"running the placement of {best} for real, {count} steps"):
@@ -144,15 +146,6 @@ def sharing(cluster: Cluster, cores: int) -> str:
     return ""
 
 
-def best_placer(table: pandas.DataFrame) -> str:
-    """Returns the placer with the smallest simulated step time among feasible rows; the first of equals."""
-    feasible = table[table["feasible"].astype(bool)]
-    if feasible.empty:
-        reasons = "; ".join(f"{row['placer']}: {row['error']}" for _, row in table.iterrows())
-        raise InfeasiblePlacement(f"no placer found a placement that fits: {reasons}")
-    return str(feasible.loc[feasible["makespan_us"].astype(float).idxmin(), "placer"])
-
-
 class _Narrator:
     """Prints each stage and its duration; silent for `--json`."""
 
@@ -164,7 +157,7 @@ class _Narrator:
             print(text, flush=True)
 
     @contextmanager
-    def __call__(self, text: str) -> Iterator[Any]:
+    def __call__(self, text: str) -> Iterator[None]:
         self.line(f"- {text}")
         started = time.perf_counter()
         yield

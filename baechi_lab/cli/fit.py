@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     setup = _setup(arguments, without_host)
     if arguments.json:
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "fits": answer.fits,
             "missing_bytes": answer.missing_bytes,
             "answer": answer.answer,

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..errors import InvalidInput, MissingPackage
+from ..graph import OpGraph
 from . import options
 
 PREFIX = "hf:"
@@ -36,7 +37,7 @@ def refuse_options(arguments: argparse.Namespace) -> None:
         raise InvalidInput(f"--{option.replace('_', '-')} is for models by configuration (hf:config.json)")
 
 
-def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str, Any]]:
+def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, object]]:
     """Returns the graph and facts to print."""
     if arguments.mode == "measured":
         raise InvalidInput("--mode is 'measured'; a model by configuration has no weights, and is estimated")

@@ -138,7 +138,7 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
     return cells + run + ratio
 
 
-def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, Any]:
+def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, object]:
     """Returns the facts of a timeline for `--json`. With the samples of a step, they include samples per second."""
     rate = (
         {"samples_per_second": batch_size * 1e6 / timeline.makespan_us} if batch_size and timeline.makespan_us else {}

@@ -57,7 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
         hugging_face.refuse_options(arguments)
         with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
             graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, hardware_names)
-    facts = {**graph_facts(graph), **facts}
+    facts = {
+        "graph": graph.name,
+        "ops": graph.n,
+        "tensors": graph.tensor_count,
+        "edges": graph.edge_count,
+        "work_us": float(graph.duration_us.sum()),
+        "persistent_bytes": int(graph.persistent_bytes.sum()),
+        "colocation_groups": len(graph.colocation_names),
+        **{key: graph.info[key] for key in ("measured", "estimate") if key in graph.info},
+        **facts,
+    }
     if arguments.output:
         save_graph(graph, arguments.output)
         facts["file"] = arguments.output
@@ -90,13 +100,13 @@ def hardware(text: str) -> str | list[str]:
     return kinds[0] if len(kinds) == 1 else kinds
 
 
-def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
+def in_words(facts: Mapping[str, Any]) -> dict[str, object]:
     """Formats facts as text: bytes, microseconds, seconds and shares get units.
 
     >>> in_words({"ops": 2, "work_us": 1500.0, "persistent_bytes": 2_000_000})
     {'ops': 2, 'work': '1.50 ms', 'persistent': '2.00 MB'}
     """
-    lines: dict[str, Any] = {}
+    lines: dict[str, object] = {}
     for name, value in facts.items():
         if name == "measured":
             lines["repeats"] = describe_repeats(value)
@@ -115,17 +125,3 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
         else:
             lines[name.replace("_", " ")] = value
     return lines
-
-
-def graph_facts(graph: OpGraph) -> dict[str, object]:
-    """Returns the facts of a graph."""
-    return {
-        "graph": graph.name,
-        "ops": graph.n,
-        "tensors": graph.tensor_count,
-        "edges": graph.edge_count,
-        "work_us": float(graph.duration_us.sum()),
-        "persistent_bytes": int(graph.persistent_bytes.sum()),
-        "colocation_groups": len(graph.colocation_names),
-        **{key: graph.info[key] for key in ("measured", "estimate") if key in graph.info},
-    }

@@ -21,6 +21,9 @@ from ..graph.units import format_bytes, format_us, parse_bytes
 from ..workers.pool import Pool
 from . import console, options, output
 
+Row = dict[str, Any]
+"""A combination and what it gave, by the columns of the table of `bl.sweep`."""
+
 GRAPH_FILES = (".json", ".gz", ".stg")
 
 
@@ -125,14 +128,14 @@ def _executor(jobs: str | None) -> Iterator[Pool | str | None]:
         pool.kill()
 
 
-def _setting(row: dict[str, Any]) -> str:
+def _setting(row: Row) -> str:
     """Returns the setting of a row in words."""
     batch = "" if row["batch_size"] is None else f", batch {row['batch_size']:g}"
     count = "" if row["micro_batches"] is None else f" in {row['micro_batches']:g}"
     return f"{row['placer']}{batch}{count}, {row['devices']} x {format_bytes(row['memory_bytes'])}"
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     def cell(key: str, form: Any) -> str:
         return "-" if row[key] is None else form(row[key])
 
@@ -149,7 +152,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _step_cells(row: dict[str, Any]) -> list[str]:
+def _step_cells(row: Row) -> list[str]:
     count, bubble = row["micro_batches"], row["bubble"]
     return [
         "-" if count is None else f"{count:g}",
