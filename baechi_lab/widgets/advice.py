@@ -144,7 +144,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     if divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
     by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
-    placers: dict[str, dict[str, Any]] = {} if outcome.seconds > SECONDS else {"": {}}
+    placers: dict[str, dict[str, object]] = {} if outcome.seconds > SECONDS else {"": {}}
     if setting.placer != Auto.name or not placers:
         placers[by_quick] = _asking_quick_placers(setting)
     for passes in finer(setting.passes):
@@ -168,7 +168,7 @@ def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[A
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
     if not ask_all or setting.moves or setting.pipeline or setting.cluster.n == 1:
         return
-    options = {}
+    options: dict[tuple[str, str], dict[str, object]] = {}
     if not setting.passes and before > outcome.one_device_us:
         options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
     if outcome.coarse.n <= MOST_GROUPS:
@@ -222,13 +222,13 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
         yield Advice(cause, f"Use {count} micro-batches", changes, outcome.timeline.makespan_us, after.makespan_us)
 
 
-def _pipelined(count: int) -> dict[str, Any]:
+def _pipelined(count: int) -> dict[str, object]:
     """Returns the changes of a setting that divide the step into `count` micro-batches in pipeline stages."""
-    stages: dict[str, Any] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
+    stages: dict[str, object] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
     return {**stages, "micro_batches": count, "schedule": "1f1b"}
 
 
-def _asking_quick_placers(setting: Setting) -> dict[str, Any]:
+def _asking_quick_placers(setting: Setting) -> dict[str, object]:
     """Returns the changes of a setting that make `auto` run the quick placers; its other parameters stay."""
     own_params = setting.params if setting.placer == Auto.name else {}
     return {"placer": Auto.name, "params": {**own_params, "placers": QUICK}}
@@ -288,7 +288,7 @@ def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report
     return None
 
 
-def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
+def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, object]]]:
     for passes in finer(setting.passes):
         yield "passes", {"passes": passes, "moves": ()}
     quick = _asking_quick_placers(setting)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Timeline
+from ..graph.kernels.csr import Integers
 from .columns import Columns, pack
 from .schedule import Chain, computing, exposed_us, idle
 
@@ -207,7 +208,7 @@ def _elsewhere(
     return {0: np.where(differs, devices[1] + 1, 0), against: np.where(differs, devices[0] + 1, 0)}
 
 
-def only_renamed(first: NDArray[np.integer[Any]], second: NDArray[np.integer[Any]]) -> bool:
+def only_renamed(first: Integers, second: Integers) -> bool:
     """Whether two placements differ only by the names of devices: ops share a device in one exactly if they do in the other.
 
     >>> only_renamed(np.array([0, 0, 1]), np.array([2, 2, 0])), only_renamed(np.array([0, 0]), np.array([0, 1]))

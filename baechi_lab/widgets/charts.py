@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..graph.units import format_bytes, format_limit, format_us
 from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
-from .views.chart_view import bars, curves, heat, limit, points, rule, series
+from .views.chart_view import Chart, bars, curves, heat, limit, points, rule, series
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +25,7 @@ SIMULATED, MEASURED = CURVES[0], CURVES[5]
 LIMIT, FAINT = "var(--bl-danger)", "var(--bl-faint)"
 
 
-def times_chart(table: pandas.DataFrame) -> Any:
+def times_chart(table: pandas.DataFrame) -> Chart:
     """Makes a chart of the step by placer: simulated (hollow if it does not fit), measured, and the lower bound as a line."""
     factor, unit = scale(_largest(table["makespan_us"], table["measured_us"]), UNITS)
     hollow = [not ok for ok in table["feasible"].astype(bool)]
@@ -49,7 +50,7 @@ def _largest(*columns: pandas.Series) -> float:
     return max(numbers, default=0.0)
 
 
-def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Any) -> Any:
+def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Iterable[int]) -> Chart:
     """Makes a chart of peak memory by placer: one bar per device in the device's colour, limits as a line."""
     rows_with_peaks = table[table["device_peak_bytes"].notna()]
     rows = list(rows_with_peaks["device_peak_bytes"])
@@ -68,7 +69,7 @@ def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: 
     )
 
 
-def run_chart(live: LiveRun) -> Any:
+def run_chart(live: LiveRun) -> Chart:
     """Makes a chart of measured step times in order, with their median, its interval, and the simulated time."""
     times = np.array(live.seconds) * 1e6
     factor, unit = scale(max(float(times.max(initial=0.0)), live.simulated_seconds * 1e6), UNITS)
@@ -85,7 +86,7 @@ def run_chart(live: LiveRun) -> Any:
     return curves("step", f"step time ({unit})", [measured_series], rules, **marks)
 
 
-def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Any:
+def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Chart:
     """Makes a chart of the best step over the seconds of a search, from `(seconds, microseconds)`, up to its limit."""
     finite_points = [(s, us) for s, us in points if np.isfinite(us)]
     factor, unit = scale(max((us for _, us in finite_points), default=0.0), UNITS)
@@ -100,7 +101,7 @@ def progress_chart(points: list[tuple[float, float]], limit_seconds: float | Non
     return curves("seconds", f"step ({unit})", [best_series], steps=True, **axis_range)
 
 
-def fit_chart(answer: Fit) -> Any:
+def fit_chart(answer: Fit) -> Chart:
     """Makes a chart of the options of `bl.fit`, as `viz.fit_options`: a point's id is its position in `answer.options`."""
     from ..fitting.record import fullest_device_bytes
 
@@ -111,7 +112,7 @@ def fit_chart(answer: Fit) -> Any:
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if near else largest_peak), BYTES)
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in tried), default=1.0), UNITS)
 
-    def option_series(options: Any, name: str, color: str, **attributes: Any) -> Any:
+    def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
         y, x = [w.time_per_sample_us / factor for w in options], [fullest_device_bytes(w) / size for w in options]
         return series(y, name, color, x, [not w.fits for w in options], **attributes)
 
@@ -152,7 +153,7 @@ def varied_axes(table: pandas.DataFrame) -> list[str]:
     return [name for name, column in AXES.items() if table[column].nunique(dropna=False) > 1]
 
 
-def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[Any, str]:
+def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[dict[str, Any], str]:
     """Makes a heat map of a sweep: a column for each value of `axis`, a row for each value of `by` (empty: one row).
 
     A cell shows the row of the sweep with the best `measure` of those that fit; its id is the position of that row in `table`.
@@ -241,7 +242,7 @@ def _front_times(table: pandas.DataFrame) -> pandas.Series:
     return times / table["batch_size"].astype(float) if table["batch_size"].nunique() > 1 else times
 
 
-def pareto_chart(table: pandas.DataFrame) -> Any:
+def pareto_chart(table: pandas.DataFrame) -> Chart:
     """Makes a chart of the step against the peak of the fullest device: a point per row of a sweep, its position as id.
 
     The line joins the rows of the Pareto front.
@@ -249,7 +250,7 @@ def pareto_chart(table: pandas.DataFrame) -> Any:
     times, peaks = _front_times(table), table["peak_bytes"].astype(float)
     (factor, unit), (size, bytes_unit) = scale(_largest(times), UNITS), scale(_largest(peaks), BYTES)
 
-    def points_of(rows: list[int], name: str, color: str, **attributes: Any) -> Any:
+    def points_of(rows: list[int], name: str, color: str, **attributes: Any) -> Chart:
         hollow = [not ok for ok in table["feasible"].iloc[rows].astype(bool)]
         x, y = peaks.iloc[rows] / size, times.iloc[rows] / factor
         return series(y, name, color, x, hollow, **attributes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +82,7 @@ def coloring(
     return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
 
 
-def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, Any]]:
+def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, object]]:
     """Returns the legend of the devices that do anything, with the time for which each computes in the first timeline."""
     if not timelines:
         return []
@@ -97,7 +96,7 @@ def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[
     return [{"label": short_device(name), "color": color, "time": time} for name, color, time in rows if name in active]
 
 
-def phase_legend(timeline: Timeline) -> list[dict[str, Any]]:
+def phase_legend(timeline: Timeline) -> list[dict[str, object]]:
     """Returns the legend of a pipeline's phases, with the time of each on all devices; gradients of weights are `hatched`."""
     phases = pipeline_phases(timeline)
     if phases is None:

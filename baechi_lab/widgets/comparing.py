@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ def compare_placers(
     called with the finished rows after each row. The column `busy_shares` has the arrays of `busy_shares`.
     """
     names = list(placers)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for k, name in enumerate(names):
         report(f"comparing: {name}", k / len(names))
         rows.append({"placer": name, **_row(outcome, memo, name, report)})
@@ -51,7 +51,7 @@ def compare_placers(
     return table
 
 
-def _table(outcome: Outcome, rows: list[dict[str, Any]]) -> pandas.DataFrame:
+def _table(outcome: Outcome, rows: list[dict[str, object]]) -> pandas.DataFrame:
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -100,7 +100,7 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
     return table.loc[order].reset_index(drop=True)
 
 
-def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, Any]:
+def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, object]:
     own_params = outcome.setting.params if placer == outcome.setting.placer else {}
     setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
     try:

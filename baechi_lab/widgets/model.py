@@ -260,10 +260,7 @@ class WorkbenchModel:
         self._set_stale(False)
         self.emit("advice", self.advice)
         self.emit("outcome", outcome)
-        self._advise_further(outcome)
-
-    def _advise_further(self, outcome: Outcome) -> None:
-        """Search for slower advice in the background; a change of the setting ends the search."""
+        # Slower advice is searched in the background; a change of the setting ends the search.
         if self.inline or not outcome.timeline.feasible:
             return
         subject, memo = self.subject, self.memo

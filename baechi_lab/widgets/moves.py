@@ -51,7 +51,12 @@ def move(
         device_index = cluster.index(target)
         refused = ops[~allowed[ops, device_index]]
         if len(refused):
-            raise InfeasiblePlacement(why_not(graph, cluster, name, int(refused[0]), device_index, allowed))
+            op = int(refused[0])
+            free = ", ".join(cluster.names[d] for d in np.flatnonzero(allowed[op]).tolist())
+            mate = f" is colocated with {graph.names[op]!r}, which" if graph.names[op] != name else ""
+            raise InfeasiblePlacement(
+                f"{name!r} cannot move to {cluster.names[device_index]}: it{mate} may run only on {free}"
+            )
         device[ops] = device_index
     return placed.replace(device=device, info={**placed.info, "moves": len(pairs)})
 
@@ -128,13 +133,6 @@ def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:
         if tree.high[box] - tree.low[box] == len(ops) and np.array_equal(np.sort(tree.members(box)), ops):
             return f"{tree.names[box]} ({len(ops):,} ops)"
     return ""
-
-
-def why_not(graph: OpGraph, cluster: Cluster, name: str, op: int, target: int, allowed: NDArray[np.bool_]) -> str:
-    """Returns a sentence that says why `op`, which moves with `name`, may not run on device `target`."""
-    free = ", ".join(cluster.names[d] for d in np.flatnonzero(allowed[op]).tolist())
-    mate = f" is colocated with {graph.names[op]!r}, which" if graph.names[op] != name else ""
-    return f"{name!r} cannot move to {cluster.names[target]}: it{mate} may run only on {free}"
 
 
 def shortest_names(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +131,7 @@ def _idle_of(timeline: Timeline, on_device: NDArray[np.bool_]) -> Idle:
     rows = np.flatnonzero(on_device)
     rows = rows[np.lexsort((timeline.end_us[rows], timeline.start_us[rows]))]
     span = timeline.makespan_us
-    gaps: Any = np.zeros(0)
+    gaps: NDArray[np.float64] = np.zeros(0)
     if len(rows):
         ended = np.maximum.accumulate(timeline.end_us[rows])
         gaps = timeline.start_us[rows][1:] - ended[:-1]

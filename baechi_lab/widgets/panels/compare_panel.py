@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ipywidgets
 import numpy as np
@@ -121,7 +121,7 @@ class ComparePanel:
         for k, values in compared.iterrows():
             placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
             drawn = shares is not None and step > 0
-            pill_notes: list[dict[str, Any]] = []
+            pill_notes: list[dict[str, object]] = []
             if values["winner"]:
                 winner = str(values["winner"])
                 pill_notes.append(

@@ -9,7 +9,7 @@ import ipywidgets
 
 from ...errors import BaechiLabError, InvalidInput
 from ...exporters.plans import FORMATS, WrittenPlan, write_plan
-from ..compute import Outcome, is_torch_step
+from ..compute import is_torch_step
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
@@ -28,30 +28,6 @@ RUNTIMES = {
 }
 MOST_SHOWN = 20_000
 """Most letters of a plan that are shown; copies and files have the whole plan."""
-
-
-def plan_of(outcome: Outcome, name: str, onnx_file: str = "") -> WrittenPlan:
-    """Writes the outcome's placement in the format `name`.
-
-    "chakra" has the times of the simulated step, "device_map" needs the model of a PyTorch step, "onnx" that of a file.
-
-    Raises:
-        InvalidInput: the format needs a model, or layers that the graph does not have; or as `write_plan` raises it.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> from baechi_lab.memo import Memo
-    >>> from baechi_lab.widgets.compute import compute
-    >>> from baechi_lab.widgets.setting import Setting
-    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
-    >>> plan_of(compute(Setting(Cluster.uniform(2), placer="single"), graph, Memo(8)), "dot").format
-    'dot'
-    """
-    timeline = outcome.once if name == "chakra" else None
-    model = outcome.step.model() if name == "device_map" and is_torch_step(outcome.step) else None
-    model = onnx_file or None if name == "onnx" else model
-    return write_plan(
-        outcome.graph, outcome.placement, name, model=model, cluster=outcome.setting.cluster, timeline=timeline
-    )
 
 
 class PlanForm:
@@ -101,7 +77,19 @@ class PlanForm:
             if self.model.outcome is None:
                 raise InvalidInput("there is no placement yet")
             try:
-                plan = plan_of(self.model.outcome, self.format.value, self.onnx_file.value.strip())
+                outcome = self.model.outcome
+                name = self.format.value
+                timeline = outcome.once if name == "chakra" else None
+                model = outcome.step.model() if name == "device_map" and is_torch_step(outcome.step) else None
+                model = self.onnx_file.value.strip() or None if name == "onnx" else model
+                plan = write_plan(
+                    outcome.graph,
+                    outcome.placement,
+                    name,
+                    model=model,
+                    cluster=outcome.setting.cluster,
+                    timeline=timeline,
+                )
             except BaechiLabError as error:
                 say(self.state, f"No plan for {self.format.value}: {error}", "bad")
                 return

@@ -305,7 +305,12 @@ class SettingPanel:
             self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])
             self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
             name = link_name(cluster)
-            link_text = other_link(cluster)
+            link = cluster.link
+            link_text = (
+                f"{link.latency_us:.4g} us + {link.us_per_byte:.4g} us/B"
+                if isinstance(link, Link)
+                else "one per pair, as given"
+            )
             self.link.options = [*LINKS] if name else [link_text, *LINKS]
             self.link.value = name or link_text
             self.comm.value = cluster.comm
@@ -334,16 +339,6 @@ class SettingPanel:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
         elif self.model.worker.busy:
             self.curve.show(None)
-
-
-def other_link(cluster: Cluster) -> str:
-    """Returns the label of a link that is no preset."""
-    link = cluster.link
-    return (
-        f"{link.latency_us:.4g} us + {link.us_per_byte:.4g} us/B"
-        if isinstance(link, Link)
-        else "one per pair, as given"
-    )
 
 
 def _each(value: str, convert: Any) -> Any:

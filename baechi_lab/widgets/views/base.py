@@ -18,6 +18,10 @@ STRAY = (
 """A style that hides a widget without a model, which shows only the text of an error, above its picture."""
 
 
+Message = dict[str, Any]
+"""What the browser sends: its `type`, and the entries of that type."""
+
+
 def picture_rule(key: str) -> str:
     """Returns a style that hides the picture `key` while its widget is live, in any front end.
 

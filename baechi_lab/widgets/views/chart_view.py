@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import anywidget
 import traitlets
 
 from .base import source
+
+Chart = dict[str, object]
+"""The specification of a chart, or of a curve, a rule or a cell in it."""
 
 
 class ChartView(anywidget.AnyWidget):
@@ -30,18 +32,18 @@ class ChartView(anywidget.AnyWidget):
         self.spec = dict(spec or {})
 
 
-def rule(y: float, text: str = "", color: str = "currentColor", dash: bool = True, to: float | None = None) -> Any:
+def rule(y: float, text: str = "", color: str = "currentColor", dash: bool = True, to: float | None = None) -> Chart:
     """Makes a horizontal line at `y` with a text, or a band from `y` to `to`."""
     return {"y": y, "text": text, "color": color, "dash": dash, **({} if to is None else {"to": to})}
 
 
-def limit(x: float, text: str, color: str) -> Any:
+def limit(x: float, text: str, color: str) -> Chart:
     """Makes a vertical line at `x` with a text."""
     return {**rule(0.0, text, color), "x": x}
 
 
 def series(
-    y: Iterable[Any],
+    y: Iterable[float | None],
     name: str = "",
     color: str = "",
     x: Iterable[float] = (),
@@ -49,7 +51,7 @@ def series(
     tips: Sequence[str] = (),
     ids: Sequence[int] = (),
     dash: bool = False,
-) -> dict[str, Any]:
+) -> Chart:
     """Makes one kind of bars, or one curve, without unknown values (None, NaN). An empty colour is that of the text.
 
     Marks with `ids` can be clicked. In a chart of points, a series with `dash` is a line without marks.
@@ -72,7 +74,7 @@ def series(
 
 def bars(
     labels: Iterable[str], y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = ""
-) -> Any:
+) -> Chart:
     """Makes a chart of bars, side by side at every label; hollow bars do not fit."""
     shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
     return {**shown, "series": list(series_list), "rules": list(rules)}
@@ -86,18 +88,18 @@ def curves(
     title: str = "",
     steps: bool = False,
     **axis_range: object,
-) -> Any:
+) -> Chart:
     """Makes a chart of curves with their names at the ends. `axis_range`: `from`, `to` and `ticks` of the x axis."""
     shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
     return {**shown, "series": list(series_list), "rules": list(rules)}
 
 
-def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Any:
+def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Chart:
     """Makes a chart of points with their names; hollow points do not fit."""
     return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}
 
 
-def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, object]]) -> Any:
+def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, object]]) -> Chart:
     """Makes a heat map, whose cells can be clicked.
 
     `cells` have `x`, `y` (their column and row), `text`, `tip`, `id`, `fits`, `front` and `good` (0 to 1: colour strength).

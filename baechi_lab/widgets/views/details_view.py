@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import anywidget
 import traitlets
@@ -11,8 +10,8 @@ import traitlets
 from ...graph.units import format_bytes, format_us
 from ..bars import short_device
 from ..compute import Outcome
-from ..details import OpDetails, SelectionDetails, TensorEnd, op_details, selection_details
-from .base import source
+from ..details import OpDetails, TensorEnd, op_details, selection_details
+from .base import Message, source
 
 HINT = "Select an op in the graph or on the timeline: its tensors, times, reason to start and costs stand here."
 
@@ -44,20 +43,46 @@ class DetailsView(anywidget.AnyWidget):
         details = op_details(outcome, op)
         with self.hold_sync():
             self.executed, self.heading, self.hint = True, details.name, ""
-            self.facts, self.sections = op_facts(details), op_sections(details)
+            made = [
+                {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
+                for name, size in details.output_sizes
+            ]
+            costs = [
+                {
+                    "op": -1,
+                    "name": short_device(cost.device),
+                    "text": format_us(cost.duration_us) if cost.duration_us == cost.duration_us else "may not run here",
+                    "marked": cost.chosen,
+                }
+                for cost in details.costs
+            ]
+            self.facts = op_facts(details)
+            self.sections = [
+                {"title": "Reads", "rows": [_link(end) for end in details.inputs], "more": details.more_inputs},
+                {"title": "Makes", "rows": made, "more": 0},
+                {"title": "Read by", "rows": [_link(end) for end in details.outputs], "more": details.more_outputs},
+                {"title": "Time on each device", "rows": costs, "more": 0},
+            ]
 
     def show_selection(self, outcome: Outcome, ops: Iterable[int]) -> None:
         details = selection_details(outcome, ops)
         with self.hold_sync():
             self.executed, self.heading, self.hint = False, f"{details.count:,} ops", ""
-            self.facts, self.sections = selection_facts(details), selection_sections(details)
+            facts = [("time together", format_us(details.duration_us))]
+            if details.persistent_bytes:
+                facts.append(("keep", format_bytes(details.persistent_bytes)))
+            self.facts = [list(fact) for fact in facts]
+            rows = [
+                {"op": op, "name": name, "text": format_us(us), "marked": False} for op, name, us in details.longest
+            ]
+            self.sections = [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]
 
     def clear(self) -> None:
         """Show a text that says what the pane is for."""
         with self.hold_sync():
             self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
 
-    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _clicked(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "go":
             self.on_go(int(content["op"]))
 
@@ -80,43 +105,6 @@ def op_facts(details: OpDetails) -> list[list[str]]:
     return [[name, value] for name, value in facts if value]
 
 
-def op_sections(details: OpDetails) -> list[dict[str, Any]]:
-    """Returns the sections of one op: inputs, outputs, readers and costs."""
-    made = [
-        {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
-        for name, size in details.output_sizes
-    ]
-    costs = [
-        {
-            "op": -1,
-            "name": short_device(cost.device),
-            "text": format_us(cost.duration_us) if cost.duration_us == cost.duration_us else "may not run here",
-            "marked": cost.chosen,
-        }
-        for cost in details.costs
-    ]
-    return [
-        {"title": "Reads", "rows": [_link(end) for end in details.inputs], "more": details.more_inputs},
-        {"title": "Makes", "rows": made, "more": 0},
-        {"title": "Read by", "rows": [_link(end) for end in details.outputs], "more": details.more_outputs},
-        {"title": "Time on each device", "rows": costs, "more": 0},
-    ]
-
-
-def _link(end: TensorEnd) -> dict[str, Any]:
+def _link(end: TensorEnd) -> dict[str, object]:
     place = f", {short_device(end.device)}" if end.device else ""
     return {"op": end.op, "name": end.name, "text": f"{format_bytes(end.size_bytes)}{place}", "marked": False}
-
-
-def selection_facts(details: SelectionDetails) -> list[list[str]]:
-    """Returns names and values of sums over the selected ops."""
-    facts = [("time together", format_us(details.duration_us))]
-    if details.persistent_bytes:
-        facts.append(("keep", format_bytes(details.persistent_bytes)))
-    return [list(fact) for fact in facts]
-
-
-def selection_sections(details: SelectionDetails) -> list[dict[str, Any]]:
-    """Returns the longest of the selected ops as links."""
-    rows = [{"op": op, "name": name, "text": format_us(us), "marked": False} for op, name, us in details.longest]
-    return [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]

@@ -18,7 +18,7 @@ from ..move_previews import MovePreview
 from ..moves import in_words, moving
 from ..pictures import graph_picture, page
 from ..scene_columns import paint_columns, scene_columns
-from .base import CanvasView, source
+from .base import CanvasView, Message, source
 
 FIRST_NODES, MOST_NODES = 24, 300
 """Most boxes of the first picture, and of any picture."""
@@ -264,7 +264,7 @@ class GraphView(CanvasView):
         else:
             self.command(content)
 
-    def command(self, content: dict[str, Any]) -> None:
+    def command(self, content: Message) -> None:
         """Execute one message of the view."""
         kind = content["type"]
         if kind == "search":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import traitlets
 
@@ -14,7 +13,7 @@ from ...viz.shades import LEGEND, shades
 from ..bars import short_device
 from ..levels import Row, level_columns, live_bytes, memory_rows, peaks
 from ..pictures import memory_picture, page
-from .base import CanvasView, source
+from .base import CanvasView, Message, source
 
 MOST_LIVE = 12
 """Most live tensors that are listed at a time."""
@@ -96,7 +95,7 @@ class MemoryView(CanvasView):
             "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in held[:MOST_LIVE]],
         }
 
-    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _received(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "live":
             self.show_live(int(content["row"]), float(content["time_us"]))
 

@@ -13,7 +13,7 @@ import traitlets
 from numpy.typing import NDArray
 
 from ...viz.layout import scale
-from .base import source
+from .base import Message, source
 
 PERCENT = ((0.01, "%"),)
 GIBIBYTES = ((float(2**30), "GiB"),)
@@ -107,10 +107,10 @@ class TableView(anywidget.AnyWidget):
         self.on_action = on_action
         self.on_msg(self._clicked)
 
-    def show(self, columns: Sequence[Column], extras: Sequence[dict[str, Any]] = ()) -> None:
+    def show(self, columns: Sequence[Column], extras: Sequence[dict[str, object]] = ()) -> None:
         """Replace the shown columns; `extras` are further fields of the rows, one dict each."""
         count = len(columns[0].texts) if columns else 0
-        plain: dict[str, Any] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
+        plain: dict[str, object] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
         with self.hold_sync():
             self.head = [{"name": c.name, "hint": c.hint, "number": c.number} for c in columns]
             self.rows = [
@@ -123,6 +123,6 @@ class TableView(anywidget.AnyWidget):
                 for k in range(count)
             ]
 
-    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _clicked(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "action":
             self.on_action(int(content["row"]), str(content["action"]))

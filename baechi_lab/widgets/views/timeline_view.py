@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import traitlets
@@ -22,7 +21,7 @@ from ..columns import pack, pack_texts
 from ..pictures import page, timeline_picture
 from ..schedule import Chain
 from ..waiting import Waits, lane_columns, statistics, waits
-from .base import CanvasView, source
+from .base import CanvasView, Message, source
 
 
 class TimelineView(CanvasView):
@@ -186,7 +185,7 @@ class TimelineView(CanvasView):
             self.timelines[-1].to_chrome_trace(os.fspath(path))
             return path.read_bytes()
 
-    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _received(self, _: object, content: Message, __: object) -> None:
         if content["type"] == "trace" and self.timelines:
             named = {"type": "download", "name": f"{self.timelines[-1].origin}.trace.json", "mime": "application/json"}
             self.send(named, [self.chrome_trace()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import anywidget
 import traitlets
@@ -13,7 +12,7 @@ from ...step_summary import step_parts
 from ...viz.colors import device_colors, text_on
 from ..bars import short_device
 from ..compute import Outcome
-from .base import source
+from .base import Message, source
 
 WORDS = {"transfer": "transfers", "queue": "queueing", "idle": "idle"}
 MEANINGS = {
@@ -74,6 +73,6 @@ class VerdictView(anywidget.AnyWidget):
     def clear(self) -> None:
         self.parts, self._windows = [], []
 
-    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _clicked(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "zoom" and 0 <= int(content["part"]) < len(self._windows):
             self.on_zoom(*self._windows[int(content["part"])])
