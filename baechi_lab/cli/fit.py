@@ -7,15 +7,12 @@ name of a benchmark model, in place of a graph file. With --json, the answer and
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import InvalidInput
 from ..graph.hardware import DEFAULT_HARDWARE
 from ..graph.units import format_bytes, parse_bytes
 from . import console, options, output
-
-if TYPE_CHECKING:
-    from ..graph import Cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         answer = fit(
             subject, cluster, callback=lambda option: setattr(status, "detail", f"trying {option}"), **settings
         )
-    setup = _setup(arguments, without_host)
+    host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
+    graph_lines = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
+    setup = [*graph_lines, f"cluster = {options.cluster_code(arguments, without_host)}{host}"]
     if arguments.json:
         facts: dict[str, object] = {
             "fits": answer.fits,
@@ -103,10 +102,3 @@ def _peaks(peak_bytes: list[int]) -> str:
     if len(peak_bytes) > 2:
         return f"{format_bytes(max(peak_bytes))} at most"
     return ", ".join(map(format_bytes, peak_bytes)) or "-"
-
-
-def _setup(arguments: argparse.Namespace, cluster: Cluster) -> list[str]:
-    """Returns code that defines `graph` and `cluster` for the code of the options."""
-    host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
-    graph = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
-    return [*graph, f"cluster = {options.cluster_code(arguments, cluster)}{host}"]

@@ -230,7 +230,17 @@ def make_setting(
         in_phase = phase == kind
         return np.bincount(stage[in_phase], took[in_phase], s).astype(np.float64)
 
-    send_us, return_us = _transfer_times(graph, cluster, device, stages)
+    # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
+    send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
+    a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
+    edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
+    x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
+    cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
+    _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
+    join = np.maximum if cluster.comm == "parallel" else np.add
+    for side, ahead in ((send_us, True), (return_us, False)):
+        rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
+        join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
     held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
     room_bytes = (
         _activation_room(graph, cluster, placed, stages, held_bytes)
@@ -251,23 +261,6 @@ def make_setting(
         training=stages.training,
         replicas=_replicas(placed, stages),
     )
-
-
-def _transfer_times(
-    graph: OpGraph, cluster: Cluster, device: Integers, stages: PipelineStages
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """float64[S - 1] each: transfer microseconds to the next stage and back; the slowest tensor, or the sum in a queue."""
-    send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
-    a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
-    edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
-    x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
-    cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
-    _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
-    join = np.maximum if cluster.comm == "parallel" else np.add
-    for side, ahead in ((send_us, True), (return_us, False)):
-        rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
-        join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
-    return send_us, return_us
 
 
 def _activation_bytes(

@@ -1,9 +1,11 @@
 """Peaks of devices if the framework runs the step in another order than the schedule.
 
-A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late
-(`simulator.late_sends`) and promise no order of ops: one thread runs what is ready last first (`simulator.executor_order`),
-several take gradients of weights when nothing else is left, as a schedule by critical paths does. A worker may also be slow, so
-that copies wait for it. The largest peak counts.
+A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late: a
+worker whose core computes sends when it has nothing left to compute, and what it has produced until then stays in its memory;
+the receiver takes what comes at once. They promise no order of ops: one thread runs what is ready last first
+(`simulator.executor_order`), several take gradients of weights when nothing else is left, as a schedule by critical paths does.
+A worker may also be slow, so that copies wait for it. The largest peak counts.
+
 PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
 graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over.
 O((ops + edges + transfers) log).
@@ -23,7 +25,6 @@ from ..graph.units import format_bytes
 from ..memory.code_order import code_order, has_code_order
 from .buffer_reuse import apply_buffer_reuse
 from .executor_order import executor_orders, has_executor_order
-from .late_sends import late_send_peaks
 
 SLOWDOWN = 16
 """How much slower than simulated a worker may be. Measured peaks of two workers on a busy machine lie below those at 16."""
@@ -51,13 +52,13 @@ def runtime_peaks(
             info={},
         )
         return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
-    peaks = _sending_peaks(graph, cluster, timeline)
+    peaks = late_send_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
         timelines = [simulate_order(cluster, "pct", None)]
         for order in executor_orders(graph):
             timelines += [simulate_order(c, "planned", order) for c in (cluster, *_with_slow_devices(cluster))]
         for reordered in timelines:
-            peaks = np.maximum(peaks, _sending_peaks(graph, cluster, apply_buffer_reuse(graph, cluster, reordered)))
+            peaks = np.maximum(peaks, late_send_peaks(graph, cluster, apply_buffer_reuse(graph, cluster, reordered)))
     return peaks
 
 
@@ -72,8 +73,46 @@ def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:
             yield cluster.replace(devices=tuple(devices), link=Link(0.0, 0.0), comm="parallel")
 
 
-def _sending_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
-    return late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
+def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
+    """int64[devices]: peak bytes where a device sends only when its ops leave it idle; at least the timeline's own.
+
+    A tensor is held until the busy time of its sender is over, and a copy from the moment at which its tensor is produced. Ops
+    keep their times. Measured peaks of workers under placements that keep one device busy lie between both.
+
+    Op `a` is sent while `b` runs; late, it is still there when `c` makes its output:
+
+    >>> from baechi_lab import Link, Placement, simulate
+    >>> edges = [(0, 4, 30), (1, 2, 4), (2, 3, 40)]
+    >>> graph = OpGraph.from_edges([1, 5, 1, 1, 1], edges, names=["a", "b", "c", "d", "reader"]).replace(reuse=[0] * 5)
+    >>> cluster = Cluster.uniform(2, link=Link(1.0, 0.0))
+    >>> timeline = simulate(graph, cluster, Placement(device=[0, 0, 0, 0, 1]))
+    >>> timeline.peak_bytes.tolist(), late_send_peaks(graph, cluster, timeline).tolist()
+    ([44, 30], [74, 30])
+    """
+    transfers = timeline.transfers
+    if not len(transfers):
+        return timeline.peak_bytes
+    produced_us = np.zeros(graph.n)
+    produced_us[timeline.op] = timeline.end_us
+    receive_us = np.minimum(transfers.receive_us, produced_us[graph.tensor_producer[transfers.tensor]])
+    end_us = transfers.end_us.copy()
+    for device in range(cluster.n):
+        sends = np.flatnonzero(transfers.source == device)
+        if len(sends):
+            time_us = end_us[sends]
+            rows = np.flatnonzero(timeline.device == device)
+            rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
+            if len(rows):
+                start, end = timeline.start_us[rows], np.maximum.accumulate(timeline.end_us[rows])
+                pause = np.flatnonzero(start[1:] > end[:-1])
+                busy_from, busy_until = start[np.r_[0, pause + 1]], end[np.r_[pause, len(end) - 1]]
+                period = np.searchsorted(busy_from, time_us, side="right") - 1
+                within = (period >= 0) & (time_us <= busy_until[period])
+                end_us[sends] = np.where(within, busy_until[period], time_us)
+    delayed = dataclasses.replace(
+        timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us)
+    )
+    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
 
 
 def notes_on_runtime_peaks(timeline: Timeline) -> list[str]:

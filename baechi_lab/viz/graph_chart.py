@@ -80,7 +80,25 @@ def boxes(
     figure = go.Figure(_hover(opgraph, scene, share, names, colors))
     wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
-        figure.add_layout_image(_image(opgraph, scene, device, share, colors, wide, tall))
+        crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
+        body = drawn(scene, colors, share, crossing)
+        width, height = wide + 2 * EDGE, tall + 2 * EDGE
+        view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'
+        encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
+        figure.add_layout_image(
+            {
+                "source": f"data:image/svg+xml;base64,{encoded}",
+                "xref": "x",
+                "yref": "y",
+                "x": -EDGE,
+                "y": -EDGE,
+                "sizex": width,
+                "sizey": height,
+                "sizing": "stretch",
+                "layer": "below",
+            }
+        )
     figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
     figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
     height = int(np.clip(tall * min(WIDTH / wide, 1.3), 120, 760)) + 90
@@ -88,36 +106,6 @@ def boxes(
         figure, title, height, legend={**LEGEND, "itemsizing": "constant"}, hovermode="closest", hoverdistance=40
     )
     return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
-
-
-def _image(
-    opgraph: OpGraph,
-    scene: Scene,
-    device: NDArray[np.int32] | None,
-    share: NDArray[np.float64] | None,
-    colors: Sequence[str],
-    wide: float,
-    tall: float,
-) -> dict[str, object]:
-    """Returns the picture as an SVG, which lies under the marks with tooltips."""
-    crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
-    body = drawn(scene, colors, share, crossing)
-    wide, tall = wide + 2 * EDGE, tall + 2 * EDGE
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-EDGE} {-EDGE} {wide:.1f} {tall:.1f}" font-family="{FONT}">'
-    )
-    encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
-    return {
-        "source": f"data:image/svg+xml;base64,{encoded}",
-        "xref": "x",
-        "yref": "y",
-        "x": -EDGE,
-        "y": -EDGE,
-        "sizex": wide,
-        "sizey": tall,
-        "sizing": "stretch",
-        "layer": "below",
-    }
 
 
 def _hover(

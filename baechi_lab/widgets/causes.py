@@ -55,7 +55,20 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     arrival_us, producer, transfer = float(last.there_us[0]), int(last.producer[0]), int(last.transfer[0])
     if producer < 0 or arrival_us < 0:
         arrival_us, producer, transfer = -1.0, -1, -1
-    before, previous = _busy_until(timeline, row, near, computing(graph, timeline))
+    # The end of the previous op in the lane of the device, and that op; -1 for none.
+    computes = computing(graph, timeline)
+    same = (
+        (timeline.device == timeline.device[row])
+        & (computes == computes[row])
+        & (timeline.end_us <= timeline.start_us[row] + near)
+    )
+    same[row] = False
+    earlier_rows = np.flatnonzero(same)
+    if len(earlier_rows):
+        latest = int(earlier_rows[np.argmax(timeline.end_us[earlier_rows])])
+        before, previous = float(timeline.end_us[latest]), int(timeline.op[latest])
+    else:
+        before, previous = -1.0, -1
     at, name = f"started at {format_us(start)}", timeline.device_names[device]
     if start <= near:
         return Cause("start", -1, -1, 0.0, f"{at}, with the step")
@@ -74,21 +87,6 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     if transfer < 0:
         return Cause("tensor", producer, -1, waited, f"{at}, when {graph.names[producer]} ended{free}")
     return _of_transfer(graph, timeline, transfer, waited, f"{at}, when the tensor of {graph.names[producer]}", free)
-
-
-def _busy_until(timeline: Timeline, row: int, near: float, computes: NDArray[np.bool_]) -> tuple[float, int]:
-    """Returns the end of the previous op in the lane of the device, and that op; -1 for none."""
-    same = (
-        (timeline.device == timeline.device[row])
-        & (computes == computes[row])
-        & (timeline.end_us <= timeline.start_us[row] + near)
-    )
-    same[row] = False
-    rows = np.flatnonzero(same)
-    if not len(rows):
-        return -1.0, -1
-    last = int(rows[np.argmax(timeline.end_us[rows])])
-    return float(timeline.end_us[last]), int(timeline.op[last])
 
 
 def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, sentence: str, free: str) -> Cause:

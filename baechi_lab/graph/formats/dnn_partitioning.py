@@ -50,7 +50,11 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
     if "nodes" not in document:
         raise FormatError("field nodes is missing: this is a split of a dnn-partitioning graph, not a graph")
     nodes, edges = _objects(document, "nodes"), _objects(document, "edges")
-    index = _index([_field(x, "id", "nodes", k, (int, str)) for k, x in enumerate(nodes)])
+    ids = [_field(x, "id", "nodes", k, (int, str)) for k, x in enumerate(nodes)]
+    index = {x: k for k, x in enumerate(ids)}
+    if len(index) != len(ids):
+        k = next(k for k, x in enumerate(ids) if index[x] != k)
+        raise DuplicateNameError(f"nodes[{index[ids[k]]}].id is {ids[k]!r}, which nodes[{k}] has too")
     gpu, cpu = (_milliseconds(nodes, key) for key in ("fpgaLatency", "cpuLatency"))
     colours = [_field(x, "colorClass", "nodes", k, (int, str, type(None))) for k, x in enumerate(nodes)]
     for k, x in enumerate(nodes):
@@ -139,11 +143,3 @@ def _bytes(entries: Sequence[Mapping[str, object]], section: str) -> NDArray[np.
     return whole_numbers(
         f"{section}.size", [round(x) if isinstance(x, float) and abs(x) < 2**53 else x for x in values]
     )
-
-
-def _index(ids: list[object]) -> dict[object, int]:
-    index = {x: k for k, x in enumerate(ids)}
-    if len(index) != len(ids):
-        k = next(k for k, x in enumerate(ids) if index[x] != k)
-        raise DuplicateNameError(f"nodes[{index[ids[k]]}].id is {ids[k]!r}, which nodes[{k}] has too")
-    return index

@@ -18,10 +18,12 @@ class ZbH1(ScheduleRule):
 
     name = "zb-h1"
     splits = True
+    _ahead = 1
+    """Multiple of the forwards of 1F1B with which a stage begins, and of its number by which Ws come later."""
 
     def orders(self, setting: Setting) -> Orders:
-        every, p = list(range(setting.micro_batches)), setting.stages
+        every, k = list(range(setting.micro_batches)), self._ahead
         return [
-            with_lagging_weights(one_forward_one_backward(min(len(every), setting.warm_up(s)), every, s), s)
-            for s in range(p)
+            with_lagging_weights(one_forward_one_backward(min(len(every), k * setting.warm_up(s)), every, s), k * s)
+            for s in range(setting.stages)
         ]

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Orders, ScheduleRule, Setting, one_forward_one_backward, with_lagging_weights
+from .zb_h1 import ZbH1
 
 
 @dataclass(frozen=True)
-class ZbH2(ScheduleRule):
+class ZbH2(ZbH1):
     """Twice the forwards ahead of zb-h1: no device waits between its first and last unit, for 2 p - 1 activations."""
 
     name = "zb-h2"
-    splits = True
-
-    def orders(self, setting: Setting) -> Orders:
-        every, p = list(range(setting.micro_batches)), setting.stages
-        return [
-            with_lagging_weights(one_forward_one_backward(min(len(every), 2 * setting.warm_up(s)), every, s), 2 * s)
-            for s in range(p)
-        ]
+    _ahead = 2

@@ -135,7 +135,12 @@ class GraphView(CanvasView):
         """Draw with these tree nodes open, the newest last; the oldest are closed if there would be too many boxes."""
         if self.graph is None:
             return
-        self.expanded = self._within_limit(tuple(dict.fromkeys(int(n) for n in expanded)))
+        asked_nodes = tuple(dict.fromkeys(int(n) for n in expanded))
+        newest = {asked_nodes[-1], *self.tree.path(asked_nodes[-1])} if asked_nodes else set()
+        within = list(asked_nodes)
+        while len(self.tree.visible(set(within))) > MOST_NODES and len(within) > len(newest & set(within)):
+            within.remove(next(n for n in within if n not in newest))
+        self.expanded = tuple(within)
         self.scene = build_scene(self.graph, self.tree, self.expanded)
         with self.hold_sync():
             self.nodes = scene_columns(self.graph, self.scene)
@@ -143,13 +148,6 @@ class GraphView(CanvasView):
             self._heat()
             self._set_ops(self._ops)
             self.dim_all_but(self._lit)
-
-    def _within_limit(self, expanded: tuple[int, ...]) -> tuple[int, ...]:
-        newest = {expanded[-1], *self.tree.path(expanded[-1])} if expanded else set()
-        within = list(expanded)
-        while len(self.tree.visible(set(within))) > MOST_NODES and len(within) > len(newest & set(within)):
-            within.remove(next(n for n in within if n not in newest))
-        return tuple(within)
 
     def dim_all_but(self, ops: object) -> None:
         """Draw boxes that hold none of `ops` faintly; None draws everything."""

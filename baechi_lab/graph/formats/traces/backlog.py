@@ -67,7 +67,18 @@ def leave_out_backlog(
         return []
     blocked, copies = list(blocked), [replace(e, reads={}, after=set(e.after)) for e in events]
     chain(copies, blocked=blocked)
-    behind = _lanes_behind(events, launch_of, min(latency_us, LATENCY_US))
+    # The streams that were behind at every launch of the step, by more than the host's time for its first launch.
+    host_us = min(latency_us, LATENCY_US)
+    launched: dict[str, list[tuple[float, float]]] = {}
+    for k, launch in launch_of.items():
+        launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
+    first_start = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
+    behind = set()
+    for lane, times in launched.items():
+        first, delay = min(times)[0], min(start - launch for start, launch in times) - host_us
+        all_launched = first >= max(launch for _, launch in times)
+        if delay > CLOCK_US and (all_launched or 2 * delay > first - first_start):
+            behind.add(lane)
     device_ends = _ends_of_devices(foreign_kernels)
     for k, event in enumerate(events):
         if event.lane in behind:
@@ -116,18 +127,3 @@ def _last_before(sorted_ends: Sequence[float], start: float) -> float:
     """Returns the last of these ends before the start of an event."""
     k = bisect_right(sorted_ends, start + CLOCK_US)
     return min(sorted_ends[k - 1], start) if k else NEVER
-
-
-def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency_us: float) -> set[str]:
-    """Returns the streams that were behind at every launch of the step, by more than the host's time for its first launch."""
-    launched: dict[str, list[tuple[float, float]]] = {}
-    for k, launch in launch_of.items():
-        launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
-    first_start = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
-    lanes = set()
-    for lane, times in launched.items():
-        first, delay = min(times)[0], min(start - launch for start, launch in times) - latency_us
-        all_launched = first >= max(launch for _, launch in times)
-        if delay > CLOCK_US and (all_launched or 2 * delay > first - first_start):
-            lanes.add(lane)
-    return lanes
