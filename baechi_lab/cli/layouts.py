@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         header = (*_DEGREES, "schedule", "recompute", "step", "peak", "fits", "busy")
         output.print_rows(header, [_cells(row) for row in table.rows[:count]])
         simulated = sum(row.step_us is not None for row in table.rows)
-        others = "the others are no faster, or do not fit, by their lower bounds"
-        print(f"\n{len(table)} legal layouts, {simulated} simulated; {others}.")
+        why_not_simulated = "the others are no faster, or do not fit, by their lower bounds"
+        print(f"\n{len(table)} legal layouts, {simulated} simulated; {why_not_simulated}.")
         if table.rows[0].fits:
             print(f"best: {table.best.layout!r}")
     best = table.best  # raises where no layout fits

@@ -93,11 +93,11 @@ def transfers_from(arguments: argparse.Namespace, graph: OpGraph | None = None) 
         InvalidInput: a link by name and by numbers.
     """
     kind = _default_kind(arguments, graph) if arguments.kind is None else kind_named(arguments.kind)
-    others = (
+    kinds_of_graph = (
         () if graph is None else (*graph.duration_by_kind, *(name for names in graph.allowed_sets for name in names))
     )
-    if kind not in (*FAMILIES, *HARDWARE, *others):
-        raise UnknownNameError.of("device kind", kind, [*FAMILIES, *HARDWARE, *others])
+    if kind not in (*FAMILIES, *HARDWARE, *kinds_of_graph):
+        raise UnknownNameError.of("device kind", kind, [*FAMILIES, *HARDWARE, *kinds_of_graph])
     numbers = {"--link-latency": arguments.link_latency, "--link-us-per-byte": arguments.link_us_per_byte}
     option = next((option for option, text in numbers.items() if text is not None), None)
     if arguments.link is not None and option is not None:
@@ -246,10 +246,10 @@ def parameters(pairs: Sequence[str], exact: bool = False) -> dict[str, Any]:
 
 def names(text: str, option: str) -> list[str]:
     """`"a,b"` -> `["a", "b"]`."""
-    parts = [name.strip() for name in text.split(",") if name.strip()]
-    if not parts:
+    stripped_names = [name.strip() for name in text.split(",") if name.strip()]
+    if not stripped_names:
         raise InvalidInput(f"{option} is {text!r}; name at least one")
-    return parts
+    return stripped_names
 
 
 def distinct(text: str, option: str) -> list[str]:

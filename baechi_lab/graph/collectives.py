@@ -127,11 +127,11 @@ class Collectives:
         rounds = 2 if kind == "all_reduce" else 1
         ring = rounds * (n - 1) * (latency + size_bytes / n * per_byte)
         # Level by level, innermost first: the bytes to reduce are divided by the width of each level.
-        total, left = 0.0, size_bytes
+        total, remaining_bytes = 0.0, size_bytes
         for level in levels:
             steps = rounds * (level.width - 1)
-            total += steps * (level.latency_us + left / level.width * level.us_per_byte)
-            left /= level.width
+            total += steps * (level.latency_us + remaining_bytes / level.width * level.us_per_byte)
+            remaining_bytes /= level.width
         return float(min(ring, total))
 
     def levels(self, devices: tuple[int, ...]) -> list[_Level]:

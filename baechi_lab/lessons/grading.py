@@ -103,8 +103,9 @@ def with_duplicates(grades: list[Grade]) -> list[Grade]:
         if grade.student is not None:
             files.setdefault(grade.student, []).append(grade.file)
     return [
-        grade.remark(f"student {grade.student} is also in {others[0]}")
-        if grade.student is not None and (others := [file for file in files[grade.student] if file != grade.file])
+        grade.remark(f"student {grade.student} is also in {same_student_files[0]}")
+        if grade.student is not None
+        and (same_student_files := [file for file in files[grade.student] if file != grade.file])
         else grade
         for grade in grades
     ]
@@ -128,9 +129,9 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
             values = run.values(submission)
             if submission.lesson is not None:
                 checks = lesson(submission.lesson)
-                asked = {exercise for cell in submission.cells for exercise in cell.answers}
+                asked_exercises = {exercise for cell in submission.cells for exercise in cell.answers}
                 verdicts = {k: checks(k, _answer(values.get(str(k), {"missing": True}), run)) for k in checks.checks}
-                unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked]
+                unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked_exercises]
                 remarks = [
                     f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
                     for k, verdict in verdicts.items()
@@ -138,7 +139,7 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                 ]
                 for word, numbers in (
                     ("not answered", unanswered),
-                    ("missing", [k for k in verdicts if k not in asked]),
+                    ("missing", [k for k in verdicts if k not in asked_exercises]),
                 ):
                     if numbers:
                         plural = "s" if len(numbers) > 1 else ""

@@ -144,12 +144,12 @@ def _gather(
     if position >= ahead:
         writer.wait([buckets[position - ahead].forward], gather)
     if zero == 3:
-        again = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
-        writer.tensor(again, label, bucket.parameter_bytes, bucket.backward)
+        second_gather = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
+        writer.tensor(second_gather, label, bucket.parameter_bytes, bucket.backward)
         if position + ahead < len(buckets):
-            writer.wait(buckets[position + ahead].backward[:1], again)
+            writer.wait(buckets[position + ahead].backward[:1], second_gather)
         else:
-            writer.wait([buckets[-1].forward], again)
+            writer.wait([buckets[-1].forward], second_gather)
 
 
 class _GraphExtension:

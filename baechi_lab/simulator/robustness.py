@@ -104,10 +104,10 @@ def robustness(
     if errors.ndim > 1:
         raise InvalidInput(f"error has {errors.ndim} dimensions; it must be a number or a list of numbers")
     check_whole("samples", samples)
-    most = MOST_COSTS // max(graph.n * cluster.n + 2 * cluster.n**2, len(errors), 1)
-    if samples > most:
+    most_samples = MOST_COSTS // max(graph.n * cluster.n + 2 * cluster.n**2, len(errors), 1)
+    if samples > most_samples:
         raise InvalidInput(
-            f"samples is {samples!r:.60}; with {graph.n} ops on {cluster.n} devices it must be at most {most}"
+            f"samples is {samples!r:.60}; with {graph.n} ops on {cluster.n} devices it must be at most {most_samples}"
         )
     check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)

@@ -69,7 +69,7 @@ def _shades(base: Sequence[str], count: int) -> list[str]:
 def _shade(color: str, round_number: int) -> str:
     """Returns the shade of a colour for a round: its hue or one of its two neighbours; plain, darker or lighter."""
     hue, tone = divmod(round_number % 9, 3)
-    again = 0.85 ** (round_number // 9)
+    darkening = 0.85 ** (round_number // 9)
     by = (0.0, 0.07, -0.07)[hue]
     if by == 0.0:
         turned = color
@@ -78,7 +78,7 @@ def _shade(color: str, round_number: int) -> str:
         rotated = colorsys.hls_to_rgb((base_hue + by) % 1.0, lightness, saturation)
         turned = "#" + "".join(f"{round(c * 255):02X}" for c in rotated)
     shaded = (turned, _darker(turned, 0.7), _lighter(turned, 0.4))[tone]
-    return _darker(shaded, again) if round_number >= 9 else shaded
+    return _darker(shaded, darkening) if round_number >= 9 else shaded
 
 
 def _lighter(color: str, share: float) -> str:

@@ -201,9 +201,11 @@ def _elsewhere(
         device = np.full(count, -1, dtype=np.int64)
         device[label[timeline.op]] = index[timeline.device]
         devices.append(device)
-    both = (devices[0] >= 0) & (devices[1] >= 0)
-    differs = (devices[0] != devices[1]) & both
-    if only_renamed(devices[0][both], devices[1][both]) and _equal_devices(pair, (labels[0], labels[against]), count):
+    in_both = (devices[0] >= 0) & (devices[1] >= 0)
+    differs = (devices[0] != devices[1]) & in_both
+    if only_renamed(devices[0][in_both], devices[1][in_both]) and _equal_devices(
+        pair, (labels[0], labels[against]), count
+    ):
         differs[:] = False
     return {0: np.where(differs, devices[1] + 1, 0), against: np.where(differs, devices[0] + 1, 0)}
 
@@ -226,8 +228,8 @@ def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]]
         column[label[timeline.op], 0] = timeline.end_us - timeline.start_us
         column[label[timeline.op], 1] = timeline.memory_bytes[timeline.device]
         columns.append(column)
-    both = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
-    return bool(np.allclose(columns[0][both], columns[1][both], rtol=1e-9, atol=1e-9))
+    known = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
+    return bool(np.allclose(columns[0][known], columns[1][known], rtol=1e-9, atol=1e-9))
 
 
 def short_device(name: str) -> str:

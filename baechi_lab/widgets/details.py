@@ -95,9 +95,9 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
     device_of[timeline.op] = timeline.device
     names = timeline.device_names
 
-    def end(other: int, tensor: int) -> TensorEnd:
-        place = names[int(device_of[other])] if device_of[other] >= 0 else ""
-        return TensorEnd(other, graph.names[other], int(graph.tensor_bytes[tensor]), place)
+    def end(neighbour: int, tensor: int) -> TensorEnd:
+        place = names[int(device_of[neighbour])] if device_of[neighbour] >= 0 else ""
+        return TensorEnd(neighbour, graph.names[neighbour], int(graph.tensor_bytes[tensor]), place)
 
     pointer, tensors = graph.inputs
     read = tensors[pointer[op] : pointer[op + 1]].tolist()

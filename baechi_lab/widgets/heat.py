@@ -45,8 +45,8 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
     graph, timeline = outcome.executed_graph, outcome.timeline
     if by == MEMORY:
         graph = outcome.graph  # persistent bytes exist once for all micro-batches
-        made = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
-        return np.asarray(graph.persistent_bytes + made, dtype=np.float64)
+        produced_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
+        return np.asarray(graph.persistent_bytes + produced_bytes, dtype=np.float64)
     heat = np.zeros(graph.n)
     if by == TIME:
         np.add.at(heat, timeline.op, timeline.end_us - timeline.start_us)

@@ -118,8 +118,8 @@ class WorkbenchModel:
         """
         setting = self.setting.replace(**changes)
         if setting.placer != self.setting.placer and self._can_start(setting):
-            others = {key: value for key, value in changes.items() if key not in OWN}
-            setting = setting.replace(start=self.setting.replace(**others))
+            kept_for_start = {key: value for key, value in changes.items() if key not in OWN}
+            setting = setting.replace(start=self.setting.replace(**kept_for_start))
         self.enter(setting)
 
     def _can_start(self, setting: Setting) -> bool:

@@ -229,8 +229,8 @@ def resized(cluster: Cluster, count: int) -> Cluster:
     if count == cluster.n:
         return cluster
     link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
-    kept = cluster.replace(devices=cluster.devices[: max(count, 1)], link=link)
-    return kept.with_devices(count - int(kept.is_host.sum())) if count > kept.n else kept
+    smaller = cluster.replace(devices=cluster.devices[: max(count, 1)], link=link)
+    return smaller.with_devices(count - int(smaller.is_host.sum())) if count > smaller.n else smaller
 
 
 def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:

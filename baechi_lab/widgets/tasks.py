@@ -326,8 +326,8 @@ class Tasks:
                 subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises if the batch cannot be cut
             else:
                 grid = {**grid, "batch_size": [batch]}
-                whole = setting.replace(micro_batches=None, schedule=None, replicas=1)
-                target = lambda size: source(whole.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
+                undivided = setting.replace(micro_batches=None, schedule=None, replicas=1)
+                target = lambda size: source(undivided.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
         self._begin_job(SWEEP)

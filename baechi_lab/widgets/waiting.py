@@ -80,15 +80,15 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     # What was missing first is what stands first in the gap.
     cuts = np.stack([gaps["start"], last.made_us, last.begun_us, last.there_us, gaps["end"]], axis=1)
     cuts = np.clip(np.maximum.accumulate(cuts, axis=1), gaps["start"][:, None], gaps["end"][:, None])
-    parts = np.zeros((len(gaps), 4), dtype=_ROW)
+    segments = np.zeros((len(gaps), 4), dtype=_ROW)
     for k, kind in enumerate((OP, QUEUE, TRANSFER, ORDER)):
-        parts["start"][:, k], parts["end"][:, k], parts["kind"][:, k] = cuts[:, k], cuts[:, k + 1], kind
-    parts["kind"][gaps["op"] < 0, 3] = NOTHING
-    parts["device"], parts["op"] = gaps["device"][:, None], op[:, None]
-    parts["source"] = np.where(parts["kind"] < ORDER, last.producer[:, None], -1)
-    is_collective = graph.on_communication_lane[np.maximum(parts["source"], 0)] & (parts["source"] >= 0)
-    parts["kind"][is_collective & (parts["kind"] == OP)] = COLLECTIVE
-    columns = parts.ravel()
+        segments["start"][:, k], segments["end"][:, k], segments["kind"][:, k] = cuts[:, k], cuts[:, k + 1], kind
+    segments["kind"][gaps["op"] < 0, 3] = NOTHING
+    segments["device"], segments["op"] = gaps["device"][:, None], op[:, None]
+    segments["source"] = np.where(segments["kind"] < ORDER, last.producer[:, None], -1)
+    is_collective = graph.on_communication_lane[np.maximum(segments["source"], 0)] & (segments["source"] >= 0)
+    segments["kind"][is_collective & (segments["kind"] == OP)] = COLLECTIVE
+    columns = segments.ravel()
     columns = columns[columns["end"] - columns["start"] > _near(timeline)]
     return Waits(*(np.ascontiguousarray(columns[name]) for name in _ROW.names or ()))
 

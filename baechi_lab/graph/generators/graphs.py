@@ -168,8 +168,8 @@ def _graph(
 
 
 def _draw(rng: np.random.Generator, cost: Range, n: int, field: str) -> NDArray[np.float64]:
-    ends = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (cost, cost)
-    low, high = finite(ends[0]), finite(ends[1])
+    cost_range = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (cost, cost)
+    low, high = finite(cost_range[0]), finite(cost_range[1])
     if low is None or high is None or min(low, high) < 0:
         raise InvalidInput(
             f"{field} is {cost!r:.60}; it must be a number of at least 0, or a range (low, high) of them"

@@ -81,9 +81,9 @@ def planted_instance(seed: int) -> tuple[OpGraph, Cluster, np.ndarray, np.ndarra
 def _filling(rng: np.random.Generator) -> np.ndarray:
     """Random durations that add up to `STEP_US`."""
     lengths: list[int] = []
-    while (rest := STEP_US - sum(lengths)) > LONGEST_US:
-        lengths.append(int(rng.integers(SHORTEST_US, min(LONGEST_US, rest - SHORTEST_US) + 1)))
-    return np.array([*lengths, rest])
+    while (remaining_us := STEP_US - sum(lengths)) > LONGEST_US:
+        lengths.append(int(rng.integers(SHORTEST_US, min(LONGEST_US, remaining_us - SHORTEST_US) + 1)))
+    return np.array([*lengths, remaining_us])
 
 
 def _inputs(

@@ -115,12 +115,12 @@ class _Frame:
             in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band
             wide = np.zeros(int(self.column[in_band].max()) + 1)
             np.maximum.at(wide, self.column[in_band], width[in_band])
-            right = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
-            spans[band] = (right - wide, right)
-        self.total = max(float(right[-1]) for _, right in spans.values())
-        for band, (left, right) in spans.items():
+            end = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
+            spans[band] = (end - wide, end)
+        self.total = max(float(end[-1]) for _, end in spans.values())
+        for band, (begin, end) in spans.items():
             turned = self.mirrored != (band % 2 == 1 and not self.both)
-            self.left[band], self.right[band] = (self.total - right, self.total - left) if turned else (left, right)
+            self.left[band], self.right[band] = (self.total - end, self.total - begin) if turned else (begin, end)
         top = 0.0
         for band in range(int(self.band.max()) + 1):
             nodes = np.flatnonzero(self.band == band)
@@ -141,8 +141,8 @@ class _Frame:
                 rising = bool(self.x[target[e]] > self.x[source[e]])
                 passed: list[Point] = []
                 for layer, y in points:
-                    ends = (float(self.left[band][layer]), float(self.right[band][layer]))
-                    passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
+                    column_edges = (float(self.left[band][layer]), float(self.right[band][layer]))
+                    passed.extend((x, y + top) for x in (column_edges if rising else column_edges[::-1]))
                 self.through[e] = passed
             band_low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
             low = max(band_low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
@@ -192,7 +192,7 @@ class _Frame:
         """Returns the points of an arrow to another band, which crosses in the space between the bands."""
         if self.band[u] == self.band[v]:
             return []
-        goes_down = self.band[u] < self.band[v]
+        downwards = self.band[u] < self.band[v]
         source_edges, target_edges = self.band_ends[self.band[u]], self.band_ends[self.band[v]]
-        leaves, arrives = (source_edges[1], target_edges[0]) if goes_down else (source_edges[0], target_edges[1])
+        leaves, arrives = (source_edges[1], target_edges[0]) if downwards else (source_edges[0], target_edges[1])
         return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]

@@ -286,11 +286,11 @@ class SettingPanel:
                 self.batch.options = sorted({*self.batch.options, size})
             if size is not None:
                 self.batch.value = size
-            given = self.model.subject if setting.source == GIVEN_SUBJECT else None
+            given_subject = self.model.subject if setting.source == GIVEN_SUBJECT else None
             stored = "a stored graph has the batch size it was profiled with"
-            if is_torch_step(given):
-                stored = f"step {given.name} has its own batch" + (
-                    f" of {given.batch_size}" if given.batch_size else ""
+            if is_torch_step(given_subject):
+                stored = f"step {given_subject.name} has its own batch" + (
+                    f" of {given_subject.batch_size}" if given_subject.batch_size else ""
                 )
             say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
             self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware

@@ -43,7 +43,7 @@ class DetailsView(anywidget.AnyWidget):
         details = op_details(outcome, op)
         with self.hold_sync():
             self.executed, self.heading, self.hint = True, details.name, ""
-            made = [
+            output_rows = [
                 {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
                 for name, size in details.output_sizes
             ]
@@ -59,7 +59,7 @@ class DetailsView(anywidget.AnyWidget):
             self.facts = op_facts(details)
             self.sections = [
                 {"title": "Reads", "rows": [_link(end) for end in details.inputs], "more": details.more_inputs},
-                {"title": "Makes", "rows": made, "more": 0},
+                {"title": "Makes", "rows": output_rows, "more": 0},
                 {"title": "Read by", "rows": [_link(end) for end in details.outputs], "more": details.more_outputs},
                 {"title": "Time on each device", "rows": costs, "more": 0},
             ]
@@ -89,13 +89,16 @@ class DetailsView(anywidget.AnyWidget):
 
 def op_facts(details: OpDetails) -> list[list[str]]:
     """Returns names and values of the facts of one op, without empty values."""
-    runs = details.start_us == details.start_us
+    has_times = details.start_us == details.start_us
     facts = [
         ("type", details.op_type),
         ("makes", details.shapes),
         ("device", short_device(details.device)),
-        ("runs", f"{format_us(details.start_us)} to {format_us(details.end_us)}" if runs else "not in this timeline"),
-        ("takes", format_us(details.end_us - details.start_us) if runs else ""),
+        (
+            "runs",
+            f"{format_us(details.start_us)} to {format_us(details.end_us)}" if has_times else "not in this timeline",
+        ),
+        ("takes", format_us(details.end_us - details.start_us) if has_times else ""),
         ("copies", f"{details.copies}, one per micro-batch or replica" if details.copies > 1 else ""),
         ("critical path", "yes" if details.critical else "no"),
         ("keeps", format_bytes(details.persistent_bytes) if details.persistent_bytes else ""),

@@ -122,12 +122,12 @@ class GraphView(CanvasView):
         if anew or self._op_heat is None:
             self._op_heat = self._heat_source(self.heat_by)
         heat = np.bincount(self.scene.owner, self._op_heat, minlength=len(self.scene))
-        most = float(heat.max(initial=0.0))
+        largest_heat = float(heat.max(initial=0.0))
         self.heat = {
-            **pack(share=("f4", heat / most if most > 0 else heat)),
+            **pack(share=("f4", heat / largest_heat if largest_heat > 0 else heat)),
             "texts": pack_texts(format_heat(self.heat_by, value) for value in heat.tolist()),
             "by": self.heat_by,
-            "most": format_heat(self.heat_by, most),
+            "most": format_heat(self.heat_by, largest_heat),
             "meaning": MEANINGS[self.heat_by],
         }
 

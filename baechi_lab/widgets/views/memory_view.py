@@ -85,14 +85,14 @@ class MemoryView(CanvasView):
             self.live = {}
             return
         shown = self.rows[row]
-        held = live_bytes(shown.timeline, shown.device, time_us)
+        live = live_bytes(shown.timeline, shown.device, time_us)
         index = {name: op for op, name in enumerate(self.timelines[0].op_names)}
         self.live = {
             "row": row,
             "time_us": time_us,
-            "bytes": sum(one.bytes for one in held),
-            "count": len(held),
-            "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in held[:MOST_LIVE]],
+            "bytes": sum(one.bytes for one in live),
+            "count": len(live),
+            "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in live[:MOST_LIVE]],
         }
 
     def _received(self, _: object, content: Message, __: object) -> None:

@@ -47,21 +47,21 @@ class VerdictView(anywidget.AnyWidget):
         timeline = outcome.timeline
         names, span = timeline.device_names, timeline.makespan_us
         colors = device_colors(len(names))
-        parts = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
-        self._windows = [part.window_us for part in parts]
+        step_sections = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
+        self._windows = [section.window_us for section in step_sections]
         drawn = []
-        for part in parts:
-            device = part.kind == "compute"
-            label = short_device(names[part.device]) if device else WORDS[part.kind]
-            share = part.us / span
+        for section in step_sections:
+            device = section.kind == "compute"
+            label = short_device(names[section.device]) if device else WORDS[section.kind]
+            share = section.us / span
             drawn.append(
                 {
                     "label": label,
-                    "kind": part.kind,
-                    "color": colors[part.device] if device else "",
-                    "ink": text_on(colors[part.device]) if device else "",
+                    "kind": section.kind,
+                    "color": colors[section.device] if device else "",
+                    "ink": text_on(colors[section.device]) if device else "",
                     "share": share,
-                    "text": f"{label}: {format_us(part.us)}, {share:.0%} of the step; {MEANINGS[part.kind]}",
+                    "text": f"{label}: {format_us(section.us)}, {share:.0%} of the step; {MEANINGS[section.kind]}",
                 }
             )
         bound = outcome.lower_bound_us
