@@ -98,21 +98,7 @@ def build_bars(
                 "longest_us": waits.longest_us,
             }
             rows_of = partial(_op_rows, timeline, d, label, marked, device_elsewhere.get(number))
-            # The transfers that leave `device`, for the duration of the send, and those that arrive at it.
-            transfers = timeline.transfers
-            out, into = np.flatnonzero(transfers.source == d), np.flatnonzero(transfers.target == d)
-            selected = np.concatenate([out, into])
-            rows = np.zeros(len(selected), dtype=_ROW)
-            cost = transfers.end_us - transfers.receive_us
-            rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
-            rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
-            rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
-            rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
-            rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
-            rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
-            if marked is not None:
-                rows["critical"] = np.isin(selected, marked.transfers)
-            device_tables = [(rows_of(computes), "ops"), (rows, "transfers")]
+            device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked), "transfers")]
             if not computes.all():
                 device_tables.insert(1, (rows_of(~computes), "collectives"))
             for table, kind in device_tables:
@@ -286,6 +272,24 @@ def _op_rows(
         rows["critical"] = np.isin(timeline.op[on_device], chain.ops)
     if device_elsewhere is not None:
         rows["elsewhere"] = device_elsewhere[label[timeline.op[on_device]]]
+    return rows
+
+
+def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[np.void]:
+    """Returns the transfers that leave `device`, for the duration of the send, and those that arrive at it."""
+    transfers = timeline.transfers
+    out, into = np.flatnonzero(transfers.source == device), np.flatnonzero(transfers.target == device)
+    selected = np.concatenate([out, into])
+    rows = np.zeros(len(selected), dtype=_ROW)
+    cost = transfers.end_us - transfers.receive_us
+    rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
+    rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
+    rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
+    rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
+    rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
+    rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
+    if chain is not None:
+        rows["critical"] = np.isin(selected, chain.transfers)
     return rows
 
 

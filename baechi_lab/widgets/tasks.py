@@ -146,10 +146,7 @@ class Tasks:
         setting = outcome.setting.replace(placer=placer, params={}, moves=())
         subject, memo = self.model.subject, self.model.memo
 
-        def work(ticket: Ticket) -> Outcome:
-            return compute(setting, subject, memo, ticket.report)
-
-        return self.start("placing", work, on_result)
+        return self.start("placing", lambda ticket: compute(setting, subject, memo, ticket.report), on_result)
 
     # -- beside the current placement ------------------------------------------------------------------
 
@@ -180,11 +177,12 @@ class Tasks:
         """Compute the outcome of a key of `comparable_outcomes`, and then emit `beside`."""
         if not key.startswith(ROW) or self.comparable_outcome(key) is not None:
             return self.model.emit("beside", key)
-        return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda outcome: self._brought(key, outcome))
 
-    def _brought(self, key: str, outcome: Outcome) -> None:
-        self._row = (key, outcome)
-        self.model.emit("beside", key)
+        def show(outcome: Outcome) -> None:
+            self._row = (key, outcome)
+            self.model.emit("beside", key)
+
+        return self._placed_by(key.removeprefix(ROW), self.outcome(), show)
 
     def comparable_outcome(self, key: str) -> Outcome | None:
         """Returns the outcome of a key of `comparable_outcomes`; None if it is not computed."""
@@ -317,9 +315,7 @@ class Tasks:
         from ..sweeps import sweep
 
         setting, subject, memo = self.model.setting, self.model.subject, self.model.memo
-        target: Any = setting.model or (
-            self.outcome().graph if not setting.model and setting.batch_size is None else subject
-        )
+        target: Any = setting.model or (self.outcome().graph if setting.batch_size is None else subject)
         if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
             batch = subject.batch_size
             if batch is None:
