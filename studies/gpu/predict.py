@@ -72,8 +72,10 @@ def model_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
         for precision, mode in product(PRECISIONS, ("inference", "training")):
             of_mode = ("inference",) if mode == "inference" else ("training", "step")
             phases = [phase for phase in of_mode if (case.name, precision, phase) in measured]
-            estimate = estimate_layers(model, inputs, mode=mode, precision=precision) if phases else None
-            for phase in phases if estimate else ():
+            if not phases:
+                continue
+            estimate = estimate_layers(model, inputs, mode=mode, precision=precision)
+            for phase in phases:
                 row = measured[case.name, precision, phase]
                 graph = estimate.graph({hardware.name: hardware}, optimizer="adamw" if phase == "step" else None)
                 timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
