@@ -64,6 +64,7 @@ class Hardware(Params):
         multiprocessor_threads: threads that one multiprocessor runs at a time, by NVIDIA's CUDA C++ Programming Guide.
         l2_bytes: size of the last cache before memory; 0 if unknown, so that what is read again is not counted.
         power_w: power limit of the board in watts; 0 if unknown, so that it does not hold products back.
+        workspace_bytes: what libraries hold on the device besides tensors while a PyTorch step runs, a part of every peak.
 
     >>> Hardware.named("v100").bandwidth, Hardware.named("RTX 4090").name
     (900000000000.0, 'rtx4090')
@@ -90,6 +91,7 @@ class Hardware(Params):
     l2_bytes: int = 0
     power_w: float = 0.0
     multiprocessor_threads: int = 2048
+    workspace_bytes: int = 0
 
     def validate(self) -> None:
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
@@ -104,7 +106,7 @@ class Hardware(Params):
         for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
-        for key in ("multiprocessors", "multiprocessor_threads", "l2_bytes", "power_w"):
+        for key in ("multiprocessors", "multiprocessor_threads", "l2_bytes", "power_w", "workspace_bytes"):
             if not 0 <= getattr(self, key) < float("inf"):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
         if self.memory_bytes < 0:
@@ -124,7 +126,9 @@ class Hardware(Params):
         >>> Hardware.named("a100").as_roofline().generation
         ''
         """
-        return replace(self, generation="", multiprocessors=0, l2_bytes=0, power_w=0.0, launches_hidden=False)
+        return replace(
+            self, generation="", multiprocessors=0, l2_bytes=0, power_w=0.0, launches_hidden=False, workspace_bytes=0
+        )
 
     @property
     def kind(self) -> str:
@@ -210,6 +214,11 @@ def _plain(name: str) -> str:
     return re.sub(r"^(nvidia|amd|google)?(tesla|geforce|instinct)?", "", words)
 
 
+_WORKSPACE_BYTES = {"hopper": 2 * (32 << 20)}
+"""Workspaces of cuBLAS: 32 MiB in the thread of the forward pass and in that of the backward pass, as measured on an H200.
+Earlier generations have 8 MiB each, which is not counted."""
+
+
 def _read_table() -> dict[str, Hardware]:
     """Reads the named devices; the table has TFLOP/s (0: no such units), GB/s, microseconds and GB."""
     lines = Path(__file__).with_name("hardware.csv").read_text(encoding="utf-8").splitlines()
@@ -232,6 +241,7 @@ def _read_table() -> dict[str, Hardware]:
             l2_bytes=int(1e6 * float(row["l2_mb"])),
             power_w=float(row["power_w"]),
             launches_hidden=bool(row["generation"]),
+            workspace_bytes=_WORKSPACE_BYTES.get(row["generation"], 0),
         )
         for row in csv.DictReader(lines)
     }

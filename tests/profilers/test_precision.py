@@ -117,7 +117,7 @@ def test_bytes_per_parameter_of_an_exported_program(gradients, bytes_per_paramet
 def test_float32_gradients_are_there_from_the_start():
     """One layer of 64 x 64, by hand: 18 bytes per weight, its gradient of the backward pass (2), and what flows (2 x 64 each)."""
     layer, inputs = torch.nn.Linear(64, 64, bias=False), torch.ones(2, 64)
-    graph = bl.torch.profile(layer, inputs, hardware="h100", optimizer="adam", precision="mixed-bf16")
+    graph = bl.torch.profile(layer, inputs, hardware=A100, optimizer="adam", precision="mixed-bf16")
     cluster = bl.Cluster.uniform(1, memory_bytes="1GB")
     timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
     assert timeline.peak_bytes.tolist() == pytest.approx([(18 + 2) * 64 * 64], abs=4 * 2 * 2 * 64)

@@ -100,6 +100,7 @@ class LayerEstimate:
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
         return graph.replace(
             duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()},
+            temp_bytes=graph.temp_bytes + max(hardware.workspace_bytes for hardware in kinds.values()),
             info={**graph.info, "estimate": record},
         )
 
@@ -141,8 +142,8 @@ def estimate_layers(
     2048.0
     """
     training = mode_of(model, mode)
-    counter = Counter()
     precision = Precision.of(precision)
+    counter = Counter(precision, on_cpu)
     kinds = types_of_estimate(precision, dtype, autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
@@ -185,5 +186,4 @@ def estimate_layers(
         outputs_named=step is not None,
         loss_returned=has_loss,
     )
-    kernels = tuple((owner, precision.kernel(kernel)) for owner, kernel in (*counter.rows, *recomputed_kernels))
-    return LayerEstimate(layers, kernels, precision, half_name(model, kinds.values()))
+    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision, half_name(model, kinds.values()))

@@ -3,7 +3,8 @@
 One forward and backward pass runs under the same interception as a measured profile. A dispatch mode sees every ATen operator
 and assigns it to the running call; in the backward pass to the call whose autograd node is running. Operators between calls
 belong to the preceding call. As in a measured profile, temporary memory is what a call's operators allocate beyond what
-remains at its end. Scratch memory within kernels is not seen.
+remains at its end. Of the scratch memory within kernels, only that of forward convolutions on matrix units counts: copies of
+their tensors in another order.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from ...torch_runtime.intercept import Frame
 from ...torch_runtime.storage import storage_key, storages, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
+from ..precision import Precision
 from ..work import Kernel
 from .fake_tensors import OperatorObserver
 from .kernels import kernel_bytes, kernel_of
@@ -27,9 +30,9 @@ from .memory import LOSS_KEY, MemoryWatch, temporary_peak
 from .quantization import stored_bytes
 
 if TYPE_CHECKING:
-    import torch
     from torch._ops import OpOverload
 
+_CONVOLUTION = torch.ops.aten.convolution.default
 _NOT_RUN = frozenset({"detach", "alias"})
 """Operators that autograd and the interception apply to retained tensors."""
 
@@ -40,8 +43,9 @@ PhaseCall = tuple[str, int]
 class Counter(OperatorObserver):
     """Kernels by owner, and allocated (positive) and freed (negative) bytes in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: Precision | None = None, on_cpu: bool = False) -> None:
         super().__init__()
+        self.precision, self.on_cpu = precision or Precision(), on_cpu
         self.owner: PhaseCall | None = None
         self.rows: list[tuple[PhaseCall, Kernel]] = []
         self.changes: list[int] = []
@@ -51,13 +55,17 @@ class Counter(OperatorObserver):
 
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         if self.owner is not None and is_model_operator(func):
-            self.rows.append((self.owner, self.kernel_of(func, args, kwargs, out)))
+            kernel = self.precision.kernel(self.kernel_of(func, args, kwargs, out))
+            self.rows.append((self.owner, kernel))
             input_storages = {storage_key(t) for t in tensors((args, kwargs))}
             for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
                 key = storage._cdata
                 if key not in input_storages and key not in self.alive:
                     self.changes.append(storage.nbytes())
                     self.alive[key] = weakref.finalize(storage, self._record_release, key, storage.nbytes())
+            is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
+            if func is _CONVOLUTION and is_copied and kernel.precision != "fp32" and not self.on_cpu:
+                self.changes += [int(kernel.moved_bytes), -int(kernel.moved_bytes)]
 
     def know_quantized(self, model: nn.Module) -> None:
         """Registers parameters that are stored in fewer bytes than their type has."""

@@ -288,7 +288,7 @@ def make_operator_graph(
         op_types=tuple(op.op_type for op in ops),
         duration_us=next(iter(columns.values())),
         duration_by_kind=columns,
-        temp_bytes=temporary,
+        temp_bytes=temporary + max(hardware.workspace_bytes for hardware in kinds.values()),
         persistent_bytes=persistent,
         reuse=reuse if gradients else None,
         output_shapes=tuple(op.output_shapes for op in ops),

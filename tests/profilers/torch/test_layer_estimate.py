@@ -294,6 +294,23 @@ def test_bug_float32_heads_that_share_keys_had_a_fused_kernel(precision, keeps_s
     assert (saved.saved_bytes > 8 * 32 * 32 * 4) == keeps_scores
 
 
+@pytest.mark.parametrize(
+    ("hardware", "precision", "workspace", "is_copied"),
+    [
+        ("h200", "bf16", 64 << 20, True),
+        ("a100", "bf16", 0, True),
+        ("h200", "fp32", 64 << 20, False),
+        ("cpu-core", "bf16", 0, False),
+    ],
+)
+def test_bug_peaks_left_out_what_libraries_hold(hardware, precision, workspace, is_copied):
+    """cuBLAS has 32 MiB per thread on Hopper; convolutions on matrix units copy their tensors."""
+    model, size = nn.Conv1d(4, 8, 3, bias=False), 2 if precision == "bf16" else 4
+    graph = bl.torch.profile(model, torch.ones(2, 4, 66), mode="inference", hardware=hardware, precision=precision)
+    inputs, outputs, weights = size * 2 * 4 * 66, size * 2 * 8 * 64, size * 8 * 4 * 3
+    assert graph.temp_bytes.tolist() == [workspace + (inputs + outputs + weights) * is_copied]
+
+
 def test_roofline_of_a_layer_by_hand():
     """A product of 4096 x 4096 in bf16 on an H100, forward and for both gradients; fused Adam moves 7 tensors, Adam 18."""
     n = 4096
