@@ -42,6 +42,20 @@ def test_bug_a_cache_that_names_a_class_of_an_earlier_version_is_written_anew(tm
     assert printed(tmp_path) == "7.0"  # from the new cache
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_bug_a_kernel_ran_the_old_code_of_one_that_it_calls_in_another_file(tmp_path):
+    """numba compares only the time and size of the kernel's own file."""
+    called = tmp_path / "called.py"
+    head = "from baechi_lab.graph.kernels.jit import njit\n"
+    called.write_text(f"{head}FACTOR = 2\n@njit(cache=True)\ndef times(x):\n    return FACTOR * x\n")
+    lines = "from called import times\n@njit(cache=True)\ndef more(x):\n    return times(x) + 1\nprint(more(3))\n"
+    (tmp_path / "kernels.py").write_text(head + lines)
+    assert printed(tmp_path) == "7"
+    called.write_text(called.read_text().replace("FACTOR = 2", "FACTOR = 10"))
+    assert printed(tmp_path) == "31"  # failed: 7
+
+
 TOGETHER = """
 import sys
 from kernels import inner, outer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -139,11 +140,12 @@ def is_missing(kernel: Any) -> bool:
 
 
 def _for_disk(kernel: Dispatcher) -> Dispatcher:
-    index: object = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if hasattr(index, "_load_index"):
-        load = index._load_index
+        load, own_stamp = index._load_index, index._source_stamp
 
         def load_index() -> object:
+            index._source_stamp = (own_stamp, _stamp_of_called(kernel.py_func))  # type: ignore[arg-type]
             try:
                 return load()
             except (AttributeError, ImportError):
@@ -151,6 +153,38 @@ def _for_disk(kernel: Dispatcher) -> Dispatcher:
 
         index._load_index = load_index
     return _compiled_by_one(kernel)
+
+
+@functools.cache
+def _stamp_of_called(function: FunctionType) -> tuple[object, ...]:
+    """Returns what a compiled kernel contains beside its own file: the kernels that it calls and constants.
+
+    numba looks only at the time and the size of the kernel's own file. After a change of another file it would run the old
+    code of a called kernel.
+    """
+    functions, stamps, constants = [function], dict[FunctionType, object](), set[tuple[str, str]]()
+    while functions:
+        called = functions.pop()
+        if called in stamps:
+            continue
+        stamps[called] = (called.__qualname__, _file_stamp(called.__code__.co_filename))
+        for name in called.__code__.co_names:
+            value = called.__globals__.get(name)
+            part = getattr(value, "py_func", value)
+            if isinstance(part, FunctionType):
+                functions.append(part)
+            elif isinstance(value, (int, float, str)):
+                constants.add((name, repr(value)))
+    return (*sorted(map(repr, stamps.values())), *sorted(constants))
+
+
+@functools.cache
+def _file_stamp(path: str) -> tuple[float, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # code that is in no file
+        return None
+    return status.st_mtime, status.st_size
 
 
 def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
