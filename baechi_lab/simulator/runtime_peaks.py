@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,23 @@ def runtime_peaks(
         return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
     peaks = late_send_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
+        orders = _EXECUTOR_ORDERS.get(graph)
+        if orders is None:
+            orders = _EXECUTOR_ORDERS[graph] = executor_orders(graph)
+        latest_durations = list(graph.latest_durations)
         timelines = [simulate_order(cluster, "pct", None)]
-        for order in executor_orders(graph):
-            timelines += [simulate_order(c, "planned", order) for c in (cluster, *_with_slow_devices(cluster))]
+        for machines in (cluster, *_with_slow_devices(cluster)):
+            timelines += [simulate_order(machines, "planned", order) for order in orders]
+        graph.latest_durations[:] = latest_durations  # those of `cluster`, for whoever simulates next
         for reordered in timelines:
-            peaks = np.maximum(peaks, late_send_peaks(graph, cluster, apply_buffer_reuse(graph, cluster, reordered)))
+            # What is sent late is held longer: the peak without delay is not above this one (but for bytes of ties).
+            delayed = _send_late(graph, cluster, reordered)
+            peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
     return peaks
+
+
+_EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], NDArray[np.int64]]] = WeakKeyDictionary()
+"""Graph -> its two orders. A search simulates the same graph many times."""
 
 
 def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:
@@ -89,9 +101,15 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
     >>> timeline.peak_bytes.tolist(), late_send_peaks(graph, cluster, timeline).tolist()
     ([44, 30], [74, 30])
     """
-    transfers = timeline.transfers
-    if not len(transfers):
+    if not len(timeline.transfers):
         return timeline.peak_bytes
+    delayed = _send_late(graph, cluster, timeline)
+    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
+
+
+def _send_late(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timeline:
+    """Returns the timeline with the transfers of `late_send_peaks`."""
+    transfers = timeline.transfers
     produced_us = np.zeros(graph.n)
     produced_us[timeline.op] = timeline.end_us
     receive_us = np.minimum(transfers.receive_us, produced_us[graph.tensor_producer[transfers.tensor]])
@@ -109,10 +127,7 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
                 period = np.searchsorted(busy_from, time_us, side="right") - 1
                 within = (period >= 0) & (time_us <= busy_until[period])
                 end_us[sends] = np.where(within, busy_until[period], time_us)
-    delayed = dataclasses.replace(
-        timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us)
-    )
-    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
+    return dataclasses.replace(timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us))
 
 
 def notes_on_runtime_peaks(timeline: Timeline) -> list[str]:
