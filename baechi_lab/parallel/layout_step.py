@@ -301,11 +301,11 @@ def _stage_segments(
         same = all(map(collectives.same_links, groups, first_groups))
 
         def cost(
-            part: Part, recompute: str = "none", rank: RankCosts = rank, d: int = d, same: bool = same
+            model_part: Part, recompute: str = "none", rank: RankCosts = rank, d: int = d, same: bool = same
         ) -> PartCosts:
-            key = (f"{part.name}/{part is experts}", hardwares[d].name, () if same else (d,))
+            key = (f"{model_part.name}/{model_part is experts}", hardwares[d].name, () if same else (d,))
             if key not in costed:
-                costed[key] = rank.costs_of(part, recompute)
+                costed[key] = rank.costs_of(model_part, recompute)
             return costed[key]
 
         segments: list[Segment] = []

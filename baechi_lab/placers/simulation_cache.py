@@ -46,16 +46,18 @@ class SimulationCache:
 
     def _simulate(self, placement: Placement, scheduler: str) -> SimulatedPlan:
         graph, cluster = self.graph, self.cluster
+        has_dynamic_order = scheduler not in ("fifo", "planned")
+        if graph.original is None and graph.reuse is not None:
+            timeline = simulate_step(graph, cluster, placement, scheduler)
+            order = order_of_starts(graph, timeline.start_us, timeline.end_us) if has_dynamic_order else None
+            return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
         placed = placement.checked(graph, cluster.n)
         state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
         start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
-        order = order_of_starts(graph, start_us, end_us) if scheduler not in ("fifo", "planned") else None
+        order = order_of_starts(graph, start_us, end_us) if has_dynamic_order else None
         if graph.original is not None:
             planned = _with_order(placement, scheduler, order)
             return SimulatedPlan(*simulate_ops(graph.original, cluster, planned), order)
-        if graph.reuse is not None:
-            timeline = simulate_step(graph, cluster, placement, scheduler)
-            return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
         breaks_constraint = any(True for _ in constraint_violations(graph, cluster, placed.device))
         feasible = not breaks_constraint and bool((peak <= cluster.memory_bytes).all())
         return SimulatedPlan(float(end_us.max(initial=0.0)), peak, feasible, order)
@@ -76,7 +78,7 @@ def order_of_starts(graph: OpGraph, start_us: NDArray[np.float64], end_us: NDArr
 def simulate_ops(
     graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: str | None = None
 ) -> tuple[float, NDArray[np.int64], bool]:
-    """Returns makespan, peaks and whether it fits. Shared buffers are slow to simulate: only where it does not fit without."""
+    """Returns makespan, peaks and whether it fits. Shared buffers are counted only where it does not fit without."""
     us, peak = makespan_and_peak(graph, cluster, placement, scheduler)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
         return us, peak, bool((peak <= cluster.memory_bytes).all())

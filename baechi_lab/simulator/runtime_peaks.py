@@ -43,12 +43,12 @@ def runtime_peaks(
     None where the order of ops is enforced.
     """
     if has_code_order(graph):
-        turn = inverse(code_order(graph)).astype(np.float64)
-        sent_us = turn[graph.tensor_producer[timeline.transfers.tensor]] + 1.0
+        turn_of_op = inverse(code_order(graph)).astype(np.float64)
+        sent_us = turn_of_op[graph.tensor_producer[timeline.transfers.tensor]] + 1.0
         in_turns = dataclasses.replace(
             timeline,
-            start_us=turn[timeline.op],
-            end_us=turn[timeline.op] + 1.0,
+            start_us=turn_of_op[timeline.op],
+            end_us=turn_of_op[timeline.op] + 1.0,
             transfers=dataclasses.replace(timeline.transfers, start_us=sent_us, receive_us=sent_us, end_us=sent_us),
             info={},
         )

@@ -214,8 +214,8 @@ def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]]
         column[label[timeline.op], 0] = timeline.end_us - timeline.start_us
         column[label[timeline.op], 1] = timeline.memory_bytes[timeline.device]
         columns.append(column)
-    known = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
-    return bool(np.allclose(columns[0][known], columns[1][known], rtol=1e-9, atol=1e-9))
+    in_both_timelines = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
+    return bool(np.allclose(columns[0][in_both_timelines], columns[1][in_both_timelines], rtol=1e-9, atol=1e-9))
 
 
 def short_device(name: str) -> str:

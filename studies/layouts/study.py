@@ -94,13 +94,13 @@ def choose_rows() -> dict[str, list[int]]:
 
     The choice depends neither on measurements nor on predictions. Rows in fp8 are left out.
     """
-    chosen = {}
+    fit_rows = {}
     for source, count in FIT_ROWS.items():
         steps = SOURCES[source]()
         rows = [k for k, step in enumerate(steps) if step.seconds and step.options.precision.products == "fp16"]
         rows.sort(key=lambda k: (*_degrees(steps[k]), k))
-        chosen[source] = sorted(evenly_spaced(rows, count))
-    return chosen
+        fit_rows[source] = sorted(evenly_spaced(rows, count))
+    return fit_rows
 
 
 def _degrees(step: MeasuredStep) -> tuple[str, int, int, int, int, int, int]:

@@ -182,14 +182,14 @@ def test_a_result_lies_in_one_of_two_copies_alike(again, held):
     assert dict(trace.transfers[:, [0, 7]].tolist()) == {0: held[0], 1: held[1]}
 
 
-@pytest.mark.parametrize(("slot", "held"), [(0, 70), (1, 40)])
-def test_bug_a_received_list_was_held_while_another_list_of_a_loop_was_read(slot, held):
+@pytest.mark.parametrize(("slot", "held_until_us"), [(0, 70), (1, 40)])
+def test_bug_a_received_list_was_held_while_another_list_of_a_loop_was_read(slot, held_until_us):
     """Handles of lists have 64 bytes. A loop returns what it read in the same place; c reads one of both until 70."""
     metadata = Metadata()
     metadata.op(task(0), "a", 0, 10, output_bytes=64)
     metadata.op(task(1), "b", 30, 40, output_bytes=64, pointer=7)
-    other = metadata.run_metadata.step_stats.dev_stats[1].node_stats[0].output.add(slot=1).tensor_description
-    other.allocation_description.requested_bytes, other.allocation_description.ptr = 64, 8
+    second_output = metadata.run_metadata.step_stats.dev_stats[1].node_stats[0].output.add(slot=1).tensor_description
+    second_output.allocation_description.requested_bytes, second_output.allocation_description.ptr = 64, 8
     metadata.op(task(1), "c", 60, 70, output_bytes=8, pointer=9)
     metadata.cut(task(0), task(1), "edge_1_a", "a", "b")
     loop = metadata.run_metadata.partition_graphs[1].node[-1]
@@ -198,7 +198,7 @@ def test_bug_a_received_list_was_held_while_another_list_of_a_loop_was_read(slot
     metadata.run_metadata.partition_graphs[1].node.add(name="c", op="Mul", device=task(1)).input.append(f"b:{slot}")
     metadata.received(task(0), task(1), "edge_1_a", 64, 12, 24)
     trace = read_trace(metadata.run_metadata, ["a", "b", "c"], np.array([0, 1, 1]), [task(0), task(1)])
-    assert trace.transfers[0, 5:].tolist() == [12, 24, held]
+    assert trace.transfers[0, 5:].tolist() == [12, 24, held_until_us]
 
 
 def test_a_variables_new_value_replaces_the_old_one():

@@ -110,8 +110,8 @@ class Rings:
             self._cut(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)
         ]
         for s, k in sorted(ops):
-            received, part = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
-            inputs = [part] if received is None else [part, received] if s < width else [received]
+            received, chunk = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
+            inputs = [chunk] if received is None else [chunk, received] if s < width else [received]
             add_node(self.graph_def, "AddV2" if len(inputs) > 1 else "Identity", ops[s, k], inputs, T=kind)
         for k in range(width):
             complete_parts = [

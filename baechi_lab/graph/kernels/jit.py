@@ -170,9 +170,9 @@ def _stamp_of_called(function: FunctionType) -> tuple[object, ...]:
         stamps[called] = (called.__qualname__, _file_stamp(called.__code__.co_filename))
         for name in called.__code__.co_names:
             value = called.__globals__.get(name)
-            part = getattr(value, "py_func", value)
-            if isinstance(part, FunctionType):
-                functions.append(part)
+            callee = getattr(value, "py_func", value)
+            if isinstance(callee, FunctionType):
+                functions.append(callee)
             elif isinstance(value, (int, float, str)):
                 constants.add((name, repr(value)))
     return (*sorted(map(repr, stamps.values())), *sorted(constants))

@@ -58,10 +58,12 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
         read = np.zeros(graph.tensor_count, dtype=np.bool_)
         read[graph.edge_tensor[after[graph.consumers]]] = True
         live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
-        held = graph.persistent_bytes
+        persistent_bytes = graph.persistent_bytes
         if shared and graph.reuse is not None:  # what grows is there once its op has started
-            held = np.where((graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, held)
-        bytes_across = int(held.sum() + size[live].sum() + graph.temp_bytes[op])
+            persistent_bytes = np.where(
+                (graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, persistent_bytes
+            )
+        bytes_across = int(persistent_bytes.sum() + size[live].sum() + graph.temp_bytes[op])
         if bytes_across > best:
             best, at = bytes_across, op
     return best, at

@@ -45,9 +45,11 @@ def count_work(structure: Structure) -> Work:
     free: list[bool] = []
     plumbing = kernel_plumbing(structure)
 
-    def add(op: int, runs: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, written: Sizes) -> None:
+    def add(
+        op: int, run_count: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, written: Sizes
+    ) -> None:
         rows.append((op, _kernel(node, inputs, outputs, read, written, halves)))
-        times.append(runs)
+        times.append(run_count)
         free.append(node.op in _TAKES_NO_TIME or op in plumbing)
 
     for i, node in enumerate(structure.nodes):

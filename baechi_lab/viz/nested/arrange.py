@@ -118,9 +118,9 @@ class _Frame:
             end = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
             spans[band] = (end - wide, end)
         self.total = max(float(end[-1]) for _, end in spans.values())
-        for band, (begin, end) in spans.items():
+        for band, (start, end) in spans.items():
             turned = self.mirrored != (band % 2 == 1 and not self.both)
-            self.left[band], self.right[band] = (self.total - end, self.total - begin) if turned else (begin, end)
+            self.left[band], self.right[band] = (self.total - end, self.total - start) if turned else (start, end)
         top = 0.0
         for band in range(int(self.band.max()) + 1):
             nodes = np.flatnonzero(self.band == band)

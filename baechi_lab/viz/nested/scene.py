@@ -115,9 +115,9 @@ class _Builder:
         corner = {ROOT: (0.0, 0.0)}
         middle: dict[int, tuple[float, float]] = {}
         for node in (ROOT, *self.frames.tolist()):
-            inner_frame, (left, top) = self.inside[node], corner[node]
+            inner_frame, (frame_left, frame_top) = self.inside[node], corner[node]
             for k, child in enumerate(self.tree.children[node]):
-                x, y = left + float(inner_frame.x[k]), top + float(inner_frame.y[k])
+                x, y = frame_left + float(inner_frame.x[k]), frame_top + float(inner_frame.y[k])
                 middle[child] = (x, y)
                 if child in self.opened:
                     inner = self.inside[child]
