@@ -43,7 +43,8 @@ def test_megatron_arguments():
     assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in plan.text
     assert plan.unsupported == ()
     uneven = written(bl.Layout(pp=2, stage_layers=(3, 1), schedule="gpipe"), "megatron")
-    assert uneven.value["--pipeline-model-parallel-layout"] == '"Et*3|tL"'
+    assert uneven.value["--pipeline-model-parallel-layout"] == "Et*3|tL"
+    assert "--pipeline-model-parallel-layout 'Et*3|tL'" in uneven.text  # a shell reads it as it is
     assert uneven.unsupported == ("Megatron has no schedule gpipe; these arguments run 1f1b",)
     experts = written(bl.Layout(dp=4, ep=4), "megatron", MIXTRAL).value
     assert (experts["--num-experts"], experts["--expert-model-parallel-size"], experts["--moe-router-topk"]) == (
@@ -57,6 +58,8 @@ def test_megatron_arguments():
     assert dropped.unsupported == ("activation_function is relu; these arguments train with gelu",)
     sharded = written(bl.Layout(dp=4, zero=3), "megatron").value
     assert sharded["--data-parallel-sharding-strategy"] == "optim_grads_params"
+    assert sharded["--ckpt-format"] == "fsdp_dtensor"  # Megatron's FSDP starts with no other
+    assert "--overlap-grad-reduce" in written(bl.Layout(dp=4), "megatron").value
 
 
 def test_megatron_arguments_of_windows_and_positions():
@@ -64,11 +67,36 @@ def test_megatron_arguments_of_windows_and_positions():
     gemma = LLAMA | {"model_type": "gemma2", "sliding_window": 8, "rope_theta": 1e6}
     plan = written(bl.Layout(dp=4), "megatron", gemma)
     assert (plan.value["--window-size"], plan.value["--window-attn-skip-freq"]) == ("7,0", 2)
-    assert plan.value["--rotary-base"] == 1_000_000 and plan.unsupported == ()
+    assert plan.value["--rotary-base"] == 1_000_000
+    (sentence,) = plan.unsupported
+    assert sentence.startswith("gemma2 models may have norms, biases, residual paths or routers")
     mpt = {"model_type": "mpt", "d_model": 32, "n_layers": 4, "n_heads": 4, "vocab_size": 64}
     plan = written(bl.Layout(dp=4), "megatron", mpt)
     assert plan.value["--position-embedding-type"] == "none"
     assert plan.unsupported == ("Megatron has no ALiBi; these arguments train without positions",)
+    scaled = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 32.0}}
+    plan = written(bl.Layout(dp=4), "megatron", LLAMA | scaled)
+    assert (plan.value["--rotary-base"], plan.value["--rope-scaling-factor"], plan.unsupported) == (500_000, 32.0, ())
+    assert "--use-rope-scaling --rope-scaling-factor 32.0" in plan.text
+    longer = LLAMA | {"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    plan = written(bl.Layout(dp=4), "megatron", longer)
+    assert "--add-qkv-bias" in plan.value and "does not scale rotary positions" in plan.unsupported[0]
+
+
+@pytest.mark.parametrize("format", ["megatron", "torchtitan", "torchrun"])
+def test_stages_are_those_that_were_simulated(format):
+    """Of six layers in four stages, the two in the middle have two: the first has the embedding, the last the head."""
+    pytest.importorskip("transformers")
+    plan = written(bl.Layout(pp=4, micro_batch=2), format, LLAMA | {"num_hidden_layers": 6})
+    counts = {
+        "megatron": lambda: [s.strip("EL") for s in plan.value["--pipeline-model-parallel-layout"].split("|")],
+        "torchtitan": lambda: [
+            sum(name.startswith("layers") for name in stage)
+            for stage in plan.value["parallelism"]["module_fqns_per_model_part"]
+        ],
+        "torchrun": lambda: plan.value["stage_layers"],
+    }[format]()
+    assert counts == (["t", "t*2", "t*2", "t"] if format == "megatron" else [1, 2, 2, 1])
 
 
 def test_torchtitan_file():
@@ -81,6 +109,18 @@ def test_torchtitan_file():
     assert plan.value["training"]["local_batch_size"] == 16 // 4
     assert any("ZeRO-1" in sentence for sentence in plan.unsupported)
     assert any("'gpt2'" in sentence for sentence in written(bl.Layout(), "torchtitan", GPT2).unsupported)
+    # Undivided copies run only where nothing else is divided.
+    copies = written(bl.Layout(dp=4), "torchtitan").value["parallelism"]
+    assert (copies["data_parallel_replicate_degree"], copies["data_parallel_shard_degree"]) == (4, 1)
+    plan = written(bl.Layout(tp=2, dp=4), "torchtitan")
+    assert plan.value["parallelism"]["data_parallel_shard_degree"] == 4
+    assert any("torchtitan has no ZeRO-0 there" in sentence for sentence in plan.unsupported)
+    experts = written(bl.Layout(dp=4, ep=4), "torchtitan", MIXTRAL).value["parallelism"]
+    assert (
+        experts["data_parallel_shard_degree"] * experts["context_parallel_degree"] % experts["expert_parallel_degree"]
+        == 0
+    )
+    assert any("trains in float32" in sentence for sentence in written(bl.Layout(tp=2), "torchtitan").unsupported)
 
 
 def test_deepspeed_file():
@@ -89,6 +129,11 @@ def test_deepspeed_file():
     assert plan.value["train_batch_size"] == 16 and plan.value["train_micro_batch_size_per_gpu"] == 2
     assert plan.value["gradient_accumulation_steps"] == 16 // (4 * 2)
     assert plan.value["zero_optimization"]["stage"] == 2 and plan.unsupported == ()
+    # DeepSpeed 0.19.8 requires train_batch_size = micro-batch * accumulation * all processes, whatever they share.
+    divided = written(bl.Layout(tp=2, dp=4, micro_batch=2), "deepspeed").value
+    assert "train_batch_size" not in divided and divided["gradient_accumulation_steps"] == 2
+    experts = written(bl.Layout(dp=4, ep=4), "deepspeed", MIXTRAL)
+    assert experts.value["expert_parallel"] == {"enabled": True, "autoep_size": 4} and experts.unsupported == ()
     assert any("num_stages=2" in sentence for sentence in written(bl.Layout(pp=2), "deepspeed").unsupported)
 
 
@@ -99,15 +144,32 @@ def test_accelerate_file():
     sizes = plan.value["parallelism_config"]
     assert sizes["parallelism_config_dp_shard_size"] == 8 and sizes["parallelism_config_tp_size"] == 2
     assert plan.value["fsdp_config"]["fsdp_reshard_after_forward"] is True
-    assert plan.value["gradient_accumulation_steps"] == 16 // 8
-    undivided = written(bl.Layout(tp=2, dp=2), "accelerate").unsupported
-    assert "accelerate has no undivided copies under tp or cp; choose zero of 1 or more" in undivided
+    assert (
+        "gradient_accumulation_steps=2 to the Accelerator" in plan.unsupported[-1]
+    )  # 16 of 8 copies; no key of the file
+    assert any("--main_process_ip" in sentence for sentence in plan.unsupported)  # two machines
+    known = {
+        "compute_environment",
+        "distributed_type",
+        "mixed_precision",
+        "machine_rank",
+        "num_machines",
+        "num_processes",
+    }
+    assert set(plan.value) == known | {"fsdp_config", "parallelism_config"}  # accelerate refuses other keys
+    undivided = written(bl.Layout(tp=2, dp=2), "accelerate")
+    assert undivided.value["parallelism_config"]["parallelism_config_dp_shard_size"] == 2
+    assert undivided.unsupported[0].startswith("FSDP 2 has no ZeRO-0")
+    for layout, kind in ((bl.Layout(dp=4), "MULTI_GPU"), (bl.Layout(), "NO")):  # FSDP needs an axis to divide along
+        value = written(layout, "accelerate").value
+        assert value["distributed_type"] == kind and set(value) == known
+    assert set(written(bl.Layout(tp=2), "accelerate").value) == known | {"parallelism_config"}
 
 
 @pytest.mark.parametrize("format", ["accelerate", "megatron", "torchtitan"])
 def test_an_early_and_a_late_piece_of_the_sequence_are_equally_long(format):
     sentences = written(bl.Layout(cp=2), format, sequence_length=30).unsupported
-    assert "sequence_length is 30; context parallelism needs a multiple of 4 there" in sentences
+    assert "sequence_length is 30; it must be a multiple of 4 there" in sentences
     assert not any("sequence_length" in text for text in written(bl.Layout(cp=2), format).unsupported)
 
 

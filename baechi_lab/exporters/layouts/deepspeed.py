@@ -1,6 +1,7 @@
 """DeepSpeed: its JSON file.
 
-Source: DeepSpeed, "Configuration JSON" (batch sizes, ZeRO, BF16) and "AutoTP training".
+Source: DeepSpeed 0.19.8, `runtime/config.py` (batch sizes, ZeRO, BF16), `runtime/tensor_parallel/config.py` and
+`module_inject/auto_ep_config.py`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ import json
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
+_EXPERTS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3")
+"""Model types whose experts DeepSpeed finds by itself."""
+
 
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is what the JSON holds."""
     layout = request.layout
     unsupported = []
     value: dict[str, object] = {
-        "train_batch_size": request.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": request.micro_batches,
         "zero_optimization": {"stage": layout.zero},
     }
+    if layout.tp * layout.cp == 1:  # DeepSpeed compares it with all processes, also those that share sequences
+        value["train_batch_size"] = request.global_batch
     if layout.zero:
         value["zero_optimization"] = {"stage": layout.zero, "overlap_comm": True, "contiguous_gradients": True}
     if request.precision == "mixed-bf16":
         value["bf16"] = {"enabled": True}
     if layout.tp > 1:
         value["tensor_parallel"] = {"autotp_size": layout.tp}
-        if layout.zero == 3:
-            unsupported.append("DeepSpeed's tensor parallelism runs with ZeRO stages 0 to 2 only")
     if layout.sequence_parallel:
         unsupported.append("DeepSpeed's tensor parallelism does not divide norms along the sequence")
     if layout.pp > 1:
@@ -42,7 +45,11 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "the file has no context parallelism; Ulysses divides attention heads instead of the sequence"
         )
     if layout.ep > 1:
-        unsupported.append(f"the file has no experts; give ep_size={layout.ep} to deepspeed.moe.layer.MoE")
+        value["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
+        if request.model_type not in _EXPERTS:
+            unsupported.append(f"DeepSpeed finds no experts in {request.model_type!r}; name their layers in the file")
+        if layout.tp > 1:
+            unsupported.append("DeepSpeed divides no expert over tp; every expert is whole on one device")
     if layout.recompute != "none":
         unsupported.append(f"the file does not switch {layout.recompute} recomputation on; the model's code does")
     text = json.dumps(value, indent=2) + "\n"

@@ -1,10 +1,15 @@
 """Megatron-LM: arguments of `pretrain_gpt.py`.
 
-Source: Megatron Core, user guide, "Parallelism Guide" and `megatron/training/arguments.py`.
+Source: Megatron-LM of August 2026, `megatron/training/arguments.py` and `megatron/core/transformer/transformer_config.py`.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...parallel.layout_step import stage_blocks
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
@@ -16,6 +21,9 @@ _FIELDS = {
     "--rotary-percent": ("rotary_pct", "partial_rotary_factor"),
 }
 """Arguments whose defaults may differ from the model's, and the fields of configurations that say them."""
+_SWITCHES = {"qwen2": "--add-qkv-bias", "qwen3": "--qk-layernorm", "qwen3_moe": "--qk-layernorm"}
+_DESCRIBED = frozenset({"", "llama", "mistral", "mixtral", "gpt2", "gpt_bigcode", "mpt", "bloom", *_SWITCHES})
+"""Model types whose computation the arguments describe."""
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
@@ -37,7 +45,11 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "--pipeline-model-parallel-size": layout.pp,
         "--context-parallel-size": layout.cp,
     }
-    switches = []
+    switches = [_SWITCHES[request.model_type]] if request.model_type in _SWITCHES else []
+    if request.model_type not in _DESCRIBED:
+        unsupported.append(
+            f"{request.model_type} models may have norms, biases, residual paths or routers that these arguments do not describe"
+        )
     if model.projection_parameters:
         unsupported.append(
             f"Megatron has no tables of tokens of another width than the model; {model.embedding_size} is left out"
@@ -73,7 +85,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if model.shared_feed_forward:
             arguments["--moe-shared-expert-intermediate-size"] = model.shared_feed_forward
         if model.dense_layers:
-            arguments["--moe-layer-freq"] = f"'([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})'"
+            arguments["--moe-layer-freq"] = f"([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})"
     if model.key_rank:
         switches.append("--multi-latent-attention")
         arguments |= {
@@ -88,11 +100,13 @@ def write(request: LayoutRequest) -> WrittenPlan:
         switches.append("--sequence-parallel")
     elif layout.tp > 1 and model.experts:
         unsupported.append("Megatron requires sequence parallelism where experts meet tensor parallelism")
+    if layout.dp * layout.cp > 1:
+        switches.append("--overlap-grad-reduce")
     if layout.zero:
-        switches += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+        switches += ["--use-distributed-optimizer", "--overlap-param-gather", "--overlap-grad-reduce"]
     if layout.zero > 1:
         switches.append("--use-megatron-fsdp")
-        arguments["--data-parallel-sharding-strategy"] = _SHARDING[layout.zero]
+        arguments |= {"--data-parallel-sharding-strategy": _SHARDING[layout.zero], "--ckpt-format": "fsdp_dtensor"}
     if request.precision == "mixed-bf16":
         switches.append("--bf16")
     if layout.recompute == "full":
@@ -104,24 +118,22 @@ def write(request: LayoutRequest) -> WrittenPlan:
     elif layout.recompute == "selective":
         arguments["--recompute-granularity"] = "selective"
     unsupported += _divide_into_stages(request, arguments)
-    words = [f"{name} {value}" for name, value in arguments.items()] + switches
     value = arguments | dict.fromkeys(switches)
-    text = " ".join(words) + "\n"
+    text = shlex.join(str(word) for pair in value.items() for word in pair if word is not None) + "\n"
     return WrittenPlan("megatron", value, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
 
 
 def _attend(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
     """Adds the arguments of positions without a table and of windows of attention; returns what they cannot express."""
     model, fields = request.transformer, request.fields
-    base = fields.get("rope_theta")
     sentences = []
     if not model.positions:
         alibi = fields.get("alibi", fields.get("model_type") in ("bloom", "mpt"))
         arguments["--position-embedding-type"] = "none" if alibi else "rope"
         if alibi:
             sentences.append("Megatron has no ALiBi; these arguments train without positions")
-        elif isinstance(base, (int, float)):
-            arguments["--rotary-base"] = int(base)
+        else:
+            sentences += _rotate(fields, arguments)
     if model.windowed_layers:
         arguments["--window-size"] = f"{model.window - 1},0"
         full = model.layers - model.windowed_layers
@@ -135,17 +147,33 @@ def _attend(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
     return sentences
 
 
+def _rotate(fields: Mapping[str, object], arguments: dict[str, object]) -> list[str]:
+    """Adds the arguments of rotary positions; returns what they cannot express."""
+    rotary = fields.get("rope_parameters") or fields.get("rope_scaling")
+    rotary = rotary if isinstance(rotary, Mapping) else {}
+    base, kind = rotary.get("rope_theta", fields.get("rope_theta")), rotary.get("rope_type", rotary.get("type"))
+    if isinstance(base, (int, float)):
+        arguments["--rotary-base"] = int(base)
+    if kind == "llama3":
+        arguments |= {"--use-rope-scaling": None, "--rope-scaling-factor": rotary.get("factor", 8.0)}
+    elif rotary and kind != "default":
+        return [f"the file does not scale rotary positions as the configuration says ({dict(rotary)})"]
+    return []
+
+
 def _divide_into_stages(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
     """Adds the arguments of the pipeline's schedule and of uneven stages; returns what they cannot express."""
-    layout, counts = request.layout, request.stage_layers
+    layout = request.layout
     if layout.pp == 1:
         return []
     sentences = []
     if layout.schedule not in ("1f1b", "interleaved-1f1b"):
         sentences.append(f"Megatron has no schedule {layout.schedule}; these arguments run 1f1b")
+        layout = replace(layout, schedule="1f1b")
+    counts = stage_blocks(layout, request.transformer.layers)
     if len(set(counts)) > 1 or layout.schedule == "interleaved-1f1b":
         cells = ["t*" + str(count) if count != 1 else "t" for count in counts]
         cells = ["" if count == 0 else cell for count, cell in zip(counts, cells, strict=True)]
         cells[0], cells[-1] = "E" + cells[0], cells[-1] + "L"
-        arguments["--pipeline-model-parallel-layout"] = f'"{"|".join(cells)}"'
+        arguments["--pipeline-model-parallel-layout"] = "|".join(cells)
     return sentences

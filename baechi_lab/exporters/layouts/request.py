@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import InvalidInput
 from ...graph.layout import Layout
+from ...parallel.layout_step import stage_blocks
 from ...parallel.layouts import why_illegal
 from ...parallel.transformer import Transformer
 
@@ -45,11 +46,8 @@ class LayoutRequest:
 
     @property
     def stage_layers(self) -> tuple[int, ...]:
-        """Returns the layers of every pipeline stage; without a given division, the first stages have one more if necessary."""
-        if self.layout.stage_layers is not None:
-            return self.layout.stage_layers
-        stages, layers = self.layout.stages, self.transformer.layers
-        return tuple(layers // stages + (k < layers % stages) for k in range(stages))
+        """Layers of every pipeline stage, as they are simulated."""
+        return stage_blocks(self.layout, self.transformer.layers)
 
     def check(self) -> None:
         """Rejects a batch or model that the layout does not divide.
@@ -67,9 +65,9 @@ class LayoutRequest:
                 f"{self.per_machine}"
             )
 
-    def uneven_pieces(self) -> list[str]:
-        """Returns a sentence if the early and the late piece of the sequence on every device are not equally long."""
-        pieces = 2 * self.layout.cp
-        if self.layout.cp == 1 or self.sequence_length % pieces == 0:
+    def uneven_pieces(self, factor: int = 1) -> list[str]:
+        """Returns a sentence if the pieces of the sequence, two per device of `cp`, are not `factor` equal parts each."""
+        pieces = factor * (2 * self.layout.cp if self.layout.cp > 1 else 1)
+        if self.sequence_length % pieces == 0:
             return []
-        return [f"sequence_length is {self.sequence_length}; context parallelism needs a multiple of {pieces} there"]
+        return [f"sequence_length is {self.sequence_length}; it must be a multiple of {pieces} there"]

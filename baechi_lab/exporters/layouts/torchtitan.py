@@ -17,17 +17,20 @@ _NAMES = {"llama": "llama3", "qwen3_moe": "qwen3", "llama4_text": "llama4"}
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is {section: {field: value}}, text the TOML."""
     layout, model = request.layout, request.transformer
-    unsupported = request.uneven_pieces()
+    unsupported = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
     name = _NAMES.get(request.model_type, request.model_type)
     if name not in _MODELS:
         unsupported.append(f"torchtitan has no model {request.model_type!r}; its models are {', '.join(_MODELS)}")
     unsupported.append(
         "torchtitan reads sizes from a flavor of the model; choose the one with the sizes of the configuration"
     )
-    sharded = layout.dp if layout.zero >= 2 else 1
-    if layout.zero == 1:
-        unsupported.append("torchtitan has no ZeRO-1; the file divides parameters, gradients and states as ZeRO-2 does")
-        sharded = layout.dp
+    sharded = layout.dp if layout.zero or layout.devices > layout.dp or layout.ep > 1 else 1
+    if sharded * layout.cp > 1 and layout.zero < 2:
+        unsupported.append(
+            f"torchtitan has no ZeRO-{layout.zero} there; the file divides parameters, gradients and states as ZeRO-2 does"
+        )
+    elif sharded * layout.cp == 1 < layout.tp * layout.pp and request.precision == "mixed-bf16":
+        unsupported.append("torchtitan has no mixed precision without copies; the model trains in float32")
     if layout.tp > 1 and not layout.sequence_parallel:
         unsupported.append("torchtitan divides norms along the sequence whenever tensor parallelism is on")
     parallelism: dict[str, object] = {
