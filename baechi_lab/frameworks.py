@@ -81,12 +81,12 @@ def options_of(
     baechi_lab.errors.InvalidInput: virtual is 2; that option is for TensorFlow steps, not for a PyTorch step
     """
     for name, value in options.items():
-        homes = [FRAMEWORKS[home] for home in known if name in known[home]]
-        if not homes:
+        owners = [FRAMEWORKS[owner] for owner in known if name in known[owner]]
+        if not owners:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         if name not in known[framework] and value is not None and value != ():
             text = " ".join(f"{value!r:.60}".split())
             raise InvalidInput(
-                f"{name} is {text}; that option is for {homes[0]} steps, not for a {FRAMEWORKS[framework]} step"
+                f"{name} is {text}; that option is for {owners[0]} steps, not for a {FRAMEWORKS[framework]} step"
             )
     return {name: value for name, value in options.items() if name in known[framework]}

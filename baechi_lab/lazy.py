@@ -34,14 +34,14 @@ def lazy_names(
     (True, True)
     """
     module = sys.modules[package]
-    homes = _homes(module)
+    sources = _sources(module)
 
     def look_up(name: str) -> Any:
-        if name not in homes:
+        if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             with in_existing_folder():
-                value = _import(package, *homes[name])
+                value = _import(package, *sources[name])
         except ImportError as error:
             missing = (error.name or "").partition(".")[0]
             if missing in needs:
@@ -50,25 +50,27 @@ def lazy_names(
         setattr(module, name, value)
         return value
 
-    return look_up, lambda: sorted({*module.__dict__, *homes})
+    return look_up, lambda: sorted({*module.__dict__, *sources})
 
 
-def _import(package: str, home: str, name: str) -> Any:
-    """Returns the object that `from home import name` imports."""
-    if home == package:
-        return import_module(f"{home}.{name}")
-    module = import_module(home)
-    return getattr(module, name) if hasattr(module, name) else import_module(f"{home}.{name}")
+def _import(package: str, source: str, name: str) -> Any:
+    """Returns the object that `from source import name` imports."""
+    if source == package:
+        return import_module(f"{source}.{name}")
+    module = import_module(source)
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{source}.{name}")
 
 
-def _homes(module: Any) -> dict[str, tuple[str, str]]:
+def _sources(module: Any) -> dict[str, tuple[str, str]]:
     """Returns (module, name in it) by public name, for every import in the `TYPE_CHECKING` blocks of a package."""
     package = module.__name__
-    homes = {}
+    sources = {}
     for block in ast.parse(module.__spec__.loader.get_source(package)).body:
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
             for line in block.body:
                 if isinstance(line, ast.ImportFrom):
-                    home = resolve_name("." * line.level + (line.module or ""), package) if line.level else line.module
-                    homes.update({a.asname or a.name: (str(home), a.name) for a in line.names})
-    return homes
+                    source = (
+                        resolve_name("." * line.level + (line.module or ""), package) if line.level else line.module
+                    )
+                    sources.update({a.asname or a.name: (str(source), a.name) for a in line.names})
+    return sources

@@ -30,7 +30,7 @@ class Uses(NamedTuple):
 
     Per op: `reuse`, `temporary` and `persistent` bytes, its device `place`, pointers to its `outputs` and `inputs`. Per input:
     its tensor (`tensors`) and slot (`slots`, `NONE` if it is never on the device). Per tensor: `size` in bytes, `producer`, the
-    producer's device `home`, `send_count`, and the `uses` on that device. Per transfer: `moved_tensor`, `target` device, the
+    `producer_device`, `send_count`, and the `uses` on that device. Per transfer: `moved_tensor`, `target` device, the
     slot of the `copy` and `copy_uses`. An op may overwrite a received copy up to `over_copies_us` after its arrival."""
 
     reuse: NDArray[np.int8]
@@ -43,7 +43,7 @@ class Uses(NamedTuple):
     slots: Ints
     size: Ints
     producer: NDArray[np.int32]
-    home: Ints
+    producer_device: Ints
     send_count: Ints
     uses: Ints
     moved_tensor: NDArray[np.int32]
@@ -78,9 +78,9 @@ def uses_of(
 ) -> Uses:
     """Make the arrays of a graph with `reuse`, whose ops are on `place` (int64[n]) and send `moved_tensors` to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
-    home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
+    producer_device, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
     devices = np.int64(max(place.max(initial=0), target.max(initial=0)) + 1)
-    is_local, read = reader == home[tensors], tensors * devices + reader
+    is_local, read = reader == producer_device[tensors], tensors * devices + reader
     copied = moved_tensors * devices + target
     copies = distinct(copied)  # a slot each
     near = np.minimum(np.searchsorted(copies, read), max(len(copies) - 1, 0))
@@ -97,12 +97,12 @@ def uses_of(
         slots=np.where(is_local, tensors, np.where(has_copy, count + near, NONE)),
         size=graph.tensor_bytes,
         producer=producer,
-        home=home,
+        producer_device=producer_device,
         send_count=send_count,
         uses=1 + send_count + np.bincount(tensors[is_local], minlength=count),
         moved_tensor=moved_tensors,
         target=target,
-        copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
+        copy=np.where(target == producer_device[moved_tensors], moved_tensors, count + at),
         copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at],
         over_copies_us=over_copies_us,
     )
@@ -153,7 +153,7 @@ def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index
             tensor, buffer = uses.moved_tensor[at], state.buffer[uses.copy[at]]
             if buffer != NONE:
                 state.arrived[buffer] = time[k]
-            _release(state, tensor, uses.home[tensor], time[k], uses.producer[tensor])
+            _release(state, tensor, uses.producer_device[tensor], time[k], uses.producer[tensor])
     return state.counts[1]
 
 
@@ -210,7 +210,7 @@ def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: 
         read, buffer = uses.tensors[e], _buffer_of_input(uses, state, e)
         if buffer == NONE or uses.size[read] != uses.size[tensor]:
             continue
-        if uses.home[read] != uses.place[op]:
+        if uses.producer_device[read] != uses.place[op]:
             if time - state.arrived[buffer] < uses.over_copies_us:
                 continue
         elif uses.send_count[tensor] and not uses.send_count[read]:

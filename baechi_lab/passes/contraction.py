@@ -138,18 +138,18 @@ def member_peak(
     by_group = np.lexsort((position, label))
     slot = inverse(by_group)
     bounds = offsets(label[by_group], count)
-    home = label[producer]
+    producer_group = label[producer]
     reader, tensor = graph.consumers, graph.edge_tensor
-    inside = label[reader] == home[tensor]
+    inside = label[reader] == producer_group[tensor]
     last = slot[producer].copy()
     np.maximum.at(last, tensor[inside], slot[reader[inside]])
     leaves = is_outer.copy()
     leaves[tensor[~inside]] = True
-    last[leaves] = bounds[home[leaves] + 1] - 1
+    last[leaves] = bounds[producer_group[leaves] + 1] - 1
     change = np.zeros(n + 1, dtype=np.int64)
     np.add.at(change, slot[producer], size)
     np.add.at(change, last + 1, -size)
-    counted = grouped_sum(size[is_outer], home[is_outer], count)
+    counted = grouped_sum(size[is_outer], producer_group[is_outer], count)
     tensor_inside, user = _own_inputs(graph, label, is_outer)
     until = np.zeros(graph.tensor_count, dtype=np.int64)
     np.maximum.at(until, tensor, slot[reader])
@@ -183,9 +183,9 @@ def coarse_graph(
 ) -> OpGraph:
     """Assemble the coarse graph from tensors `is_outer` and their reading `pairs`; `leader` (the longest) names each group."""
     tensors = np.flatnonzero(is_outer)
-    home = label[graph.tensor_producer[tensors]]
-    order = np.argsort(home, kind="stable")
-    tensors, home = tensors[order], home[order]
+    producer_group = label[graph.tensor_producer[tensors]]
+    order = np.argsort(producer_group, kind="stable")
+    tensors, producer_group = tensors[order], producer_group[order]
     number = np.full(graph.tensor_count, -1, dtype=np.int64)
     number[tensors] = np.arange(len(tensors))
     row = number[pairs.tensor]
@@ -206,9 +206,9 @@ def coarse_graph(
         op_types=tuple([graph.op_types[i] for i in leading.tolist()]),
         duration_us=_sums(graph.duration_us, label, count),
         duration_by_kind={kind: _sums(us, label, count) for kind, us in graph.duration_by_kind.items()},
-        tensor_producer=home.astype(np.int32),
+        tensor_producer=producer_group.astype(np.int32),
         tensor_bytes=graph.tensor_bytes[tensors],
-        tensor_names=_tensor_names(graph, tensors, home, label, count),
+        tensor_names=_tensor_names(graph, tensors, producer_group, label, count),
         consumer_ptr=offsets(row, len(tensors)),
         consumers=pairs.reader[by_tensor].astype(np.int32),
         colocation=colocation,
@@ -231,15 +231,15 @@ def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:
     return order[offsets(label[order], count)[:-1]]
 
 
-def _tensor_names(graph: OpGraph, tensors: Ints, home: Ints, label: Ints, count: int) -> tuple[str, ...]:
+def _tensor_names(graph: OpGraph, tensors: Ints, producer_group: Ints, label: Ints, count: int) -> tuple[str, ...]:
     """Returns the names of tensors; in a group of several ops the producer's name comes first, so that they stay distinct."""
-    several = np.bincount(label, minlength=count)[home] > 1
+    several = np.bincount(label, minlength=count)[producer_group] > 1
     names = [
         graph.tensor_label(t) if long else graph.tensor_names[t]
         for t, long in zip(tensors.tolist(), several.tolist(), strict=True)
     ]
-    if len(set(zip(home.tolist(), names, strict=True))) < len(names):  # names that contain colons
-        return default_tensor_names(home.astype(np.int32))
+    if len(set(zip(producer_group.tolist(), names, strict=True))) < len(names):  # names that contain colons
+        return default_tensor_names(producer_group.astype(np.int32))
     return tuple(names)
 
 

@@ -49,10 +49,10 @@ class ForwardOnly(Pass):
             return graph
         graph = with_common_lists(graph) if graph.allowed_sets else graph
         backward = descends | helper_ops(graph, descends)
-        home = _forward_targets(graph, backward, descends)
-        if np.array_equal(home, np.arange(graph.n)):
+        target = _forward_targets(graph, backward, descends)
+        if np.array_equal(target, np.arange(graph.n)):
             return graph
-        return _forward_graph(graph, home, backward)
+        return _forward_graph(graph, target, backward)
 
 
 def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
@@ -109,12 +109,12 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
         return guide
     joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
     for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
-        home = int(guide[op])
-        met = joined.meets.covered(code[home], code[op])
-        if met is None or not joined.join(home, op):
+        forward_op = int(guide[op])
+        met = joined.meets.covered(code[forward_op], code[op])
+        if met is None or not joined.join(forward_op, op):
             target[op] = op
         else:
-            code[home] = met
+            code[forward_op] = met
     return target
 
 
@@ -135,11 +135,11 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
     return target
 
 
-def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> OpGraph:
-    """Builds the graph with one op per `home`; its tensors are those of forward ops that ops of other homes read."""
-    label = number_groups(graph, home)
+def _forward_graph(graph: OpGraph, target: Ints, backward: NDArray[np.bool_]) -> OpGraph:
+    """Builds the graph with one op per `target`; its tensors are those of forward ops that ops of other targets read."""
+    label = number_groups(graph, target)
     count = int(label.max()) + 1
-    folded = home != np.arange(graph.n)
+    folded = target != np.arange(graph.n)
     source, reader, tensor = graph.edge_source, graph.consumers, graph.edge_tensor
     # A separate backward op reads tensors of forward ops; no op reads its outputs.
     readable = ~backward[source] & ~folded[reader]

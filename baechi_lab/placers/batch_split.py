@@ -49,7 +49,7 @@ class BatchSplit(Placer):
         share = np.inf if self.batches == "memory" else units.cost.min(axis=1).sum() / max(units.pace.sum(), 1e-300)
         usage = empty_usage(units)
         _assign_batches(units_by_rank(units), units.cost, units.pace, share, usage)
-        return Placement(device=usage.home[units.group])
+        return Placement(device=usage.unit_device[units.group])
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

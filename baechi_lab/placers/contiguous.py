@@ -140,10 +140,12 @@ def contiguous_splits(
             cuts = _cut_line(work[line], persistent_bytes[line], cross, work_caps, cluster.memory_bytes)
             if cuts[-1] < 0:
                 continue
-            home = np.empty(count, dtype=np.int64)
-            home[line] = np.searchsorted(cuts, np.arange(count), side="right")
-            home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
-            device = home[group].astype(np.int32)
+            group_device = np.empty(count, dtype=np.int64)
+            group_device[line] = np.searchsorted(cuts, np.arange(count), side="right")
+            group_device = np.where(
+                group_allowed[np.arange(count), group_device], group_device, group_allowed.argmax(axis=1)
+            )
+            device = group_device[group].astype(np.int32)
             if device.tobytes() not in devices_yielded:
                 devices_yielded.add(device.tobytes())
                 yield f"{name} line, cap {cap:g}", device

@@ -56,23 +56,23 @@ class CriticalPath(Placer):
         usage, load = empty_usage(units), np.zeros(cluster.n)
         max_paths = cluster.n if self.paths is None else self.paths
         path_count = 0
-        for path_count, path in enumerate(self._paths(graph, cluster, units, usage.home, max_paths), 1):
+        for path_count, path in enumerate(self._paths(graph, cluster, units, usage.unit_device, max_paths), 1):
             for g, d in _path_devices(path, units, path_count - 1, usage):
                 assign_unit(g, d, usage)
                 load[d] += units.cost[g, d]
         _balance_work(units_by_rank(units), units.cost, load, usage)
-        return Placement(device=usage.home[units.group], info={"critical_paths": path_count})
+        return Placement(device=usage.unit_device[units.group], info={"critical_paths": path_count})
 
     def _paths(
-        self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], max_paths: int
+        self, graph: OpGraph, cluster: Cluster, units: Units, unit_device: NDArray[np.int32], max_paths: int
     ) -> Iterator[NDArray[np.int32]]:
-        """Yields the units of each critical path in order, without those placed already; `home` is read between paths."""
+        """Yields the units of each critical path in order, without those placed already; `unit_device` is read between paths."""
         weight, edge = rank_costs(graph, cluster if self.communication else None, self.communication)
         head, tail = heads_and_tails(graph, weight, edge)
         length = head + weight + tail
         critical = length >= length.max(initial=0.0) * (1 - TIE)
         for _ in range(max_paths):
-            path = longest_path(graph, weight, edge, critical & (home[units.group] < 0))
+            path = longest_path(graph, weight, edge, critical & (unit_device[units.group] < 0))
             if len(path) == 0:
                 return
             member = units.group[path]
@@ -94,7 +94,7 @@ def _path_devices(path: NDArray[np.int32], units: Units, number: int, usage: Dev
             and usage.used[d] + need <= usage.limit[d]
         ):
             return [(int(g), d) for g in path.tolist()]
-    trial = usage._replace(used_persistent=usage.used_persistent.copy(), used=usage.used.copy(), home=usage.home.copy())
+    trial = usage._replace(**{name: getattr(usage, name).copy() for name in ("used_persistent", "used", "unit_device")})
     # Fills the fastest devices one after the other along the path.
     assignments, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
@@ -112,7 +112,7 @@ def _balance_work(
     """Equation 7 for every unit that is not placed: least load after the unit; ties by device index."""
     mask = np.zeros(len(load), np.bool_)
     for g in sequence:
-        if usage.home[g] >= 0:
+        if usage.unit_device[g] >= 0:
             continue
         roomy = feasible(g, usage, mask)
         best = -1

@@ -52,7 +52,7 @@ def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
     usage = empty_usage(units)
     _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)
-    return Placement(device=usage.home[units.group])
+    return Placement(device=usage.unit_device[units.group])
 
 
 def walk(graph: OpGraph) -> NDArray[np.int64]:
@@ -104,14 +104,14 @@ def _choose(
     edges: Incoming,
     usage: DeviceUsage,
 ) -> None:
-    home, devices = usage.home, len(usage.limit)
+    unit_device, devices = usage.unit_device, len(usage.limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for i in visit:
         g = group[i]
-        if home[g] >= 0:
+        if unit_device[g] >= 0:
             continue
         roomy = feasible(g, usage, mask)
-        traffic(g, edges, usage.home, transfer_us)
+        traffic(g, edges, usage.unit_device, transfer_us)
         best = -1
         for d in range(devices):
             if not mask[d] or not roomy:

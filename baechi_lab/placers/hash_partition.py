@@ -54,7 +54,7 @@ class Hash(Placer):
         weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
         usage = empty_usage(units)
         _spread(draw, weight, usage)
-        return Placement(device=usage.home[units.group])
+        return Placement(device=usage.unit_device[units.group])
 
     def draws(self, names: list[str]) -> NDArray[np.float64]:
         """float64[k] in [0, 1): one number per name."""

@@ -53,15 +53,15 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
     cap = caps(cluster, need)
-    home = _assign(sequence, need, persistent_bytes, allowed, cap, cluster.memory_bytes)
-    info = {"decisions": _decisions(graph, group, home, need, cap, allowed)} if explain else {}
-    return Placement(device=home[group], order=graph.position.astype(np.float64), info=info)
+    group_device = _assign(sequence, need, persistent_bytes, allowed, cap, cluster.memory_bytes)
+    info = {"decisions": _decisions(graph, group, group_device, need, cap, allowed)} if explain else {}
+    return Placement(device=group_device[group], order=graph.position.astype(np.float64), info=info)
 
 
 def _decisions(
     graph: OpGraph,
     group: Integers,
-    home: Integers,
+    group_device: Integers,
     need: NDArray[np.int64],
     cap: NDArray[np.float64],
     allowed: NDArray[np.bool_],
@@ -70,7 +70,7 @@ def _decisions(
     used, log = [0] * len(cap), []
     step_of: dict[int, int] = {}
     for step, op in enumerate(graph.order.tolist()):
-        g, p = int(group[op]), int(home[group[op]])
+        g, p = int(group[op]), int(group_device[group[op]])
         winner = Candidate(op, p, float("nan"))
         if g in step_of:
             log.append(Decision(step, (winner,), winner, f"Its colocation group was placed in step {step_of[g] + 1}."))
@@ -112,7 +112,7 @@ def _assign(
     """int32[groups]: the device of every group."""
     devices = len(cap)
     used, promised, current = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
-    home = np.zeros(len(need), np.int32)
+    group_device = np.zeros(len(need), np.int32)
     for g in sequence:
         while (
             current < devices - 1
@@ -134,7 +134,7 @@ def _assign(
                     best_device < 0 or missing < least_missing or (missing == least_missing and filled < least_filled)
                 ):
                     best_device, least_missing, least_filled = p, missing, filled
-        home[g] = best_device
+        group_device[g] = best_device
         used[best_device] += need[g]
         promised[best_device] += persistent_bytes[g]
-    return home
+    return group_device

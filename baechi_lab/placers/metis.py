@@ -94,9 +94,11 @@ def metis_partitions(
     part_count = cluster.n if part_count is None else part_count
     useful = np.flatnonzero(capacity[:part_count] > 0)  # METIS refuses parts of size 0, and more parts than vertices
     if not 1 < len(useful) <= count:
-        home = useful[np.arange(count) % len(useful)] if len(useful) else np.zeros(count, dtype=np.int64)
-        home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
-        yield "one group per device", home[group].astype(np.int32)
+        group_device = useful[np.arange(count) % len(useful)] if len(useful) else np.zeros(count, dtype=np.int64)
+        group_device = np.where(
+            group_allowed[np.arange(count), group_device], group_device, group_allowed.argmax(axis=1)
+        )
+        yield "one group per device", group_device[group].astype(np.int32)
         return
     share = fair_shares(capacity[useful]).tolist()
     for tolerance in imbalance:
@@ -112,10 +114,12 @@ def metis_partitions(
                 share=share,
                 imbalance=tolerance,
             )
-            home = useful[part_of_group]
-            home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
+            group_device = useful[part_of_group]
+            group_device = np.where(
+                group_allowed[np.arange(count), group_device], group_device, group_allowed.argmax(axis=1)
+            )
             method = "recursive" if recursive else "k-way"
-            yield f"{method}, {part_count} parts, imbalance {tolerance:g}", home[group].astype(np.int32)
+            yield f"{method}, {part_count} parts, imbalance {tolerance:g}", group_device[group].astype(np.int32)
 
 
 def cut_costs(

@@ -54,7 +54,7 @@ def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     edges, usage = incoming(graph, cluster, units.group), empty_usage(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)
     _choose(units_by_rank(units), units.cost, units.pace, importance, edges, usage)
-    return Placement(device=usage.home[units.group])
+    return Placement(device=usage.unit_device[units.group])
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
@@ -71,7 +71,7 @@ def _choose(
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
         roomy = feasible(g, usage, mask)
-        traffic(g, edges, usage.home, transfer_us)
+        traffic(g, edges, usage.unit_device, transfer_us)
         slowest = 0.0
         for d in range(devices):
             if allowed[g, d]:

@@ -68,7 +68,7 @@ class DeviceUsage(NamedTuple):
     """Bytes that units need and that devices have in use, for the kernels.
 
     `allowed` bool[G, D]; `persistent_bytes`, `need` int64[G]; `limit` int64[D]. Changed as units are placed: `used_persistent`,
-    `used` int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
+    `used` int64[D] bytes and `unit_device` int32[G], -1 for a unit that is not placed.
     """
 
     allowed: NDArray[np.bool_]
@@ -77,14 +77,16 @@ class DeviceUsage(NamedTuple):
     limit: NDArray[np.int64]
     used_persistent: NDArray[np.int64]
     used: NDArray[np.int64]
-    home: NDArray[np.int32]
+    unit_device: NDArray[np.int32]
 
 
 def empty_usage(units: Units) -> DeviceUsage:
     """Devices before any unit is placed."""
     used_persistent, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
-    home = np.full(len(units.need), -1, dtype=np.int32)
-    return DeviceUsage(units.allowed, units.persistent_bytes, units.need, units.limit, used_persistent, used, home)
+    unit_device = np.full(len(units.need), -1, dtype=np.int32)
+    return DeviceUsage(
+        units.allowed, units.persistent_bytes, units.need, units.limit, used_persistent, used, unit_device
+    )
 
 
 @njit(cache=True)
@@ -128,7 +130,7 @@ def emptiest(mask: NDArray[np.bool_], usage: DeviceUsage) -> int:
 @njit(cache=True)
 def assign_unit(g: int, d: int, usage: DeviceUsage) -> None:
     """Places unit `g` on device `d`."""
-    usage.home[g] = d
+    usage.unit_device[g] = d
     usage.used_persistent[d] += usage.persistent_bytes[g]
     usage.used[d] += usage.need[g]
 
@@ -159,12 +161,12 @@ def incoming(graph: OpGraph, cluster: Cluster, group: Integers) -> Incoming:
 
 
 @njit(cache=True)
-def traffic(g: int, edges: Incoming, home: NDArray[np.int32], out: NDArray[np.float64]) -> None:
+def traffic(g: int, edges: Incoming, unit_device: NDArray[np.int32], out: NDArray[np.float64]) -> None:
     """Equation 10: sets `out` float64[D] to the time to bring the placed inputs of `g` to each device."""
     pointer, source, size, latency, per_byte = edges
     out[:] = 0.0
     for e in range(pointer[g], pointer[g + 1]):
-        p = home[source[e]]
+        p = unit_device[source[e]]
         if p >= 0:
             for d in range(len(out)):
                 if d != p:

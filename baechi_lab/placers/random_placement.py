@@ -42,8 +42,8 @@ class Random(Placer):
         group = groups_of(graph)
         allowed = allowed_group_devices(graph, cluster, group)
         for draw in range(1, self.attempts + 1):
-            home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)
-            placement = Placement(device=home[group], info={"draws": draw})
+            group_device = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)
+            placement = Placement(device=group_device[group], info={"draws": draw})
             _, peak = makespan_and_peak(graph, cluster, placement)
             if np.all(peak <= cluster.memory_bytes):
                 return placement

@@ -62,12 +62,13 @@ class Scotch(Placer):
         vertices = make_vertices(graph, cluster, by_bytes=careful)
         program = next(filter(None, map(shutil.which, PROGRAMS)), None) if self.program == "auto" else self.program
         if cluster.n == 1 or program in (None, "metis"):
-            used, home = "metis", self._map_with_metis(graph, cluster, vertices, careful)
+            used, vertex_device = "metis", self._map_with_metis(graph, cluster, vertices, careful)
         else:
-            used, home = "scotch", _map_with_scotch(str(program), vertices, self.imbalance)
-        home = np.where(vertices.allowed[np.arange(len(home)), home], home, vertices.load.argmin(axis=1))
-        moves = refine(vertices, home, self.imbalance)
-        return Placement(device=home[vertices.of].astype(np.int32), info={"mapper": used, "moves": moves})
+            used, vertex_device = "scotch", _map_with_scotch(str(program), vertices, self.imbalance)
+        is_allowed = vertices.allowed[np.arange(len(vertex_device)), vertex_device]
+        vertex_device = np.where(is_allowed, vertex_device, vertices.load.argmin(axis=1))
+        moves = refine(vertices, vertex_device, self.imbalance)
+        return Placement(device=vertex_device[vertices.of].astype(np.int32), info={"mapper": used, "moves": moves})
 
     def _map_with_metis(self, graph: OpGraph, cluster: Cluster, vertices: Vertices, careful: bool) -> NDArray[np.int64]:
         if cluster.n == 1:
@@ -82,9 +83,9 @@ class Scotch(Placer):
         _, device = next(
             metis_partitions(free, cluster.replace(devices=paced), (self.imbalance,), self.seed, by_bytes=careful)
         )
-        home = np.zeros(len(vertices.load), dtype=np.int64)
-        home[vertices.of] = device
-        return home
+        vertex_device = np.zeros(len(vertices.load), dtype=np.int64)
+        vertex_device[vertices.of] = device
+        return vertex_device
 
 
 @dataclass(frozen=True)
@@ -131,27 +132,27 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     return Vertices(of, load, allowed, share, cost.min(axis=1), pointer, neighbour, sends, sizes, latency, per_byte)
 
 
-def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
-    """Moves vertices of `home` int[V] in place while that lowers communication; returns the number of moves.
+def refine(v: Vertices, vertex_device: NDArray[np.int64], imbalance: float) -> int:
+    """Moves vertices of `vertex_device` int[V] in place while that lowers communication; returns the number of moves.
 
     No device goes above its share; from a device above it, a move may lower its load at no cost. Ties by device index.
     """
     count, devices = v.load.shape
     used = np.zeros(devices)
-    np.add.at(used, home, v.load[np.arange(count), home])
+    np.add.at(used, vertex_device, v.load[np.arange(count), vertex_device])
     # bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays.
-    vertex = np.repeat(np.arange(len(home)), np.diff(v.pointer))
-    a, b = home[vertex], home[v.neighbour]
+    vertex = np.repeat(np.arange(len(vertex_device)), np.diff(v.pointer))
+    a, b = vertex_device[vertex], vertex_device[v.neighbour]
     costs = v.latency[a, b] * v.sends + v.per_byte[a, b] * v.bytes
-    may_move: NDArray[np.bool_] = np.bincount(vertex, costs > 0.0, len(home)) > 0
+    may_move: NDArray[np.bool_] = np.bincount(vertex, costs > 0.0, len(vertex_device)) > 0
     moves = 0
     for _ in range(SWEEPS):
         before = moves
         for i in range(count):
             if not may_move[i]:
                 continue
-            current_device, near = home[i], slice(v.pointer[i], v.pointer[i + 1])
-            neighbour_devices = home[v.neighbour[near]]
+            current_device, near = vertex_device[i], slice(v.pointer[i], v.pointer[i + 1])
+            neighbour_devices = vertex_device[v.neighbour[near]]
             cost = v.latency[:, neighbour_devices] @ v.sends[near] + v.per_byte[:, neighbour_devices] @ v.bytes[near]
             within_share = used + v.load[i] <= 1.0 + imbalance
             within_share[current_device] = True
@@ -159,7 +160,7 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
             if cost[best] < cost[current_device] * (1 - 1e-9):
                 used[current_device] -= v.load[i, current_device]
                 used[best] += v.load[i, best]
-                home[i] = best
+                vertex_device[i] = best
                 may_move[i] = True
                 may_move[v.neighbour[near]] = True
                 moves += 1
@@ -181,9 +182,9 @@ def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.
         if process.returncode != 0 or not mapping.exists():
             raise ExecutionError(f"{program} ended with code {process.returncode}: {process.stderr.strip()[-300:]}")
         rows = np.array(mapping.read_text().split()[1:], dtype=np.int64).reshape(-1, 2)
-    home = np.zeros(len(v.load), dtype=np.int64)
-    home[rows[:, 0]] = rows[:, 1]
-    return home
+    vertex_device = np.zeros(len(v.load), dtype=np.int64)
+    vertex_device[rows[:, 0]] = rows[:, 1]
+    return vertex_device
 
 
 def source_graph(v: Vertices) -> str:

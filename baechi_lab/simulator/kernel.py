@@ -179,14 +179,14 @@ def plan_sends(state: State) -> NDArray[np.void]:
     readers = np.zeros(devices, np.int32)
     count = 0
     for t in range(len(tensors) - 1):
-        home = ops[tensors[t].producer].device
+        producer_device = ops[tensors[t].producer].device
         first = count
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             d = ops[consumers[e]].device
             readers[d] += 1
-            if d != home and readers[d] == 1:
+            if d != producer_device and readers[d] == 1:
                 count += 1
-        tensors[t].local_left, tensors[t].sends_left = readers[home], count - first
+        tensors[t].local_left, tensors[t].sends_left = readers[producer_device], count - first
         tensors[t + 1].first_send = count
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             readers[ops[consumers[e]].device] = 0

@@ -80,10 +80,10 @@ def find_pipeline_stages(
     """
     work = _StageAssigner(graph, cluster, device)
     if shape == "chain" or (shape == "loop" and work.is_chain()):
-        stage, homes = work.number_chain()
+        stage, stage_devices = work.number_chain()
     else:
-        stage, homes = work.number_rounds(shape)
-    return PipelineStages(homes.astype(np.int32), *_assign_phases(work, stage))
+        stage, stage_devices = work.number_rounds(shape)
+    return PipelineStages(stage_devices.astype(np.int32), *_assign_phases(work, stage))
 
 
 class _StageAssigner:

@@ -147,12 +147,12 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
     place = {int(op): k for k, op in enumerate(graph.order)}
     for t in range(graph.tensor_count):
         maker = int(graph.tensor_producer[t])
-        home = int(placed.device[maker])
+        producer_device = int(placed.device[maker])
         readers = graph.tensor_consumers(t).tolist()
-        for target in {int(placed.device[i]) for i in readers} - {home}:
+        for target in {int(placed.device[i]) for i in readers} - {producer_device}:
             first = min((i for i in readers if placed.device[i] == target), key=place.__getitem__)
-            spent[maker] += cluster.overhead_us[home, target]
-            spent[first] += cluster.overhead_us[home, target]
+            spent[maker] += cluster.overhead_us[producer_device, target]
+            spent[first] += cluster.overhead_us[producer_device, target]
     return spent
 
 
@@ -400,7 +400,7 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
     """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release)."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, start_us, end_us = step.timeline, step.start, step.end
-    transfers, home = timeline.transfers, placed.device[graph.tensor_producer]
+    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
     turn_of_op = _turn_of_op(graph, placed, timeline, start_us, end_us)
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
@@ -426,7 +426,7 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
     copy_release = arrived.copy()
     remote = transfer >= 0
     np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
-    device = np.concatenate([placed.device, placed.device, home, transfers.target])
+    device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
     always = np.full(graph.n, -1), np.full(graph.n, len(start) * 2 + len(transfers) * 2)
     start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])

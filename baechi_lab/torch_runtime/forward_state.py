@@ -50,7 +50,7 @@ class ForwardState:
         self.error: BaseException | None = None
         self.inplace_pending = False
         self.ambient: dict[torch.device, torch.cuda.Stream] = {}
-        self.home: torch.device | None = None
+        self.output_device: torch.device | None = None
         self.order: list[int] = []
         self.tags: list[Any] = []
         self.adopted: list[torch.Tensor] = []

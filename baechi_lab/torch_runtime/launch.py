@@ -25,8 +25,10 @@ def launch(
     takes inputs on its device like any PyTorch model. `always` intercepts it all the same.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    homes = {name: plan.parameters.get(name, 0) for name in names}  # unused parameters go to the first device
-    move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
+    parameter_devices = {
+        name: plan.parameters.get(name, 0) for name in names
+    }  # unused parameters go to the first device
+    move(model, {name: torch.device(plan.devices[d]) for name, d in parameter_devices.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
     plain = len(set(plan.device)) <= 1 and not plan.activation_rows and not plan.order.waiting
     if plain and output_device is None and transport is None and not always:

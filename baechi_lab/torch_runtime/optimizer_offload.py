@@ -144,14 +144,14 @@ class OffloadedOptimizerState:
 
     def _send_back(self, tensor: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
         if id(tensor) in self.brought:
-            home = self.brought[id(tensor)][1]
+            host_copy = self.brought[id(tensor)][1]
         elif tensor.device.type == "cpu" or tensor.numel() <= 1:
             return tensor
         else:
-            home = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        home.copy_(tensor, non_blocking=True)
-        self.host_copies[id(home)] = home
-        return home
+            host_copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        host_copy.copy_(tensor, non_blocking=True)
+        self.host_copies[id(host_copy)] = host_copy
+        return host_copy
 
 
 def offloaded_state_of(optimizer: torch.optim.Optimizer | None) -> OffloadedOptimizerState | None:

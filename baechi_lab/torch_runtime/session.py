@@ -93,7 +93,7 @@ class Session(Handler):
             self._prepare(frame, state, args, kwargs)
         if not self.plain:
             self.transport.begin(state)
-            state.home = self.output_device or (input_tensors[0].device if input_tensors else None)
+            state.output_device = self.output_device or (input_tensors[0].device if input_tensors else None)
         return args, kwargs
 
     def _prepare(self, frame: Frame, state: ForwardState, args: Args, kwargs: Kwargs) -> None:
@@ -151,8 +151,8 @@ class Session(Handler):
         if self.plain:
             return outputs
         outputs = self.transport.end(state, outputs)
-        home = state.home
-        return outputs if home is None else map_tensors(outputs, lambda t: t.to(home))
+        output_device = state.output_device
+        return outputs if output_device is None else map_tensors(outputs, lambda t: t.to(output_device))
 
     def abort(self, frame: Frame, error: BaseException) -> None:
         state: ForwardState | None = frame.state
@@ -222,7 +222,7 @@ class Session(Handler):
             if op < 0 or self.observer is None:
                 return run(*args, **kwargs)
             return run_observed(self.observer, op, run, args, kwargs)
-        device = self.plan.device[op] if op >= 0 else self.transport.home(state, (args, kwargs))
+        device = self.plan.device[op] if op >= 0 else self.transport.device_of_value(state, (args, kwargs))
         if device is None:
             return run(*args, **kwargs)
         originals = (args, kwargs)

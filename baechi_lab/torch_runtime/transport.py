@@ -70,7 +70,7 @@ class HostTransport:
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
         """Views are where their base is."""
 
-    def home(self, state: ForwardState, value: object) -> int | None:
+    def device_of_value(self, state: ForwardState, value: object) -> int | None:
         """The device for a function that was not planned; None because every device is equally good."""
         return None
 
@@ -254,7 +254,7 @@ class StreamTransport(TaggedTransport):
         state.adopted.append(tensor)
         return tag
 
-    def home(self, state: ForwardState, value: object) -> int | None:
+    def device_of_value(self, state: ForwardState, value: object) -> int | None:
         """The device of the first tensor of `value`. A function that was not planned runs there."""
         for tensor in tensors(value):
             tag = tag_of(state, tensor)

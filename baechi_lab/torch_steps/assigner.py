@@ -32,7 +32,7 @@ class Distribution:
     trace: Trace
     session: Session
     interceptor: Interceptor | None
-    homes: dict[str, torch.device]
+    original_devices: dict[str, torch.device]
     graph: OpGraph | None = None
     device_map_before: dict[str, int | str] | None = None
 
@@ -46,7 +46,7 @@ class Distribution:
         lines = [f"<Distribution of {len(self.plan.keys)} calls over {len(self.plan.devices)} devices"]
         for device, name in enumerate(self.plan.devices[:_SHOWN]):
             calls = self.plan.device.count(device)
-            states = sum(home == device for home in self.plan.parameters.values())
+            states = sum(d == device for d in self.plan.parameters.values())
             lines.append(f"  {device} on {name}: {calls} calls, {states} parameters and buffers")
         hidden_devices = len(self.plan.devices) - _SHOWN
         return "\n".join(lines) + (f"\n  and {hidden_devices} more>" if hidden_devices > 0 else ">")
@@ -74,11 +74,13 @@ def assign(
     """
     check_model(model)
     plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
-    homes = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
+    original_devices = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
     session, interceptor = launch(model, plan, output_device=output_device, transport=transport, always=always)
     before = model.__dict__.get("hf_device_map")
     model.__dict__["hf_device_map"] = device_map(model)
-    model.__dict__["_baechi"] = Distribution(plan, placement, traced, session, interceptor, homes, graph, before)
+    model.__dict__["_baechi"] = Distribution(
+        plan, placement, traced, session, interceptor, original_devices, graph, before
+    )
     return model
 
 
@@ -102,8 +104,6 @@ def gather(model: nn.Module, device: str | None = None) -> nn.Module:
     del model.__dict__["_baechi"], model.__dict__["hf_device_map"]
     if distribution_record.device_map_before is not None:
         model.__dict__["hf_device_map"] = distribution_record.device_map_before
-    move(
-        model,
-        distribution_record.homes if device is None else dict.fromkeys(distribution_record.homes, torch.device(device)),
-    )
+    devices = distribution_record.original_devices
+    move(model, devices if device is None else dict.fromkeys(devices, torch.device(device)))
     return model

@@ -67,6 +67,6 @@ class State:
         """Whether the users of one piece of state are ordered already; see `called_again`."""
         if len(users) <= 1:
             return True
-        homes = {modules[i] if i >= 0 else None for i in users}
-        name = homes.pop()
-        return not homes and name is not None and next(self.model.get_submodule(name).buffers(), None) is not None
+        owners = {modules[i] if i >= 0 else None for i in users}
+        name = owners.pop()
+        return not owners and name is not None and next(self.model.get_submodule(name).buffers(), None) is not None

@@ -307,8 +307,8 @@ class Tracer(Handler):
         buffers = [self.buffer_of[id(t)] for t in input_tensors if id(t) in self.buffer_of]
         if module is not None:
             names += [self.name_of[id(p)] for p in module.parameters() if id(p) in self.name_of]
-            home = f"{self._name(module)}.".removeprefix(".")
-            buffer_names = (self.buffer_names.get(home + name) for name, _ in module.named_buffers())
+            prefix = f"{self._name(module)}.".removeprefix(".")
+            buffer_names = (self.buffer_names.get(prefix + name) for name, _ in module.named_buffers())
             buffers += [name for name in buffer_names if name is not None]
         with kept_activations() as regions:
             checkpoints = len(regions)

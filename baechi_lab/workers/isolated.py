@@ -28,7 +28,7 @@ except FileNotFoundError:  # it was deleted, and packages that resolve it could 
     os.chdir(os.sep)
 settings = json.loads(sys.argv[1])
 sys.path[:] = settings["path"]
-spec = importlib.util.spec_from_file_location(settings["name"], settings["init"], submodule_search_locations=[settings["home"]])
+spec = importlib.util.spec_from_file_location(settings["name"], settings["init"], submodule_search_locations=[settings["folder"]])
 package = importlib.util.module_from_spec(spec)
 sys.modules[settings["name"]] = package
 spec.loader.exec_module(package)
@@ -46,7 +46,7 @@ def isolated(module: str, *arguments: str, network: int | None = None) -> list[s
     >>> subprocess.run(isolated("platform", "--terse"), capture_output=True, check=True).stdout != b""
     True
     """
-    package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "home": str(_PACKAGE)}
+    package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "folder": str(_PACKAGE)}
     settings = json.dumps({**package, "path": child_path(), "network": network})
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
     return [sys.executable, *flags, "-c", _START, settings, module, *arguments]

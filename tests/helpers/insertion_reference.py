@@ -28,7 +28,7 @@ class _Scheduler:
         self.problem, self.choice, self.insertion, self.need = problem, choice, insertion, [int(b) for b in need]
         self.devices, self.plan = range(len(problem.limit)), ReferencePlan()
         self.busy: list[list[tuple[float, float]]] = [[] for _ in self.devices]
-        self.home: dict[int, int] = {}
+        self.unit_device: dict[int, int] = {}
         self.members = [[i for i in range(len(problem.group)) if problem.group[i] == g] for g in range(len(self.need))]
 
     def inputs(self, i: int) -> list[int]:
@@ -66,12 +66,12 @@ class _Scheduler:
         self.busy[d] = merged
 
     def promised(self, d: int, column: Sequence[int] | NDArray[np.int64]) -> int:
-        return sum(int(column[g]) for g, p in self.home.items() if p == d)
+        return sum(int(column[g]) for g, p in self.unit_device.items() if p == d)
 
     def candidates(self, g: int) -> tuple[list[int], bool]:
         """Devices, and whether they have the promised bytes."""
-        if g in self.home:
-            return [self.home[g]], True
+        if g in self.unit_device:
+            return [self.unit_device[g]], True
         promised, limit = self.problem.promised, self.problem.limit
         allowed_devices = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
         holds = [d for d in allowed_devices if self.promised(d, promised) + int(promised[g]) <= limit[d]]
@@ -105,7 +105,7 @@ class _Scheduler:
         g = int(self.problem.group[i])
         self.plan.overflows += not self.candidates(g)[1]
         d, start = self.best(i)
-        self.home.setdefault(g, d)
+        self.unit_device.setdefault(g, d)
         finish = start + float(self.problem.table[i, d])
         self.plan.device[i], self.plan.start[i], self.plan.finish[i] = d, start, finish
         self.plan.sequence.append(i)

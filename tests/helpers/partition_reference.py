@@ -17,11 +17,11 @@ class _Devices:
     def __init__(self, units: Units):
         self.units, self.count = units, len(units.limit)
         self.on: list[list[int]] = [[] for _ in range(self.count)]
-        self.home: dict[int, int] = {}
+        self.unit_device: dict[int, int] = {}
 
     def assign_unit(self, g: int, d: int) -> None:
         self.on[d].append(g)
-        self.home[g] = d
+        self.unit_device[g] = d
 
     def bytes_on(self, d: int, column: str) -> int:
         return sum(int(getattr(self.units, column)[g]) for g in self.on[d])
@@ -52,14 +52,14 @@ class _Devices:
         total = 0.0
         for e in range(graph.edge_count):
             source = int(self.units.group[graph.edge_source[e]])
-            p = self.home.get(source, d)
+            p = self.unit_device.get(source, d)
             if self.units.group[graph.consumers[e]] == g and source != g and p != d:
                 size = int(graph.tensor_bytes[graph.edge_tensor[e]])
                 total += float(cluster.latency_us[p, d] + cluster.us_per_byte[p, d] * size)
         return total
 
     def per_op(self) -> list[int]:
-        return [self.home[g] for g in self.units.group.tolist()]
+        return [self.unit_device[g] for g in self.units.group.tolist()]
 
 
 def batch_split_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
@@ -82,7 +82,7 @@ def balance_reference(graph: OpGraph, cluster: Cluster, placed: Iterable[tuple[i
         return sum(float(units.cost[j, d]) for j in state.on[d]) + float(units.cost[g, d])
 
     for g in units_by_rank(units).tolist():
-        if g not in state.home:
+        if g not in state.unit_device:
             state.choose(g, lambda d, g=g: (finish_time(g, d),))  # type: ignore[misc]
     return state.per_op()
 
@@ -117,7 +117,7 @@ def dfs_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     def visit(i: int) -> None:
         visited.add(i)
         g = int(units.group[i])
-        if g not in state.home:
+        if g not in state.unit_device:
             cost = units.cost[g].tolist()
             state.choose(g, lambda d: (state.traffic(graph, cluster, g, d) * cost[d], cost[d], -float(units.pace[d])))
         for j in sorted(successor[pointer[i] : pointer[i + 1]].tolist(), key=lambda j: (-rank[j], j)):

@@ -258,9 +258,9 @@ def _paths_placed(graph, cluster):
     from baechi_lab.placers.critical_path import CriticalPath
 
     units = make_units(graph, cluster)
-    home, total = np.full(len(units.need), -1, np.int32), 0
-    for path in CriticalPath()._paths(graph, cluster, units, home, cluster.n):
-        home[path] = 0
+    unit_device, total = np.full(len(units.need), -1, np.int32), 0
+    for path in CriticalPath()._paths(graph, cluster, units, unit_device, cluster.n):
+        unit_device[path] = 0
         total += len(path)
     return total
 

@@ -222,9 +222,9 @@ def steps_of_all_cuts(graph, cluster, layers, micro_batches):
                 first, width = [0, *device_order], np.diff([0, *device_order, used])
                 if max(width) > micro_batches:
                     continue
-                home = np.array(first)[np.searchsorted(cut, np.arange(layers), side="right")]
+                stage_device = np.array(first)[np.searchsorted(cut, np.arange(layers), side="right")]
                 groups = [tuple(range(d, d + r)) for d, r in zip(first, width.tolist(), strict=True) if r > 1]
-                placed = Placement(device=np.tile(home, 2), replicas=groups)
+                placed = Placement(device=np.tile(stage_device, 2), replicas=groups)
                 best = min(
                     best, simulate(graph, cluster, placed, micro_batches=micro_batches, schedule="1f1b").makespan_us
                 )
@@ -298,10 +298,10 @@ def test_moves_of_shared_stages_leave_pipelines(seed):
             continue
         candidate = neighbour
         members = [d for group in candidate.groups.values() for d in group]
-        assert len(set(members)) == len(members) and set(candidate.home.tolist()) == set(candidate.groups)
+        assert len(set(members)) == len(members) and set(candidate.unit_device.tolist()) == set(candidate.groups)
         assert all(len({cluster.devices[d].speed for d in group}) == 1 for group in candidate.groups.values())
-        line = moves.line(candidate.home)
-        place_of = np.array([line.index(d) for d in candidate.home.tolist()])
+        line = moves.line(candidate.unit_device)
+        place_of = np.array([line.index(d) for d in candidate.unit_device.tolist()])
         assert (place_of[units.source] <= place_of[units.target]).all()
         widths.add(tuple(sorted(map(len, candidate.groups.values()))))
     assert len(widths) > 5

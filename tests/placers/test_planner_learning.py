@@ -44,17 +44,17 @@ def trainer_of(graph, fixed=None, start=None, **changes):
 
 
 class Forced:
-    """In place of random numbers: those that make the networks choose `group` [m, U] and `home` [m, k, groups]."""
+    """In place of random numbers: those that make the networks choose `group` [m, U] and `group_device` [m, k, groups]."""
 
-    def __init__(self, group, home):
-        self.group, self.home = np.asarray(group), np.asarray(home)
+    def __init__(self, group, group_device):
+        self.group, self.group_device = np.asarray(group), np.asarray(group_device)
 
     def random(self, shape, dtype):
         assert shape == self.group.shape  # inverse transform sampling, two groups: below any p, or above
         return np.where(self.group == 1, 1.0, 0.0).astype(dtype)
 
     def gumbel(self, size):
-        return 1e4 * np.eye(2)[self.home.transpose(2, 0, 1)].reshape(size)
+        return 1e4 * np.eye(2)[self.group_device.transpose(2, 0, 1)].reshape(size)
 
 
 def chances(trainer):
@@ -70,8 +70,8 @@ def chances(trainer):
                 group = np.array([g])
                 rng = Forced(group, [[d]])
                 groups, log_g, _ = trainer._grouped(weights, rng)
-                home, log_d, _ = trainer._placed(weights, rng, group)
-                assert groups.tolist() == [list(g)] and home[0, 0].tolist() == list(d)
+                group_device, log_d, _ = trainer._placed(weights, rng, group)
+                assert groups.tolist() == [list(g)] and group_device[0, 0].tolist() == list(d)
                 device = np.array(d)[list(g)]
                 reward = -np.sqrt(trainer.reward(device[None])[0])
                 table[g, d] = (log_g[0] + log_d[0, 0], reward)

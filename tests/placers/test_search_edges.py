@@ -18,7 +18,7 @@ from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search import reduced
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
-from baechi_lab.placers.search.reduced import Subproblem, homes, merged_model, without_implied_edges
+from baechi_lab.placers.search.reduced import Subproblem, locations, merged_model, without_implied_edges
 from baechi_lab.placers.search.runs import with_runs
 
 EDGE_LIMITS = SEARCH.way_ops, SEARCH.readers_seen
@@ -170,7 +170,7 @@ def test_homes_are_devices_of_what_stays_and_units_of_what_moves():
     units = make_units(np.array([0, 1, 1, 2]), np.arange(4), np.ones((4, 2), dtype=bool))
     instance = Instance(random_dag(4, seed=0), Cluster.uniform(2))
     subproblem = Subproblem(make_objective(instance.model), make_state(device, None), units)
-    assert homes(subproblem).tolist() == [2, 3, 3, 4]
+    assert locations(subproblem).tolist() == [2, 3, 3, 4]
 
 
 def test_very_large_labels_keep_all_edges():

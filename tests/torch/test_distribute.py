@@ -419,12 +419,12 @@ def to_meta(model, names):
 
 
 def placed_forward(model, inputs, session):
-    """The forward without bringing the outputs home, which `meta` data cannot do."""
+    """The forward without moving the outputs to one device, which `meta` data cannot do."""
     session.output_device = None
     end = session.end
 
     def stay(frame, outputs):
-        frame.state.home = None
+        frame.state.output_device = None
         return end(frame, outputs)
 
     session.end = stay

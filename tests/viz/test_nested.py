@@ -8,7 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.viz.nested.layered import crossings, longest_path, rows
 from baechi_lab.viz.nested.scene import build_paint, build_scene, covering, text_width
-from baechi_lab.viz.nested.scopes import BACKWARD, homes
+from baechi_lab.viz.nested.scopes import BACKWARD, scope_paths
 from baechi_lab.viz.nested.segments import crossings as crossing_edges
 from baechi_lab.viz.nested.segments import repeats, segments
 from baechi_lab.viz.nested.svg import drawn
@@ -62,21 +62,21 @@ def training(layers=3, dims=4):
 
 def test_hubs_and_updates_belong_where_they_serve():
     graph = training()
-    home = dict(zip(graph.names, homes(graph), strict=True))
+    path_of = dict(zip(graph.names, scope_paths(graph), strict=True))
     for k in range(3):
         layer = ("net", f"layer{k}")
-        assert home[f"gradient_tape/net/layer{k}/MatMul"] == (BACKWARD, *layer)  # by forward_of
-        assert home[f"AddN_{k}"] == (BACKWARD, *layer)  # a sum of gradients has no scope: by what it reads
-        assert home[f"optimizer/net/layer{k}/w/Apply"] == layer  # by colocation with the variable
-        assert home[f"optimizer/net/layer{k}/w/lr"][:2] == layer
-    assert home["x"] == ("net", "layer0")  # read by both passes: the forward one
+        assert path_of[f"gradient_tape/net/layer{k}/MatMul"] == (BACKWARD, *layer)  # by forward_of
+        assert path_of[f"AddN_{k}"] == (BACKWARD, *layer)  # a sum of gradients has no scope: by what it reads
+        assert path_of[f"optimizer/net/layer{k}/w/Apply"] == layer  # by colocation with the variable
+        assert path_of[f"optimizer/net/layer{k}/w/lr"][:2] == layer
+    assert path_of["x"] == ("net", "layer0")  # read by both passes: the forward one
 
 
 def test_a_variable_outside_belongs_to_its_readers():
     graph = bl.OpGraph.from_edges(
         [1, 1, 1], [(0, 1, 4), (1, 2, 4)], names=["conv2d/kernel", "net/conv2d_1/Read", "net/conv2d_1/Conv"]
     )
-    assert homes(graph)[0] == ("net", "conv2d_1")
+    assert scope_paths(graph)[0] == ("net", "conv2d_1")
 
 
 def test_what_an_optimizer_does_for_all_stays_apart():
@@ -85,12 +85,12 @@ def test_what_an_optimizer_does_for_all_stays_apart():
         [(0, 1, 4), (1, 2, 4), (1, 3, 4), (2, 3, 4), (3, 4, 4), (3, 5, 4)],
         names=["a/x", "a/y", "b/y", "optimizer/clip/AddN", "optimizer/a/Apply", "optimizer/b/Apply"],
     )
-    assert homes(graph)[3:] == (("optimizer",), ("a",), ("b",))
+    assert scope_paths(graph)[3:] == (("optimizer",), ("a",), ("b",))
 
 
 def test_names_without_slashes_are_cut_at_dots():
     names = [f"encoder.layer.{k}.{x}" for k in range(2) for x in ("attn", "mlp")]
-    assert homes(bl.OpGraph.from_edges(np.ones(4), names=names))[0] == ("encoder", "layer", "0")
+    assert scope_paths(bl.OpGraph.from_edges(np.ones(4), names=names))[0] == ("encoder", "layer", "0")
 
 
 def test_operators_in_modules_belong_to_the_module_s_path():
@@ -99,7 +99,13 @@ def test_operators_in_modules_belong_to_the_module_s_path():
     back = [name.replace("/", "/backward/") for name in ahead[::-1]]
     edges = [(k, k + 1, 8) for k in range(17)]
     graph = bl.OpGraph.from_edges(np.ones(18), edges, names=ahead + back, forward_of=[-1] * 9 + list(range(9))[::-1])
-    assert homes(graph)[0] == ("net", "layer", "0", "attn") and homes(graph)[-1] == ("∇", "net", "layer", "0", "attn")
+    assert scope_paths(graph)[0] == ("net", "layer", "0", "attn") and scope_paths(graph)[-1] == (
+        "∇",
+        "net",
+        "layer",
+        "0",
+        "attn",
+    )
     tree = build_tree(graph)
     shown = tree.visible(tree.open_until(24)).tolist()
     assert {"layer.0", "layer.1", "layer.2"} <= {tree.labels[k] for k in range(len(tree))}

@@ -27,8 +27,8 @@ class Shares:
     def __init__(self, graph: OpGraph, placed: Placement) -> None:
         self.widths = [len(group) for group in placed.replicas]
         first = {group[0]: g for g, group in enumerate(placed.replicas)}
-        homes = placed.device.tolist()
-        self._group = {name: first[d] for name, d in zip(graph.names, homes, strict=True) if d in first}
+        op_devices = placed.device.tolist()
+        self._group = {name: first[d] for name, d in zip(graph.names, op_devices, strict=True) if d in first}
 
     def group(self, name: str) -> int:
         return self._group.get(name, -1)

@@ -58,7 +58,7 @@ class CopyingTransport(TaggedTransport):
                     state, tensor, Tag(state, -1, device if base is None else base.device, None, version(tensor))
                 )
 
-    def home(self, state: ForwardState, value: object) -> int | None:
+    def device_of_value(self, state: ForwardState, value: object) -> int | None:
         return next((tag.device for t in tensors(value) if (tag := tag_of(state, t)) is not None), None)
 
 

@@ -176,11 +176,13 @@ def execute(
         finally:
             measurement.remove()
         if status == "ok":
-            home = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
+            loss_device = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
             memory_step = None
             if not measurement.on_gpus:
                 memory_step = running.run_observed_step(
-                    Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph, StorageTracker(home))
+                    Measurement(
+                        model, traced, step_graph, placed, run_cluster, unrolled_graph, StorageTracker(loss_device)
+                    )
                 )
             measured = measurement.timeline(memory_step)
     session = distribution(model).session
@@ -406,10 +408,10 @@ def known_graph(
         ).graph(optimizer_states=step.optimizer_states)
     calls = len(traced.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
-        home = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
+        group_device = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
         rank = placement.rank
         if rank is not None:
             rank = np.r_[rank, rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
-        device = [*placement.device.tolist(), *(home[group] for group in graph.colocation[calls:].tolist())]
+        device = [*placement.device.tolist(), *(group_device[group] for group in graph.colocation[calls:].tolist())]
         return graph, placement.replace(device=np.array(device, dtype=np.int32), order=rank, priority=None)
     return graph, placement.on(graph)

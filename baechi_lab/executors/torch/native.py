@@ -55,14 +55,14 @@ class _Native:
         if self.model is None:
             self.model = self.step.model()
         model = self.model
-        home = next((p.device for p in model.parameters()), torch.device("cpu"))
+        model_device = next((p.device for p in model.parameters()), torch.device("cpu"))
         with ModelSnapshot(model, self.step.inputs):
             model.to(self.device)
             try:
                 return self._run(mode, model, steps, warmup, stop, info)
             finally:
-                if home != torch.device(self.device):
-                    model.to(home)
+                if model_device != torch.device(self.device):
+                    model.to(model_device)
 
     def _run(
         self, mode: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, object]

@@ -39,7 +39,7 @@ class Job:
     stage_modules: dict[int, tuple[nn.Module, dict[str, Any]]]
     stages: int
     schedule: str
-    homes: list[list[int]]
+    stage_ranks: list[list[int]]
     tied: list[list[tuple[int, str]]]
     batches: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
     loss: Callable[..., torch.Tensor]
@@ -98,7 +98,7 @@ def _train(job: Job) -> Report:
         len(job.batches),
         loss=job.loss,
         template=job.template,
-        homes=job.homes,
+        stage_ranks=job.stage_ranks,
         mean=job.mean,
         device=job.device,
         tied=job.tied,

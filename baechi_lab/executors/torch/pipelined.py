@@ -44,7 +44,7 @@ _ERROR_WAIT_SECONDS = 5.0
 class Cut:
     """A placed step as a pipeline: its stages as modules, and the order in which its processes run them.
 
-    - `homes[s]`: the processes of stage s, which are its replicas.
+    - `stage_ranks[s]`: the processes of stage s, which are its replicas.
     - `processes`: the device of every process.
     - `tied`: the (stage, name) pairs of every parameter that several processes use, unless all are replicas of one stage.
     """
@@ -55,7 +55,7 @@ class Cut:
     schedule: Schedule
     micro_batches: int
     processes: tuple[int, ...]
-    homes: list[list[int]]
+    stage_ranks: list[list[int]]
     tied: list[list[tuple[int, str]]]
 
 
@@ -83,7 +83,7 @@ def cut_step(
     stage = pipeline.stages.stage[: len(traced.calls)].tolist()
     stage_modules = cut(model, program, stage, pipeline.stages.count)
     groups = {group[0]: group for group in placed.on(graph).replicas}
-    homes = [
+    stage_ranks = [
         [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
         for first in pipeline.stages.device.tolist()
     ]
@@ -92,9 +92,16 @@ def cut_step(
     for s, stage_module in enumerate(stage_modules):
         for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):
             users.setdefault(id(parameter), {}).setdefault(s, name)
-    tied = [list(at.items()) for at in users.values() if len({tuple(homes[s]) for s in at}) > 1]
+    tied = [list(at.items()) for at in users.values() if len({tuple(stage_ranks[s]) for s in at}) > 1]
     return Cut(
-        stage_modules, program, pipeline.stages, pipeline.schedule, micro_batches, pipeline.line_device, homes, tied
+        stage_modules,
+        program,
+        pipeline.stages,
+        pipeline.schedule,
+        micro_batches,
+        pipeline.line_device,
+        stage_ranks,
+        tied,
     )
 
 
@@ -121,10 +128,10 @@ def run_pipeline(
             rank,
             len(cut_up.processes),
             names[device],
-            {s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.homes[s]},
+            {s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.stage_ranks[s]},
             len(cut_up.stage_modules),
             str(cut_up.schedule),
-            cut_up.homes,
+            cut_up.stage_ranks,
             cut_up.tied,
             batches,
             step.loss or own_loss,
@@ -244,7 +251,7 @@ def _build_timeline(
     """The Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
     each = [(d, m) for d, r in zip(cut_up.processes, reports, strict=True) for m in r.marks[step]]
     each.sort(key=lambda pair: pair[1][3:])
-    homes, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
+    unit_devices, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
     start_seconds = np.array([m[3] for m in marks]) - start
     end = np.array([m[4] for m in marks]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)
@@ -252,7 +259,7 @@ def _build_timeline(
         peak[device] = report.peak_bytes
     return Timeline(
         op=np.arange(len(marks)),
-        device=homes,
+        device=unit_devices,
         start_us=np.maximum(start_seconds, 0) * 1e6,
         end_us=np.maximum(end, 0) * 1e6,
         transfers=Transfers.none(),

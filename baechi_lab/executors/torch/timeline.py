@@ -128,9 +128,9 @@ class Measurement(Observer):
         if self.storages is not None:
             calls = self.session.plan.device
             first = calls[0] if calls else 0
-            home = self.session.plan.parameters
+            parameter_device = self.session.plan.parameters
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-                device = home.get(name, first)
+                device = parameter_device.get(name, first)
                 self.storages.add([tensor], device, persistent=True)
                 if optimizer is not None:
                     self.storages.add(
@@ -139,7 +139,7 @@ class Measurement(Observer):
             self.storages.add(tensors(batch), first, persistent=True)
             self.storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
             if (lent := offloaded_state_of(optimizer)) is not None:
-                device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
+                device_of = {id(p): parameter_device.get(name, first) for name, p in self.model.named_parameters()}
                 lent.copy = lambda state, parameter: copied(state, self.storages, device_of[id(parameter)])
                 self.modes.callback(setattr, lent, "copy", None)
             if not self.on_gpus:

@@ -55,7 +55,7 @@ def pipeline_files(
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
     stages = [
         {**stage_module.spec, "processes": ranks, "uses": _uses(stage_module.module.graph)}
-        for stage_module, ranks in zip(division.cut.stage_modules, division.cut.homes, strict=True)
+        for stage_module, ranks in zip(division.cut.stage_modules, division.cut.stage_ranks, strict=True)
     ]
     return {
         "train.py": script,

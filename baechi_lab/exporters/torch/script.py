@@ -170,7 +170,7 @@ def pipeline(rank, device):
     modules = {s: getattr(stages, f"Stage{s}")(select_layers(model, plan["uses"], constants)) for s, plan in own.items()}
     return Pipeline(
         {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
-        loss=<LOSS>, template=PLAN["template"], homes=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
+        loss=<LOSS>, template=PLAN["template"], stage_ranks=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
         device=device, tied=PLAN["tied"], batch_shapes=PLAN["batch_shapes"],
     )
 

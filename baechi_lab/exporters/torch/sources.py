@@ -79,17 +79,13 @@ class Sources:
         module = self.add(function, role)
         if module is not None:
             return f"{module}.{text}"
-        public = (
-            home
-            for home in (torch.optim, torch.nn, torch.nn.functional, torch)
-            if getattr(home, text, None) is function
-        )
-        home = next(public, None)
-        if home is None:
+        namespaces = (torch.optim, torch.nn, torch.nn.functional, torch)
+        namespace = next((n for n in namespaces if getattr(n, text, None) is function), None)
+        if namespace is None:
             raise InvalidInput(
                 f"{role} is {_label(function)} of {function.__module__}, which torch does not offer by a public name"
             )
-        return f"{home.__name__}.{text}"
+        return f"{namespace.__name__}.{text}"
 
     def expression(self, function: Callable[..., object], role: str) -> str:
         """The call that creates the model."""
@@ -158,9 +154,9 @@ def _label(source: object) -> str:
 
 def runtime_files() -> dict[str, str]:
     """The runtime as flat files `placed_*.py` that import each other and torch."""
-    home = Path(inspect.getfile(runtime)).parent
+    folder = Path(inspect.getfile(runtime)).parent
     files = {
-        f"placed_{path.stem}.py": path.read_text() for path in sorted(home.glob("*.py")) if path.stem != "__init__"
+        f"placed_{path.stem}.py": path.read_text() for path in sorted(folder.glob("*.py")) if path.stem != "__init__"
     }
     files["placed_errors.py"] = Path(inspect.getfile(errors)).read_text()
     return {name: flat(text) for name, text in files.items()}

@@ -120,9 +120,9 @@ class Batch:
         A placement that exceeds a device's memory takes infinitely long.
         """
         rows = np.ascontiguousarray(rows, dtype=np.int32)
-        homes = rows[:, self.first].astype(np.int64)
+        unit_devices = rows[:, self.first].astype(np.int64)
         result = np.empty(len(rows))
-        _seconds((self.plan, self.scratch), (self.model, self.work, *self.order), rows, homes, result)
+        _seconds((self.plan, self.scratch), (self.model, self.work, *self.order), rows, unit_devices, result)
         return result
 
 
@@ -189,7 +189,11 @@ def _make_scratch(plan: Plan) -> Scratch:
 
 @njit(cache=True, nogil=True)
 def _seconds(
-    quick: Any, exact_columns: Any, rows: NDArray[np.int32], homes: NDArray[np.int64], result: NDArray[np.float64]
+    quick: Any,
+    exact_columns: Any,
+    rows: NDArray[np.int32],
+    unit_devices: NDArray[np.int64],
+    result: NDArray[np.float64],
 ) -> None:
     """Fill `result` (`Batch.seconds`) with the `quick` simulation (plan, scratch) or, where memory matters, the exact one."""
     p, s = quick
@@ -197,36 +201,38 @@ def _seconds(
     one_lane = len(work.running) == len(model.limit)  # `_makespan` knows no collectives
     for k in range(len(rows)):
         surely, never = (
-            _fits(p, homes[k], s.received, False) if _together(p.unit, homes[k], rows[k]) else (False, False)
+            _fits(p, unit_devices[k], s.received, False)
+            if _together(p.unit, unit_devices[k], rows[k])
+            else (False, False)
         )
         if never:
             result[k] = np.inf
             continue
         if surely and one_lane:  # copies aside
-            result[k] = 1e-6 * _makespan(p, s, homes[k])
-            if _fits(p, homes[k], s.received, True)[0]:
+            result[k] = 1e-6 * _makespan(p, s, unit_devices[k])
+            if _fits(p, unit_devices[k], s.received, True)[0]:
                 continue
         time = evaluate(model, work, Assignment(rows[k], position, at, False), Limits(True, np.inf, 0.0))
         result[k] = 1e-6 * time if overflow(model, work) == 0 else np.inf
 
 
 @njit(cache=True, nogil=True)
-def _together(unit: NDArray[np.uint32], home: NDArray[np.int64], row: NDArray[np.int32]) -> bool:
-    """Whether every op of a unit has the unit's device: `row` int32[n] per op, `home` per unit."""
+def _together(unit: NDArray[np.uint32], unit_device: NDArray[np.int64], row: NDArray[np.int32]) -> bool:
+    """Whether every op of a unit has the unit's device: `row` int32[n] per op, `unit_device` per unit."""
     for i in range(len(row)):  # noqa: SIM110 - compiled
-        if row[i] != home[unit[i]]:
+        if row[i] != unit_device[unit[i]]:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)
-def _fits(p: Plan, home: NDArray[np.int64], received: NDArray[np.float64], copies: bool) -> tuple[bool, bool]:
+def _fits(p: Plan, unit_device: NDArray[np.int64], received: NDArray[np.float64], copies: bool) -> tuple[bool, bool]:
     """Returns whether every device surely has enough memory, and whether some device surely has not."""
     surely, never = True, False
     for d in range(len(p.limit)):
         held_bytes, peak_bytes, temp = 0, 0, 0
-        for u in range(len(home)):
-            if home[u] == d:
+        for u in range(len(unit_device)):
+            if unit_device[u] == d:
                 held_bytes += p.persistent[u]
                 peak_bytes += p.total_bytes[u]
                 temp = max(temp, p.temp[u])
@@ -236,8 +242,8 @@ def _fits(p: Plan, home: NDArray[np.int64], received: NDArray[np.float64], copie
 
 
 @njit(cache=True, nogil=True)
-def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
-    """Simulate the placement of every unit on its device `home` int64[units]; returns its makespan in microseconds.
+def _makespan(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
+    """Simulate the placement of every unit on its device `unit_device` int64[units]; returns its makespan in microseconds.
 
     It is one loop without helpers: a call that passes arrays counts references, which takes longer than such a helper.
     """
@@ -257,7 +263,7 @@ def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
     missing[:] = degree
     ready_at[:] = 0.0
     for i in source:
-        d = home[unit[i]]
+        d = unit_device[unit[i]]
         line[tail[d]] = i
         tail[d] += 1
     now_us = 0.0
@@ -294,7 +300,7 @@ def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
                 count += 1 if missing[i] == 0 else 0
             goals, goal_begin = 0, far_ptr[op]
             for k in range(goal_begin, far_ptr[op + 1]):
-                q = home[far_unit[k]]
+                q = unit_device[far_unit[k]]
                 if q != d:  # one more destination of this tensor; ascending and distinct
                     g = goals
                     while g > 0 and goal[g - 1] > q:
@@ -324,7 +330,7 @@ def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
                     arrival[q] = leaves + took
                 for j in range(goal_begin, k + 1):
                     i = far[j]
-                    ready_at[i] = max(ready_at[i], arrival[home[far_unit[j]]])
+                    ready_at[i] = max(ready_at[i], arrival[unit_device[far_unit[j]]])
                     missing[i] -= 1
                     woken[count] = i
                     count += 1 if missing[i] == 0 else 0
@@ -343,7 +349,7 @@ def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
                     coming_at[q] = ready_at[pending[first[q]]] if first[q] < last[q] else np.inf
         for j in range(count):
             i = woken[j]
-            time, d = ready_at[i], home[unit[i]]
+            time, d = ready_at[i], unit_device[unit[i]]
             if time > now_us:  # into what is pending, by time, mostly at the end
                 k = last[d]
                 last[d] = k + 1

@@ -129,7 +129,7 @@ def _search_placements(
     remaining_work = np.zeros(n + 1)  # of the ops from each position of the order on
     for k in range(n - 1, -1, -1):
         remaining_work[k] = remaining_work[k + 1] + least[order[k]]
-    home = np.full(len(allowed), -1, np.int64)
+    group_device = np.full(len(allowed), -1, np.int64)
     owner = np.full(len(allowed), -1, np.int64)  # position of the op that chose a group's device
     lanes = len(w.running)
     load, used, head = np.zeros(lanes), np.zeros(devices, np.int64), np.zeros(n)
@@ -163,7 +163,7 @@ def _search_placements(
             load[d + m.lane[i]] -= m.table[i, d]
             used[d] -= 1
         if owner[g] >= 0 and owner[g] < k:
-            d = home[g] if choice[k] < 0 else devices
+            d = group_device[g] if choice[k] < 0 else devices
         else:
             d = choice[k] + 1
         owned = owner[g] < 0 or owner[g] == k
@@ -186,7 +186,7 @@ def _search_placements(
             choice[k] = -1
             if owned:
                 owner[g] = -1
-                home[g] = -1
+                group_device[g] = -1
             k -= 1
             continue
         if count > max_simulations:
@@ -195,7 +195,7 @@ def _search_placements(
         load[d + m.lane[i]] += m.table[i, d]
         used[d] += 1
         if owned:
-            owner[g], home[g] = k, d
+            owner[g], group_device[g] = k, d
         k += 1
     return best, True, count
 

@@ -152,9 +152,9 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 else:
                     op = line[d * (n + 1) + head[d]]
                     head[d] += 1
-                home = device[op]
-                end = now_us + table[op, home]
-                spent[d] += table[op, home]
+                op_device = device[op]
+                end = now_us + table[op, op_device]
+                spent[d] += table[op, op_device]
                 if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now_us
@@ -162,10 +162,10 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 running[d] = op
                 busy_until[d] = end
                 if track:
-                    level[home] += output_bytes[op] + temp[op]
-                    if level[home] > peak[home]:
-                        peak[home] = level[home]
-                        if level[home] > limit[home] and _overflow_sum(peak, limit) > overflow_limit:
+                    level[op_device] += output_bytes[op] + temp[op]
+                    if level[op_device] > peak[op_device]:
+                        peak[op_device] = level[op_device]
+                        if level[op_device] > limit[op_device] and _overflow_sum(peak, limit) > overflow_limit:
                             return np.inf
         step, d = busy_until[0], 0
         for p in range(1, lanes):
@@ -199,19 +199,19 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             op = running[d]
             running[d] = -1
             busy_until[d] = np.inf
-            home = device[op]
+            op_device = device[op]
             if track:
-                level[home] -= temp[op] + unread[op]
+                level[op_device] -= temp[op] + unread[op]
                 for e in range(input_ptr[op], input_ptr[op + 1]):
                     t = inputs[e]
-                    if device[producer[t]] == home:
+                    if device[producer[t]] == op_device:
                         local_left[t] -= 1
                         if local_left[t] == 0 and sends_left[t] == 0:
-                            level[home] -= size_bytes[t]
+                            level[op_device] -= size_bytes[t]
                     else:
-                        copy_left[t * devices + home] -= 1
-                        if copy_left[t * devices + home] == 0:
-                            level[home] -= size_bytes[t]
+                        copy_left[t * devices + op_device] -= 1
+                        if copy_left[t * devices + op_device] == 0:
+                            level[op_device] -= size_bytes[t]
             # Consumers here are ready or not, those elsewhere need a transfer.
             e, last = edge_ptr[op], edge_ptr[op + 1]
             base, remote = d * (n + 1), 0
@@ -242,12 +242,12 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             else:  # something else happened here at the same instant, or ops of both lanes wait: by op index
                 for x in range(e, last):
                     i = ready_to[x]
-                    if device[i] != home:
+                    if device[i] != op_device:
                         remote += 1
                         continue
                     missing[i] -= 1
                     if missing[i] == 0:
-                        p = home + lane[i]
+                        p = op_device + lane[i]
                         if by_rank:
                             set_bit(bits, p * stride, words, position[i], 1)
                         else:
@@ -264,7 +264,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 while e < last and edge_tensor[e] == t:
                     q = device[edge_to[e]]
                     e += 1
-                    if q == home:
+                    if q == op_device:
                         local += 1
                     else:
                         readers[q] += 1
@@ -281,11 +281,11 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                         sends_left[t] += 1
                         copy_left[t * devices + q] = readers[q]
                     readers[q] = 0
-                    cost = latency[home, q] + per_byte[home, q] * size_bytes[t]
+                    cost = latency[op_device, q] + per_byte[op_device, q] * size_bytes[t]
                     receive = now_us
                     if comm != PARALLEL:
-                        send_us = max(now_us, queue_out[home])
-                        queue_out[home] = send_us + cost
+                        send_us = max(now_us, queue_out[op_device])
+                        queue_out[op_device] = send_us + cost
                         if shared:
                             receive = max(send_us, queue_out[q])
                             queue_out[q] = receive + cost

@@ -134,18 +134,18 @@ def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: 
         return _shift(u, op, units, s, shares.whole_share, rng)
     if devices == 1:
         return 0
-    home = s.device[op]
+    current_device = s.device[op]
     d = s.device[_neighbour(op, m, rng)]
-    if d == home or kind > 1.0 - shares.anywhere_share:
+    if d == current_device or kind > 1.0 - shares.anywhere_share:
         d = int(rng.random() * (devices - 1))
-        if d >= home:
+        if d >= current_device:
             d += 1
     changed = 0
     length = 1
     if kind > 1.0 - shares.run_share:
         length = int(2.0 ** (rng.random() * np.log2(max(count * shares.longest_run, 2.0))))
     for v in range(u, min(u + length, count)):
-        if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == home:
+        if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == current_device:
             changed = reassign(v, d, changed, units, s)
     return changed
 

@@ -151,8 +151,8 @@ class LoadProgram:
                 model.add(out <= self.period)
                 model.add(received <= self.period)
         self._chain()
-        for home in request["forbidden"]:
-            self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(home)])
+        for assignment in request["forbidden"]:
+            self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(assignment)])
         self.model.minimize(self.period)
 
     def _waits(self, d: int, horizon: int) -> LinearExprT:
@@ -188,6 +188,6 @@ class LoadProgram:
             for a, b in permutations(range(self.devices), 2):
                 model.add_bool_or([~self.x[u][a], ~self.x[v][b], after[a, b]])
 
-    def home(self, solver: CpSolver) -> list[int]:
+    def unit_devices(self, solver: CpSolver) -> list[int]:
         """The device of every unit in a solution."""
         return [max(range(self.devices), key=lambda d: solver.boolean_value(row[d])) for row in self.x]

@@ -115,7 +115,7 @@ def answer_request(request: Request) -> Reply:
             "status": solver.status_name(status),
             "seconds": solver.wall_time,
             "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
-            "device": program.home(solver) if has_solution else None,
+            "device": program.unit_devices(solver) if has_solution else None,
         }
 
     from ...graph.formats.json_format import KINDS

@@ -44,10 +44,10 @@ def add_transfers(m: ExactModel) -> None:
 def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> None:
     """A transfer takes place if a group that reads the tensor is on the device and its producer is not."""
     t, d = key
-    present, home = m.bool(f"sent{t},{d}"), m.on(producer, d)
-    m.model.add_implication(present, ~home)
+    present, produced_here = m.bool(f"sent{t},{d}"), m.on(producer, d)
+    m.model.add_implication(present, ~produced_here)
     for g in readers:
-        m.model.add_bool_or([present, home, ~m.x[g][d]])
+        m.model.add_bool_or([present, produced_here, ~m.x[g][d]])
     m.model.add_bool_or([*(m.x[g][d] for g in readers), ~present])
     costs = m.times.transfer[t, :, d].tolist()
     m.cost[key] = sum(costs[s] * m.on(producer, s) for s in range(m.cluster.n))
@@ -82,10 +82,10 @@ class _Queues:
             self._use((t, d), "in", d, m.present[t, d])
             for s in range(m.cluster.n):
                 if s != d:
-                    present, home = m.present[t, d], m.on(producer, s)
+                    present, produced_here = m.present[t, d], m.on(producer, s)
                     is_sent = m.bool()
-                    m.model.add_bool_and([present, home]).only_enforce_if(is_sent)
-                    m.model.add_bool_or([~present, ~home, is_sent])
+                    m.model.add_bool_and([present, produced_here]).only_enforce_if(is_sent)
+                    m.model.add_bool_or([~present, ~produced_here, is_sent])
                     self._use((t, d), "out", s, is_sent)
         for lane in self.lanes.values():
             m.model.add_no_overlap([use.interval for use in lane])

@@ -156,11 +156,11 @@ class ExactModel:
 
     def hint(self, device: Sequence[int], start_us: Sequence[float], end_us: Sequence[float]) -> None:
         """Gives the solver a known schedule to start from."""
-        home = np.empty(len(self.x), dtype=np.int64)
-        home[self.group] = np.asarray(device)
+        group_device = np.empty(len(self.x), dtype=np.int64)
+        group_device[self.group] = np.asarray(device)
         for g, row in enumerate(self.x):
             for d, literal in enumerate(row):
-                self.model.add_hint(literal, int(home[g] == d))
+                self.model.add_hint(literal, int(group_device[g] == d))
         for i in range(self.graph.n):
             start_units = round(float(start_us[i]) * self.times.scale)
             self.model.add_hint(self.start[i], start_units)
@@ -170,11 +170,11 @@ class ExactModel:
 
     def solution(self, solver: CpSolver) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Returns device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
-        home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
+        group_device = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
         start_times = np.array([solver.value(v) for v in self.start])
         end_times = np.array([solver.value(v) for v in self.end])
         order = inverse(np.lexsort((self.graph.position, end_times, start_times)))
-        return home[self.group].astype(np.int32), order.astype(np.float64)
+        return group_device[self.group].astype(np.int32), order.astype(np.float64)
 
 
 def descendants(graph: OpGraph) -> NDArray[np.bool_]:

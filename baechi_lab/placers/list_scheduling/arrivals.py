@@ -81,5 +81,5 @@ def receiving_queue(p: int, comm: int, devices: Records) -> float:
 @njit(cache=True, allocates=False)
 def may_run(op: int, p: int, ops: Records, groups: Records, pairs: Records) -> bool:
     """Device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped for lack of memory."""
-    home = groups[ops[op].group].home
-    return pairs[p, op].allowed and (home < 0 or home == p) and not pairs[p, op].dropped
+    group_device = groups[ops[op].group].device
+    return pairs[p, op].allowed and (group_device < 0 or group_device == p) and not pairs[p, op].dropped

@@ -228,7 +228,7 @@ def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Rec
         brought += tensors[fetch[k].tensor].size
         arrives_early = arrives_early or fetch[k].receive < devices[p].free
     g = ops[op].group
-    promise = groups[g].promised + groups[g].reserve if groups[g].home < 0 else 0
+    promise = groups[g].promised + groups[g].reserve if groups[g].device < 0 else 0
     own_bytes = max(ops[op].made + ops[op].temp - groups[g].reserve, 0)
     if arrives_early and devices[p].last >= 0:
         own_bytes = max(own_bytes, ops[devices[p].last].temp)  # the copy comes in while the last op still runs
@@ -243,9 +243,9 @@ def _free_at(time: float, bytes_: int, code: int, freed: Freed) -> None:
 
 @njit(cache=True, allocates=False)
 def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: Records) -> int:
-    home, best = groups[ops[op].group].home, -1
+    group_device, best = groups[ops[op].group].device, -1
     for p in range(len(devices)):
-        if pairs[p, op].allowed and (home < 0 or home == p):
+        if pairs[p, op].allowed and (group_device < 0 or group_device == p):
             if best < 0 or devices[p].limit - devices[p].level > devices[best].limit - devices[best].level:
                 best = p
     return best
@@ -264,8 +264,8 @@ def _commit(
     ops[op].device, ops[op].position = p, step
     devices[p].free, devices[p].last = finish, op
     g = ops[op].group
-    if groups[g].home < 0:
-        groups[g].home = p
+    if groups[g].device < 0:
+        groups[g].device = p
         devices[p].level += groups[g].promised + groups[g].reserve
     groups[g].left -= 1
     if groups[g].left == 0:
@@ -385,7 +385,7 @@ def _schedule(
                 p = _roomiest(op, ops, devices, groups, pairs)
                 overflows += 1
                 break
-        first = groups[ops[op].group].home < 0
+        first = groups[ops[op].group].device < 0
         fetched = _commit(op, p, step, traffic, groups, pairs, fetch, freed)
         if first:
             _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other_fetch)

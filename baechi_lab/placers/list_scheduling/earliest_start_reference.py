@@ -51,7 +51,7 @@ class _State:
         self.device, self.start, self.finish = [-1] * n, [0.0] * n, [0.0] * n
         self.free, self.last = [0.0] * devices, [-1] * devices
         self.queues = [[0.0] * devices, [0.0] * devices]
-        self.home = [-1] * len(self.problem.promised)
+        self.group_device = [-1] * len(self.problem.promised)
         self.copy_arrival: dict[tuple[int, int], float] = {}  # (tensor, device) -> arrival of the cached copy
         self.level = [0] * devices
         self.frees: list[tuple[float, int, int]] = []
@@ -87,8 +87,8 @@ class _State:
         return max(self.free[p], self.arrival(op, p)[0])
 
     def may_run(self, op: int, p: int) -> bool:
-        home = self.home[self.problem.group[op]]
-        return bool(self.problem.allowed[op, p]) and home in (-1, p) and (op, p) not in self.dropped
+        group_device = self.group_device[self.problem.group[op]]
+        return bool(self.problem.allowed[op, p]) and group_device in (-1, p) and (op, p) not in self.dropped
 
     def awake_for(self, p: int, ready: list[int]) -> int:
         """The favourite child that device `p` waits for: ready, unscheduled, and first to start here; -1 for none."""
@@ -113,7 +113,7 @@ class _State:
             self.level[d] -= size
         g = q.group[op]
         copies = sum(int(q.size_bytes[t]) for t, _, _ in fresh)
-        promise = int(q.promised[g] + q.reserve[g]) if self.home[g] < 0 else 0
+        promise = int(q.promised[g] + q.reserve[g]) if self.group_device[g] < 0 else 0
         own_bytes = int(q.output_bytes[op] + q.temp[op])
         need = promise + copies + max(own_bytes - int(q.reserve[g]), 0)
         running = 0
@@ -136,8 +136,8 @@ class _State:
         self.device[op], self.last[p] = p, op
         self.order.append(op)
         g = int(q.group[op])
-        if self.home[g] < 0:
-            self.home[g] = p
+        if self.group_device[g] < 0:
+            self.group_device[g] = p
             self.level[p] += int(q.promised[g] + q.reserve[g])
             for i in np.flatnonzero(q.group == g).tolist():
                 self.dropped.pop((i, p), None)  # the promise is paid now: look at the device again
@@ -200,8 +200,8 @@ def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate]
         ruled_out.append(Candidate(op, p, start, lack))
         if not any(state.may_run(op, q) for q in range(len(state.free))):
             # The device with most free bytes of those that are allowed for `op`.
-            problem, home = state.problem, state.home[state.problem.group[op]]
-            allowed_devices = [d for d in range(len(state.free)) if problem.allowed[op, d] and home in (-1, d)]
+            problem, group_device = state.problem, state.group_device[state.problem.group[op]]
+            allowed_devices = [d for d in range(len(state.free)) if problem.allowed[op, d] and group_device in (-1, d)]
             p = max(allowed_devices, key=lambda d: (int(problem.limit[d]) - state.level[d], -d))
             return (
                 Candidate(op, p, state.earliest(op, p)),

@@ -194,9 +194,9 @@ def _best_device(
 @njit(cache=True)
 def _candidates(g: int, memory: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
     """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
-    if memory.home[g] >= 0:
+    if memory.unit_device[g] >= 0:
         mask[:] = False
-        mask[memory.home[g]] = True
+        mask[memory.unit_device[g]] = True
         return True
     if feasible(g, memory, mask):
         return True
@@ -239,9 +239,9 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
     n, devices, groups = len(key), len(problem.limit), len(problem.promised)
     device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
-    group_allowed, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
+    group_allowed, unit_device = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
     used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_held, used, home)
+    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_held, used, unit_device)
     width = 16
     begin_us, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
     busy = Busy(begin_us, end, count)
@@ -277,7 +277,7 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
         if not _candidates(g, memory, mask):
             overflows += 1
         d, start_us = _best_device(rule, arrival_us[row], table[i], mask, busy)
-        if home[g] < 0:
+        if unit_device[g] < 0:
             assign_unit(g, d, memory)
         device[i], start[i], finish[i], sequence[scheduled_count] = d, start_us, start_us + table[i, d], i
         if count[d] == width:

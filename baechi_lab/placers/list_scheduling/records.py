@@ -21,7 +21,7 @@ OP = record_type(
     "finish:f8 position:i8"
 )
 TENSOR = record_type("producer:i4 unread:i4 size:i8 first_consumer:i8")
-GROUP = record_type("home:i4 left:i4 promised:i8 reserve:i8 first_member:i8")
+GROUP = record_type("device:i4 left:i4 promised:i8 reserve:i8 first_member:i8")
 DEVICE = record_type("free:f8 last:i4 out_queue:f8 in_queue:f8 limit:i8 level:i8 first_start:f8 first_op:i8")
 PAIR = record_type("bound:f8 queued:f8 duration:f8 place:i4 state:i1 exact:b1 allowed:b1 dropped:b1")
 WAITING = record_type("key:f8 op:i8")
@@ -58,7 +58,7 @@ def make_records(problem: Problem) -> tuple[Traffic, Records, Records]:
     ops["made"][:n], ops["temp"][:n] = problem.output_bytes, problem.temp
     tensors["producer"][:t], tensors["size"][:t] = problem.producer, problem.size_bytes
     tensors["unread"][:t], tensors["first_consumer"] = np.diff(problem.consumer_ptr), problem.consumer_ptr
-    groups["home"], groups["left"][:g], groups["first_member"] = -1, problem.group_size, problem.member_ptr
+    groups["device"], groups["left"][:g], groups["first_member"] = -1, problem.group_size, problem.member_ptr
     groups["promised"][:g], groups["reserve"][:g] = problem.promised, problem.reserve
     devices["last"], devices["limit"] = -1, problem.limit
     pairs["duration"], pairs["allowed"] = problem.table.T, problem.allowed.T

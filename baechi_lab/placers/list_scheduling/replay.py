@@ -88,11 +88,11 @@ class Replay(Sequence[Decision]):
 
     def _why_not(self, state: _State, op: int, d: int) -> str:
         q = self.problem
-        home = state.home[q.group[op]]
+        group_device = state.group_device[q.group[op]]
         if not q.allowed[op, d]:
             return "not allowed there"
-        if home not in (-1, d):
-            return f"colocated with ops on {self.cluster.names[home]}"
+        if group_device not in (-1, d):
+            return f"colocated with ops on {self.cluster.names[group_device]}"
         return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
 
     def _reason(self, decision: Candidate, pairs: list[tuple[float, int, bool, int]], refused: list[Candidate]) -> str:

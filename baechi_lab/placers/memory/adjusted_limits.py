@@ -89,9 +89,9 @@ def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | N
     if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() > np.log(MAX_PLACEMENTS):
         return None
     best: tuple[float, Placement] | None = None
-    for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+    for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         for order in (None, depth_first_order(graph)):
-            placed = Placement(device=np.array(home, dtype=np.int32)[group], order=order)
+            placed = Placement(device=np.array(assignment, dtype=np.int32)[group], order=order)
             timeline = simulate_step(graph, cluster, placed)
             if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
                 best = timeline.makespan_us, placed

@@ -53,10 +53,10 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     tried = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
     model = make_model(graph, cluster)
     work = make_work(model)
-    for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
-        if np.any(np.bincount(home, need, cluster.n) > cluster.memory_bytes):
+    for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+        if np.any(np.bincount(assignment, need, cluster.n) > cluster.memory_bytes):
             continue
-        device = np.array(home, dtype=np.int32)[group]
+        device = np.array(assignment, dtype=np.int32)[group]
         for order in tried:
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:

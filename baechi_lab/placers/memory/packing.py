@@ -37,7 +37,7 @@ def best_fit(
     Best fit decreasing by `need`. Groups without any need balance `weight`.
     """
     free_bytes, load = capacity.tolist(), [0] * len(capacity)
-    home = np.zeros(len(need), dtype=np.int64)
+    group_device = np.zeros(len(need), dtype=np.int64)
     for g in np.lexsort((np.arange(len(need)), -weight, -need)).tolist():
         fits = [d for d in np.flatnonzero(allowed[g]).tolist() if free_bytes[d] >= need[g]]
         if not fits:
@@ -46,10 +46,10 @@ def best_fit(
             d = min(fits, key=lambda d: (free_bytes[d], d))
         else:
             d = min(fits, key=lambda d: (load[d] / max(int(capacity[d]), 1), d))
-        home[g] = d
+        group_device[g] = d
         free_bytes[d] -= int(need[g])
         load[d] += int(weight[g])
-    return home
+    return group_device
 
 
 def packing_proof(graph: OpGraph, cluster: Cluster, shared: bool = False) -> str | None:

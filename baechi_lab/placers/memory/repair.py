@@ -135,8 +135,8 @@ class _Repair:
         """Moves every group to the allowed device on which most of its ops are."""
         votes = np.zeros(self.group_allowed.shape, dtype=np.int64)
         np.add.at(votes, (self.group, np.minimum(device, self.cluster.n - 1)), 1)
-        home = np.where(self.group_allowed, votes, -1).argmax(axis=1)
-        return home[self.group].astype(np.int32)
+        group_device = np.where(self.group_allowed, votes, -1).argmax(axis=1)
+        return group_device[self.group].astype(np.int32)
 
     def _splits(self, weight: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
         """Runs of the topological order, bytes in proportion to memory. A second form keeps backward with forward ops."""
@@ -154,9 +154,9 @@ class _Repair:
             np.minimum.at(first, self.group, column)
             order = np.argsort(first, kind="stable")
             filled = np.cumsum(weight[order]) - weight[order] / 2
-            home = np.empty(len(weight), dtype=np.int64)
-            home[order] = np.searchsorted(share, filled / max(filled[-1], 1), side="right")
-            yield self._with_whole_groups(np.minimum(home, self.cluster.n - 1)[self.group])
+            group_device = np.empty(len(weight), dtype=np.int64)
+            group_device[order] = np.searchsorted(share, filled / max(filled[-1], 1), side="right")
+            yield self._with_whole_groups(np.minimum(group_device, self.cluster.n - 1)[self.group])
 
 
 def _best_rank(state: State) -> NDArray[np.float64] | None:

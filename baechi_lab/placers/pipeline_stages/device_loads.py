@@ -87,17 +87,17 @@ def load_model(graph: OpGraph, cluster: Cluster, *, sum: bool = False) -> LoadMo
 @njit(cache=True, nogil=True)
 def charge_tensor(
     m: LoadModel,
-    home: NDArray[np.int64],
+    unit_device: NDArray[np.int64],
     t: int,
     load: NDArray[np.float64],
     sign: float,
     device_seen: NDArray[np.bool_],
 ) -> None:
     """Adds the messages of tensor `t` to the loads (`sign` 1) or removes them (-1); `device_seen` bool[D] is scratch."""
-    source, first, end = home[m.producer[t]], m.reader_ptr[t], m.reader_ptr[t + 1]
+    source, first, end = unit_device[m.producer[t]], m.reader_ptr[t], m.reader_ptr[t + 1]
     dearest = 0.0
     for k in range(first, end):
-        d = home[m.reader[k]]
+        d = unit_device[m.reader[k]]
         if d == source or device_seen[d]:
             continue
         device_seen[d] = True
@@ -110,12 +110,12 @@ def charge_tensor(
     if m.rule == SUM:
         load[1, source] += sign * dearest
     for k in range(first, end):
-        device_seen[home[m.reader[k]]] = False
+        device_seen[unit_device[m.reader[k]]] = False
 
 
 @njit(cache=True, nogil=True)
-def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[5, D]: compute, sent, received, message overheads and collectives per device for `home` int64[U].
+def loads_of(m: LoadModel, unit_device: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[5, D]: compute, sent, received, message overheads and collectives per device for `unit_device` int64[U].
 
     >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
     >>> from baechi_lab import Link
@@ -124,11 +124,11 @@ def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
     [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
     """
     load, device_seen = np.zeros((5, m.work.shape[1])), np.zeros(m.work.shape[1], np.bool_)
-    for u in range(len(home)):
-        load[0, home[u]] += m.work[u, home[u]]
-        load[4, home[u]] += m.communication[u, home[u]]
+    for u in range(len(unit_device)):
+        load[0, unit_device[u]] += m.work[u, unit_device[u]]
+        load[4, unit_device[u]] += m.communication[u, unit_device[u]]
     for t in range(len(m.producer)):
-        charge_tensor(m, home, t, load, 1.0, device_seen)
+        charge_tensor(m, unit_device, t, load, 1.0, device_seen)
     return load
 
 
@@ -153,18 +153,23 @@ def largest_load(m: LoadModel, load: NDArray[np.float64]) -> tuple[float, float]
 
 @njit(cache=True, nogil=True)
 def _move_unit(
-    m: LoadModel, home: NDArray[np.int64], u: int, to: int, load: NDArray[np.float64], device_seen: NDArray[np.bool_]
+    m: LoadModel,
+    unit_device: NDArray[np.int64],
+    u: int,
+    to: int,
+    load: NDArray[np.float64],
+    device_seen: NDArray[np.bool_],
 ) -> None:
     """Moves unit `u` to device `to`."""
     for sign in (-1.0, 1.0):
         for t in range(m.made_ptr[u], m.made_ptr[u + 1]):
-            charge_tensor(m, home, t, load, sign, device_seen)
+            charge_tensor(m, unit_device, t, load, sign, device_seen)
         for k in range(m.read_ptr[u], m.read_ptr[u + 1]):
-            charge_tensor(m, home, m.reads[k], load, sign, device_seen)
-        load[0, home[u]] += sign * m.work[u, home[u]]
-        load[4, home[u]] += sign * m.communication[u, home[u]]
+            charge_tensor(m, unit_device, m.reads[k], load, sign, device_seen)
+        load[0, unit_device[u]] += sign * m.work[u, unit_device[u]]
+        load[4, unit_device[u]] += sign * m.communication[u, unit_device[u]]
         if sign < 0:
-            home[u] = to
+            unit_device[u] = to
 
 
 @njit(cache=True, nogil=True)
@@ -183,34 +188,34 @@ def _neighbour(m: LoadModel, u: int, rng: np.random.Generator) -> int:
 @njit(cache=True, nogil=True)
 def anneal_loads(
     m: LoadModel,
-    home: NDArray[np.int64],
+    unit_device: NDArray[np.int64],
     limit: NDArray[np.int64],
     hot: float,
     cold: float,
     steps: int,
     rng: np.random.Generator,
 ) -> Any:
-    """Anneals `home` int64[U] in place for `steps` moves; returns the smallest largest load within `limit`, and its `home`.
+    """Anneals `unit_device` int64[U] in place for `steps` moves. Returns the least maximum load within `limit`, and its devices.
 
     A move takes a random unit to a random device or to that of a neighbour, or exchanges it with a random unit.
     """
     units, devices = m.work.shape
-    load, used, device_seen = loads_of(m, home), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
+    load, used, device_seen = loads_of(m, unit_device), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
     for u in range(units):
-        used[home[u]] += m.persistent_bytes[u]
+        used[unit_device[u]] += m.persistent_bytes[u]
     largest, even = largest_load(m, load)
-    best, best_home, energy = largest, home.copy(), largest + EVEN * even
+    best, best_unit_device, energy = largest, unit_device.copy(), largest + EVEN * even
     for k in range(steps):
         temperature = hot * (cold / hot) ** (k / steps)
         u = int(rng.random() * units)
-        a, v, kind = home[u], u, rng.random()
+        a, v, kind = unit_device[u], u, rng.random()
         if kind < 0.4:
             b = int(rng.random() * devices)
         elif kind < 0.8:
-            b = home[_neighbour(m, u, rng)]
+            b = unit_device[_neighbour(m, u, rng)]
         else:
             v = int(rng.random() * units)
-            b = home[v]
+            b = unit_device[v]
         if a == b or not m.allowed[u, b] or (v != u and not m.allowed[v, a]):
             continue
         exchanged_bytes = m.persistent_bytes[v] if v != u else 0
@@ -219,9 +224,9 @@ def anneal_loads(
             or used[a] - m.persistent_bytes[u] + exchanged_bytes > limit[a]
         ):
             continue
-        _move_unit(m, home, u, b, load, device_seen)
+        _move_unit(m, unit_device, u, b, load, device_seen)
         if v != u:
-            _move_unit(m, home, v, a, load, device_seen)
+            _move_unit(m, unit_device, v, a, load, device_seen)
         largest, even = largest_load(m, load)
         if largest + EVEN * even <= acceptance_threshold(energy, temperature, rng):
             energy = largest + EVEN * even
@@ -229,9 +234,9 @@ def anneal_loads(
             used[a] += exchanged_bytes - m.persistent_bytes[u]
             if largest < best:
                 best = largest
-                best_home[:] = home
+                best_unit_device[:] = unit_device
         else:
             if v != u:
-                _move_unit(m, home, v, b, load, device_seen)
-            _move_unit(m, home, u, a, load, device_seen)
-    return best, best_home
+                _move_unit(m, unit_device, v, b, load, device_seen)
+            _move_unit(m, unit_device, u, a, load, device_seen)
+    return best, best_unit_device

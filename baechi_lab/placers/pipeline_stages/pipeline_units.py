@@ -214,8 +214,8 @@ def unit_columns(
     gradient = np.zeros(count, dtype=np.int64)
     np.add.at(gradient, unit, gradient_bytes(graph))
     allowed = allowed_group_devices(graph, cluster, unit)
-    home = unit[graph.edge_source]
-    away = home != unit[graph.consumers]
+    producer_unit = unit[graph.edge_source]
+    away = producer_unit != unit[graph.consumers]
     pair = distinct(graph.edge_tensor[away].astype(np.int64) * max(count, 1) + unit[graph.consumers[away]])
     tensor, reader = pair // max(count, 1), pair % max(count, 1)
     crossing = distinct(tensor)

@@ -126,10 +126,14 @@ class Trainer:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tensors)
             group, log_group, spread = self._grouped(tensors, rng)
-            home, log_home, entropy = (group, None, spread) if self.simple else self._placed(tensors, rng, group)
+            group_device, log_probability, entropy = (
+                (group, None, spread) if self.simple else self._placed(tensors, rng, group)
+            )
             # int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one.
             units = self.units
-            op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
+            op_devices = (
+                group_device[:, None] if self.simple else np.take_along_axis(group_device, group[:, None], axis=2)
+            )
             lawful = units.allowed[np.arange(units.total), op_devices]
             device = np.where(lawful, op_devices, units.fallback)[..., units.of].astype(np.int32)
             seconds = self.reward(device.reshape(-1, len(self.units.of))).reshape(device.shape[:2])
@@ -137,8 +141,8 @@ class Trainer:
             loss = 0.0
             if log_group is not None:  # equation 4: a grouping answers for the mean of its placements
                 loss -= tf.reduce_mean(log_group * tf.constant(grouping, tf.float32))
-            if log_home is not None:  # equation 6
-                loss -= tf.reduce_mean(log_home * tf.constant(placement, tf.float32))
+            if log_probability is not None:  # equation 6
+                loss -= tf.reduce_mean(log_probability * tf.constant(placement, tf.float32))
             if bonus:  # of all choices of a device, as their log probabilities are added up, too
                 loss -= bonus * (self.units.total if self.simple else self.groups) * entropy
         draw = Draw(device, group, seconds, float(entropy), float(spread))
@@ -180,8 +184,8 @@ class Trainer:
         shape = (self.groups, len(group), p.placement_samples, self.devices)
         noise, gumbel = self._noise(rng, shape), rng.gumbel(size=shape).astype(np.float32)
         constants = np.float32(p.temperature), np.float32(p.tanh_constant)
-        home, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
-        return home.numpy().transpose(1, 2, 0), log_p, entropy
+        group_device, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
+        return group_device.numpy().transpose(1, 2, 0), log_p, entropy
 
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:
         """`R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""

@@ -38,11 +38,11 @@ def coarsen(
     count = int(labels.max(initial=-1)) + 1
     while count > target_count:
         unit_work = np.bincount(labels, work, count)
-        home = np.zeros(count, dtype=np.int64)
-        home[labels] = device
+        vertex_device = np.zeros(count, dtype=np.int64)
+        vertex_device[labels] = device
         # Pairs of different units on one device in CSR form, with the summed cost of their edges.
         a, b = labels[source], labels[target]
-        near = (a != b) & (home[a] == home[b])
+        near = (a != b) & (vertex_device[a] == vertex_device[b])
         pointer, neighbour, (price,) = both_directions(a[near], b[near], [cost[near]], count)
         match = _match((pointer, neighbour, price), unit_work, limit, rng.permutation(count), count - target_count)
         merged = np.unique(match, return_inverse=True)[1].reshape(-1)

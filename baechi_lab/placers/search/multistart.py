@@ -137,12 +137,14 @@ class MultiStart:
                     # Every unit on a random allowed device, with random priorities if they are searched.
                     instance, rng, n = self.instance, chain.rng, self.instance.graph.n
                     allowed = instance.groups.allowed
-                    home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
+                    group_device = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
                     ranked = self.orders == {True, False} and rng.random() < p.restart_ranked
                     rank = None
                     if ranked or self.orders == {True}:
                         rank = instance.position + rng.normal(0.0, n * rng.random(), n)
-                    chain.start_from(measure(instance.model, chain.objective.work, "restart", home, rank), restart=True)
+                    chain.start_from(
+                        measure(instance.model, chain.objective.work, "restart", group_device, rank), restart=True
+                    )
                 elif chain.best_before_restart is not None:
                     chain.start_from(chain.best)
                 if chain.best_before_restart is None:

@@ -71,22 +71,22 @@ class _Annealing:
         self.numbers = numbers
         self.model = load_model(graph, cluster, sum=objective.sum)
         self.best, self.us, self.used, self.idle = start, objective.measure(graph, cluster, start).us, 0, 0
-        self.home = np.zeros(len(self.model.persistent_bytes), dtype=np.int64)
-        self.home[self.model.unit] = start.device
+        self.unit_device = np.zeros(len(self.model.persistent_bytes), dtype=np.int64)
+        self.unit_device[self.model.unit] = start.device
         self.limit = cluster.memory_bytes.copy()
         self.rngs = [np.random.default_rng([seed, k]) for k in range(workers)]
 
     def try_every_assignment(self) -> bool:
         """Tries all assignments if they are few, and returns whether they are."""
         loads: list[tuple[float, int, NDArray[np.int64]]] = []
-        for home in every_assignment(self.model.allowed, MOST_ASSIGNMENTS):
+        for unit_device in every_assignment(self.model.allowed, MOST_ASSIGNMENTS):
             self.used += 1
-            if np.all(np.bincount(home, self.model.persistent_bytes, self.cluster.n) <= self.limit):
-                loads.append((largest_load(self.model, loads_of(self.model, home))[0], self.used, home))
-        for load, _, home in sorted(loads):
+            if np.all(np.bincount(unit_device, self.model.persistent_bytes, self.cluster.n) <= self.limit):
+                loads.append((largest_load(self.model, loads_of(self.model, unit_device))[0], self.used, unit_device))
+        for load, _, unit_device in sorted(loads):
             if load >= self.us * (1 - 1e-9) or self.budget.spent(0) >= 1.0:
                 break
-            self._take(home)
+            self._take(unit_device)
         return self.used > 0
 
     def round(self, pool: ThreadPoolExecutor) -> None:
@@ -98,22 +98,22 @@ class _Annealing:
         chain_results = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
         self.used += steps * workers
         self.idle += 1
-        for load, home in sorted(chain_results, key=lambda pair: pair[0]):
+        for load, unit_device in sorted(chain_results, key=lambda pair: pair[0]):
             if load < self.us * (1 - 1e-9):
-                self._take(home)
+                self._take(unit_device)
 
     def _chain(self, rng: np.random.Generator, steps: int) -> tuple[float, NDArray[np.int64]]:
-        m, start_device = self.model, self.home.copy()
+        m, start_device = self.model, self.unit_device.copy()
         if self.idle > self.numbers.period_idle and rng.random() < 0.5:
             start_device = np.where(m.allowed, rng.random(m.allowed.shape), -1.0).argmax(axis=1)
         first, factor, last = self.numbers.period_heat
         hot = first * self.us * factor ** (self.idle % 4)
         return anneal_loads(m, start_device, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
 
-    def _take(self, home: NDArray[np.int64]) -> None:
-        placed = Placement(device=home[self.model.unit].astype(np.int32))
+    def _take(self, unit_device: NDArray[np.int64]) -> None:
+        placed = Placement(device=unit_device[self.model.unit].astype(np.int32))
         measured = self.objective.measure(self.graph, self.cluster, placed)
         if measured.feasible and measured.us < self.us:
-            self.best, self.us, self.home, self.idle = placed, measured.us, home, 0
+            self.best, self.us, self.unit_device, self.idle = placed, measured.us, unit_device, 0
         elif not measured.feasible:  # outputs and temporaries do not fit in addition to persistent bytes
             self.limit = np.maximum(self.limit - measured.overflow_bytes, 0)

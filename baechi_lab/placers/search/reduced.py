@@ -1,6 +1,7 @@
 """Reduced models that a search simulates while units move: of ops or of runs of ops, without implied edges.
 
-Ops that share a device wherever the units are have the same *home*; edges that others imply are left out (`evaluation.edges`).
+Ops that share a device wherever the units are have the same *location*. Edges that others imply
+are left out (`evaluation.edges`).
 O(ops + edges), apart from sorting and from `evaluation.edges`.
 """
 
@@ -40,12 +41,12 @@ class Subproblem:
         return self.objective.model
 
 
-def homes(subproblem: Subproblem) -> Ints:
+def locations(subproblem: Subproblem) -> Ints:
     """Returns int64[n]: the device of each op that stays, the number of devices plus the unit of each op that moves."""
     units = subproblem.units
-    home = subproblem.state.device.astype(np.int64)
-    home[units.ops] = len(subproblem.model.limit) + units.of[units.ops]
-    return home
+    location = subproblem.state.device.astype(np.int64)
+    location[units.ops] = len(subproblem.model.limit) + units.of[units.ops]
+    return location
 
 
 def without_implied_edges(instance: Instance, subproblem: Subproblem) -> Subproblem:
@@ -53,20 +54,22 @@ def without_implied_edges(instance: Instance, subproblem: Subproblem) -> Subprob
     if instance.track:
         return subproblem
     order = instance.graph.order.astype(np.int64)
-    model = merged_model(instance, np.arange(instance.graph.n), homes(subproblem), order)
+    model = merged_model(instance, np.arange(instance.graph.n), locations(subproblem), order)
     return replace(
         subproblem, objective=subproblem.objective._replace(model=model._replace(tail=subproblem.model.tail))
     )
 
 
-def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Model:
-    """Makes the model in which the ops of each `run` int64[n] are one; `home` int64[runs]; `order`: runs in topological order.
+def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> Model:
+    """Makes the model in which the ops of each `run` int64[n] are one.
+
+    `location` is int64[runs]; `order` has the runs in topological order.
 
     Costs and bytes are those of the contracted graph (`passes.contraction`). Where memory matters, all its edges stay.
     """
-    graph, model, count = instance.graph, instance.model, len(home)
+    graph, model, count = instance.graph, instance.model, len(location)
     makers = run[graph.tensor_producer]
-    maker, tensor, reader = _edges(instance, run, home, order)
+    maker, tensor, reader = _edges(instance, run, location, order)
     is_kept = np.zeros(graph.tensor_count, dtype=np.bool_)
     is_kept[tensor] = True
     temp = np.zeros(count, dtype=np.int64)
@@ -107,7 +110,7 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
     )
 
 
-def _edges(instance: Instance, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
+def _edges(instance: Instance, run: Ints, location: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns producing run, tensor and reading run of every edge that others do not imply, by producing run."""
     graph = instance.graph
     pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
@@ -117,5 +120,5 @@ def _edges(instance: Instance, run: Ints, home: Ints, order: Ints) -> tuple[Ints
     if instance.track:
         return maker, tensor, reader
     parameters = instance.parameters
-    needed_edges = needed((maker, tensor, reader), home, order, parameters.way_ops, parameters.readers_seen)
+    needed_edges = needed((maker, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen)
     return maker[needed_edges], tensor[needed_edges], reader[needed_edges]

@@ -27,7 +27,7 @@ from ..evaluation.model import Model
 from ..evaluation.moves import Units, make_state
 from ..evaluation.work import make_work
 from .instance import Instance
-from .reduced import Subproblem, homes, merged_model
+from .reduced import Subproblem, locations, merged_model
 
 
 class Present(NamedTuple):
@@ -52,10 +52,10 @@ def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
     graph, state, parameters = instance.graph, subproblem.state, instance.parameters
     if graph.n < parameters.runs_from_ops:
         return None
-    start, home, devices = subproblem.objective.work.start, homes(subproblem), instance.cluster.n
+    start, location, devices = subproblem.objective.work.start, locations(subproblem), instance.cluster.n
     line, work = np.lexsort((instance.position, start)), subproblem.model.table.min(axis=1)
     longest_us = parameters.joined_share * float(state.cost[2])
-    label = 2 * home + (subproblem.model.lane > 0)  # collectives have runs of their own
+    label = 2 * location + (subproblem.model.lane > 0)  # collectives have runs of their own
     run = runs_of_candidate(
         subproblem.model, Present(line, label, state.device, start, work, instance.price), longest_us
     )
@@ -63,7 +63,7 @@ def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
     if count > parameters.fewer_runs * graph.n:
         return None
     device, place, rank = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    device[run], place[run], rank[:] = state.device, home, graph.n
+    device[run], place[run], rank[:] = state.device, location, graph.n
     np.minimum.at(rank, run, state.position)
     short = merged_model(instance, run, place, np.arange(count))
     objective = subproblem.objective._replace(

@@ -35,18 +35,18 @@ Groups = Mapping[int, tuple[int, ...]]
 
 
 class Candidate(NamedTuple):
-    """A candidate: `home` int64[units] is the leading device of every unit, `groups` the devices of every stage."""
+    """A candidate: `unit_device` int64[units] is the leading device of every unit, `groups` the devices of every stage."""
 
-    home: NDArray[np.int64]
+    unit_device: NDArray[np.int64]
     groups: Groups
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.home.tobytes(), tuple(sorted(self.groups.values()))
+        return self.unit_device.tobytes(), tuple(sorted(self.groups.values()))
 
     def placement(self, units: PipelineUnits) -> Placement:
         shared = tuple(group for _, group in sorted(self.groups.items()) if len(group) > 1)
-        return Placement(device=self.home[units.unit].astype(np.int32), replicas=shared)
+        return Placement(device=self.unit_device[units.unit].astype(np.int32), replicas=shared)
 
 
 def search_stages(
@@ -67,20 +67,20 @@ def search_stages(
     cost_of: dict[tuple[object, ...], float] = {}
     best, us, used = start, objective.measure(graph, cluster, start).us, 1
     try:
-        for home in every_assignment(units.allowed, MOST_ASSIGNMENTS):
+        for unit_device in every_assignment(units.allowed, MOST_ASSIGNMENTS):
             if budget.spent(used) >= 1.0:
                 break
-            assignment = _led(home, {})
+            assignment = _led(unit_device, {})
             used += 1
             cost_of[assignment.key] = _measured(graph, cluster, objective, assignment, units)
             if cost_of[assignment.key] < us * (1 - 1e-12):
                 best, us = assignment.placement(units), cost_of[assignment.key]
             tell(us, used)
         # The candidate of the best placement; None if a unit is on several devices.
-        home = np.zeros(units.n, dtype=np.int64)
-        home[units.unit] = best.device
+        unit_device = np.zeros(units.n, dtype=np.int64)
+        unit_device[units.unit] = best.device
         groups = {group[0]: group for group in best.replicas}
-        candidate = _led(home, groups) if np.array_equal(home[units.unit], best.device) else None
+        candidate = _led(unit_device, groups) if np.array_equal(unit_device[units.unit], best.device) else None
         if candidate is None or (used > 1 and not objective.replicas):
             return best, us, used
         moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
@@ -103,13 +103,15 @@ def search_stages(
     return best, us, used
 
 
-def _led(home: NDArray[np.int64], groups: Groups) -> Candidate:
+def _led(unit_device: NDArray[np.int64], groups: Groups) -> Candidate:
     """Returns the groups of the leading devices; a leader without a group is alone."""
-    return Candidate(home, {d: groups.get(d, (d,)) for d in np.unique(home).tolist()})
+    return Candidate(unit_device, {d: groups.get(d, (d,)) for d in np.unique(unit_device).tolist()})
 
 
 def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
-    return all(units.allowed[candidate.home == leader][:, group].all() for leader, group in candidate.groups.items())
+    return all(
+        units.allowed[candidate.unit_device == leader][:, group].all() for leader, group in candidate.groups.items()
+    )
 
 
 def _measured(
@@ -119,7 +121,7 @@ def _measured(
     if not _is_allowed(candidate, units):
         return np.inf
     held_bytes = np.zeros(cluster.n, dtype=np.int64)
-    np.add.at(held_bytes, candidate.home, units.persistent_bytes)
+    np.add.at(held_bytes, candidate.unit_device, units.persistent_bytes)
     if np.any(held_bytes > cluster.memory_bytes):
         return np.inf
     try:
@@ -143,26 +145,26 @@ class Moves:
     def any(self, candidate: Candidate) -> Candidate | None:
         """Draws another candidate; None if it is the same."""
         if self.rng.random() < 0.1 and self.devices > 1:
-            home = candidate.home.copy()
+            unit_device = candidate.unit_device.copy()
             a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
-            home[candidate.home == a], home[candidate.home == b] = b, a
-            return None if np.array_equal(home, candidate.home) else _led(home, {})
+            unit_device[candidate.unit_device == a], unit_device[candidate.unit_device == b] = b, a
+            return None if np.array_equal(unit_device, candidate.unit_device) else _led(unit_device, {})
         return self._shift(candidate)
 
     def _shift(self, candidate: Candidate) -> Candidate | None:
-        home = self.shifted(candidate.home, self._idle(candidate))
-        return None if home is None else _led(home, candidate.groups)
+        unit_device = self.shifted(candidate.unit_device, self._idle(candidate))
+        return None if unit_device is None else _led(unit_device, candidate.groups)
 
     def _idle(self, candidate: Candidate) -> list[int]:
         used = {d for group in candidate.groups.values() for d in group}
         return [d for d in range(self.devices) if d not in used]
 
-    def shifted(self, home: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
+    def shifted(self, unit_device: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
         """Shift a unit to the previous or next stage, or to a device of `free`, with the units that must move with it."""
-        line = self.line(home)
-        neighbour = home.copy()
+        line = self.line(unit_device)
+        neighbour = unit_device.copy()
         unit, shift_later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
-        place = line.index(int(home[unit])) + (1 if shift_later else -1)
+        place = line.index(int(unit_device[unit])) + (1 if shift_later else -1)
         if 0 <= place < len(line):
             to = line[place]
         elif free:
@@ -172,20 +174,22 @@ class Moves:
         waiting = [unit]
         while waiting:  # its successors in its stage move along, or its predecessors
             u = waiting.pop()
-            if neighbour[u] == home[unit]:
+            if neighbour[u] == unit_device[unit]:
                 neighbour[u] = to
-                waiting += [v for v in (self.after if shift_later else self.before)[u] if neighbour[v] == home[unit]]
+                waiting += [
+                    v for v in (self.after if shift_later else self.before)[u] if neighbour[v] == unit_device[unit]
+                ]
         return neighbour
 
-    def line(self, home: NDArray[np.int64]) -> list[int]:
+    def line(self, unit_device: NDArray[np.int64]) -> list[int]:
         """Returns the used devices in the order of their stages, along which every edge of a pipeline leads."""
-        used = np.unique(home)
+        used = np.unique(unit_device)
         order = np.zeros(self.devices)
-        reach = np.zeros(len(home))
-        for u in range(len(home)):  # stages before, as units are numbered along their edges
-            reach[u] = max((reach[v] + (home[v] != home[u]) for v in self.before[u]), default=0.0)
-        np.maximum.at(order, home, reach)
-        a, b = home[self.units.source], home[self.units.target]
+        reach = np.zeros(len(unit_device))
+        for u in range(len(unit_device)):  # stages before, as units are numbered along their edges
+            reach[u] = max((reach[v] + (unit_device[v] != unit_device[u]) for v in self.before[u]), default=0.0)
+        np.maximum.at(order, unit_device, reach)
+        a, b = unit_device[self.units.source], unit_device[self.units.target]
         waits = {d: set(a[(b == d) & (a != d)].tolist()) for d in used.tolist()}
         line: list[int] = []
         while waits:  # if none is ready, it is no pipeline; then by the fewest previous stages
@@ -233,39 +237,41 @@ class SharedMoves(Moves):
         if not wide:
             return None
         leader = self._one(wide)
-        group, leader_units = candidate.groups[leader], np.flatnonzero(candidate.home == leader)
+        group, leader_units = candidate.groups[leader], np.flatnonzero(candidate.unit_device == leader)
         if len(leader_units) < 2:
             return None
         kept_count, at = int(self.rng.integers(1, len(group))), int(self.rng.integers(1, len(leader_units)))
-        home = candidate.home.copy()
-        home[leader_units[at:]] = group[kept_count]
-        return Candidate(home, {**candidate.groups, leader: group[:kept_count], group[kept_count]: group[kept_count:]})
+        unit_device = candidate.unit_device.copy()
+        unit_device[leader_units[at:]] = group[kept_count]
+        return Candidate(
+            unit_device, {**candidate.groups, leader: group[:kept_count], group[kept_count]: group[kept_count:]}
+        )
 
     def _join(self, candidate: Candidate) -> Candidate | None:
-        line = self.line(candidate.home)
+        line = self.line(candidate.unit_device)
         if len(line) < 2:
             return None
         k = int(self.rng.integers(len(line) - 1))
         a, b = line[k], line[k + 1]
         if self.kind[a] != self.kind[b]:
             return None
-        home = np.where(candidate.home == b, a, candidate.home)
+        unit_device = np.where(candidate.unit_device == b, a, candidate.unit_device)
         joined = (*candidate.groups[a], *candidate.groups[b])
-        return Candidate(home, {**{d: g for d, g in candidate.groups.items() if d != b}, a: joined})
+        return Candidate(unit_device, {**{d: g for d, g in candidate.groups.items() if d != b}, a: joined})
 
     def _spare(self, candidate: Candidate) -> Candidate | None:
         wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:
             return None
         leader = self._one(wide)
-        return Candidate(candidate.home, {**candidate.groups, leader: candidate.groups[leader][:-1]})
+        return Candidate(candidate.unit_device, {**candidate.groups, leader: candidate.groups[leader][:-1]})
 
     def _of(self, candidate: Candidate, groups: Groups) -> Candidate:
         """Returns the same stages with other devices; `groups` by their previous leaders."""
-        home = candidate.home.copy()
+        unit_device = candidate.unit_device.copy()
         for leader, group in groups.items():
-            home[candidate.home == leader] = group[0]
-        return Candidate(home, {group[0]: group for group in groups.values()})
+            unit_device[candidate.unit_device == leader] = group[0]
+        return Candidate(unit_device, {group[0]: group for group in groups.values()})
 
     def _one(self, among: list[int]) -> int:
         return among[int(self.rng.integers(len(among)))]

@@ -108,9 +108,9 @@ class Starts:
         """Returns the candidates of a given placement, or of the repaired placement if it breaks a rule."""
         rank = start_placement.rank if "planned" in self.schedulers else None
         candidate = measure(self.instance.model, self.work, start_placement.placer, start_placement.device, rank)
-        homes = np.full(int(self.instance.group.max()) + 1, -1)
-        homes[self.instance.group] = start_placement.device
-        together = np.array_equal(homes[self.instance.group], start_placement.device)
+        group_device = np.full(int(self.instance.group.max()) + 1, -1)
+        group_device[self.instance.group] = start_placement.device
+        together = np.array_equal(group_device[self.instance.group], start_placement.device)
         lawful = together and self.instance.allowed[np.arange(self.graph.n), start_placement.device].all()
         return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired(start_placement)
 

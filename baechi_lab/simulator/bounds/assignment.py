@@ -77,9 +77,9 @@ def assignment(
         solved = program.solve(seconds_left) if seconds_left > 0.0 else None
         if solved is None:
             break
-        value, home, proven = solved
+        value, unit_device, proven = solved
         best = max(best, value)
-        if not proven or not program.add_path(home, best):
+        if not proven or not program.add_path(unit_device, best):
             break
     return best
 
@@ -207,8 +207,8 @@ class _Program:
         total = times * np.repeat(cost, devices) / devices
         self.rows.add([0, *sent_columns.ravel()], [-1.0, *total], -np.inf, -(earliest_end + end))
 
-    def add_path(self, home: NDArray[np.int64], bound: float) -> bool:
-        """Adds rule 6 for the longest path under the assignment `home` int64[units]; False if the path is within the bound."""
+    def add_path(self, unit_device: NDArray[np.int64], bound: float) -> bool:
+        """Adds rule 6 for the longest path under `unit_device` int64[units]. Returns whether that path exceeds the bound."""
         graph, place = self.graph, {(t, k): m for m, (t, k) in enumerate(self.tensor_readers.tolist())}
         unit, pointer, producers = self.unit, *graph.inputs
         end, via_edge = np.zeros(graph.n), np.full(graph.n, -1, dtype=np.int64)
@@ -218,7 +218,7 @@ class _Program:
                 t = int(producers[e])
                 u = int(graph.tensor_producer[t])
                 m = place.get((t, int(unit[v])))
-                cut = m is not None and home[unit[u]] != home[unit[v]]
+                cut = m is not None and unit_device[unit[u]] != unit_device[unit[v]]
                 if (arrival := end[u] + (self.price[t] if cut else 0.0)) > start:
                     start, via_edge[v] = arrival, e
             end[v] = start + self.fastest[v]
@@ -268,8 +268,8 @@ class _Program:
             return None  # infeasible: no packing exists, which placers prove; or no time for a first bound
         if solution.x is None:
             return float(proven) * self.scale * SAFE, np.zeros(self.unit_count, dtype=np.int64), False
-        home = solution.x[1 : 1 + self.unit_count * devices].reshape(self.unit_count, devices).argmax(axis=1)
-        return float(proven) * self.scale * SAFE, home, solution.status == 0
+        unit_device = solution.x[1 : 1 + self.unit_count * devices].reshape(self.unit_count, devices).argmax(axis=1)
+        return float(proven) * self.scale * SAFE, unit_device, solution.status == 0
 
 
 def _levels(times: Floats) -> Floats:

@@ -65,8 +65,8 @@ def actions(text: str) -> list[list[str]]:
     return [[word.replace("B", "I") if split_backward else word for word in line] for line in lines]
 
 
-def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]]) -> list[list[str]]:
-    """Add sends and receives to the actions of each process. `homes[s]` are the processes of stage s.
+def with_transfers(lines: Sequence[Sequence[str]], stage_ranks: Sequence[Sequence[int]]) -> list[list[str]]:
+    """Add sends and receives to the actions of each process. `stage_ranks[s]` are the processes of stage s.
 
     The output of a unit is sent when the unit ends. The other process receives it at that moment of its own order. So no two
     processes wait for each other.
@@ -83,13 +83,13 @@ def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]
                 continue
             stage, kind, k = _unit(line[0])
             source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-            if kind != "W" and 0 <= source < len(homes) and (source, kind, k) not in finished:
+            if kind != "W" and 0 <= source < len(stage_ranks) and (source, kind, k) not in finished:
                 continue
             actions_of[rank].append(line.popleft())
             finished.add((stage, kind, k))
-            if kind == "W" or not 0 <= target < len(homes):
+            if kind == "W" or not 0 <= target < len(stage_ranks):
                 continue
-            peer, direction = homes[target][k % len(homes[target])], "F" if kind == "F" else "B"
+            peer, direction = stage_ranks[target][k % len(stage_ranks[target])], "F" if kind == "F" else "B"
             if peer != rank:
                 actions_of[rank].append(f"{stage}SEND_{direction}{k}")
                 actions_of[peer].append(f"{target}RECV_{direction}{k}")
@@ -115,7 +115,7 @@ class Pipeline:
         micro_batches: per step.
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
-        homes: the processes of every stage, replicas in the order in which they take micro-batches.
+        stage_ranks: the processes of every stage, replicas in the order in which they take micro-batches.
         whole: shape and type of the model's outputs for the undivided batch, where the loss averages over what counts.
         tied: parameters that stages of different processes share, each as the (stage, name) pairs of its copies; the same,
             in the same order, on all processes.
@@ -130,21 +130,21 @@ class Pipeline:
         *,
         loss: Callable[..., torch.Tensor],
         template: object,
-        homes: Sequence[Sequence[int]],
+        stage_ranks: Sequence[Sequence[int]],
         mean: bool = True,
         device: str = "cpu",
         tied: Sequence[Sequence[tuple[int, str]]] = (),
         batch_shapes: Sequence[Sequence[object]] = (),
     ):
         self.count, self.device = micro_batches, torch.device(device)
-        holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]
+        holders = [tuple(sorted({rank for s, _ in copies for rank in stage_ranks[s]})) for copies in tied]
         # A single process has no group. All processes create all groups.
         groups = {
             ranks: dist.new_group(list(ranks))
-            for ranks in sorted({*(tuple(homes[s]) for s in range(stages)), *holders})
+            for ranks in sorted({*(tuple(stage_ranks[s]) for s in range(stages)), *holders})
             if len(ranks) > 1
         }
-        self.replicas = groups.get(tuple(homes[next(iter(stage_modules))]))
+        self.replicas = groups.get(tuple(stage_ranks[next(iter(stage_modules))]))
         self.inputs = {name for _, spec in stage_modules.values() for name in spec["inputs"]}
         self.marks: Marks = []
         self.modules = {s: module.to(self.device) for s, (module, _) in stage_modules.items()}
@@ -157,11 +157,11 @@ class Pipeline:
         for s, (module, spec) in sorted(stage_modules.items()):
             module.device = self.device  # type: ignore[assignment]
             metas = [tuple(_meta(*value) for value in spec[key]) for key in ("receives", "sends")]
-            stage = _Stage(_Sending(module, spec["inputs"]), s, homes, self.device, metas[0], metas[1])
+            stage = _Stage(_Sending(module, spec["inputs"]), s, stage_ranks, self.device, metas[0], metas[1])
             stage.pipeline = self
             stage_objects.append(stage)
         self.schedule = _Runtime(stage_objects, micro_batches, loss_fn=self._loss, scale_grads=False)
-        orders = with_transfers(actions(text), homes)
+        orders = with_transfers(actions(text), stage_ranks)
         self.schedule.pipeline_order_with_comms = {
             rank: list(map(_Action.from_str, line)) for rank, line in enumerate(orders)
         }
@@ -287,18 +287,18 @@ class _Stage(PipelineStage):
         self,
         module: nn.Module,
         index: int,
-        homes: Sequence[Sequence[int]],
+        stage_ranks: Sequence[Sequence[int]],
         device: torch.device,
         receives: object,
         sends: object,
     ):
         # torch rejects more processes than stages, and assigns stages to processes itself.
-        max_stages = max(len(homes), dist.get_world_size())
+        max_stages = max(len(stage_ranks), dist.get_world_size())
         super().__init__(module, index, max_stages, device, input_args=receives, output_args=sends)
-        self.num_stages, self.homes, self.micro_batch = len(homes), homes, 0
+        self.num_stages, self.stage_ranks, self.micro_batch = len(stage_ranks), stage_ranks, 0
 
     def _resolve_peer_global_rank(self, stage_idx: int) -> int:
-        ranks = self.homes[stage_idx]
+        ranks = self.stage_ranks[stage_idx]
         return ranks[self.micro_batch % len(ranks)]
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[object]:

@@ -178,10 +178,10 @@ class _Builder:
         self.arrows[node] = (pairs // len(children), pairs % len(children), size, np.bincount(of, minlength=len(pairs)))
         self.count += len(pairs)
         inner = edges[~across]
-        home = source[~across]
+        source_child = source[~across]
         for k, child in enumerate(children):
             if child in self.opened:
-                self._between(child, inner[home == k])
+                self._between(child, inner[source_child == k])
 
     # -- places ------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ MOST_STRAYS = 0.05
 """Largest share of forward ops without a scope; up to it they get the scope of their neighbours."""
 
 
-def homes(graph: OpGraph) -> tuple[Path, ...]:
+def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     """Returns the scopes around every op, outermost first; those of a backward op begin with `BACKWARD`.
 
     - A backward op has the scopes of its forward op (`forward_of`), or those behind `gradient_tape/` in its name.
@@ -33,7 +33,7 @@ def homes(graph: OpGraph) -> tuple[Path, ...]:
 
     >>> graph = OpGraph.from_edges([1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)],
     ...     names=["net/w", "net/MatMul", "gradient_tape/net/MatMul", "AddN_1"], forward_of=[-1, -1, 1, -1])
-    >>> homes(graph)
+    >>> scope_paths(graph)
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
     mark = separator(graph.names)

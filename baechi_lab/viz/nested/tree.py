@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from .boxes import LEVEL, OP, SCOPE, Box, with_levels
-from .scopes import BACKWARD, Path, homes, parts_of, separator
+from .scopes import BACKWARD, Path, parts_of, scope_paths, separator
 
 __all__ = ["LEVEL", "OP", "ROOT", "SCOPE", "Tree", "build_tree"]
 ROOT = 0
@@ -130,7 +130,7 @@ class Tree:
 
 
 def build_tree(graph: OpGraph) -> Tree:
-    """Builds the tree of `graph` by the scopes of its ops (`homes`).
+    """Builds the tree of `graph` by the scopes of its ops (`scope_paths`).
 
     A scope with a single child is merged with it. Boxes of the backward pass are siblings of those of the forward pass, and
     have the same levels.
@@ -141,7 +141,7 @@ def build_tree(graph: OpGraph) -> Tree:
     """
     mark = separator(graph.names)
     forward, backward = _Scope(""), _Scope(BACKWARD)
-    for op, path in enumerate(homes(graph)):
+    for op, path in enumerate(scope_paths(graph)):
         if path[:1] == (BACKWARD,):
             backward.add(op, path[1:], mark)
         else:

@@ -218,10 +218,10 @@ def storage_dependencies(events: Sequence[Event], does: Mapping[int, Access]) ->
             event.after |= {
                 j for j in readers.get(storage, ()) if j != i and not any(key[0] == j for key in event.reads)
             }
-        if len(homes := {outside[s] for s in access.changes if s in outside and outside[s] != i}) == 1:
-            home = events[homes.pop()]
-            home.group = home.group or f"storage of {home.name} at {home.start_us:.3f}"
-            event.group = event.group or home.group
+        if len(owners := {outside[s] for s in access.changes if s in outside and outside[s] != i}) == 1:
+            owner = events[owners.pop()]
+            owner.group = owner.group or f"storage of {owner.name} at {owner.start_us:.3f}"
+            event.group = event.group or owner.group
         for storage in (*access.makes, *access.changes):
             writer[storage], readers[storage] = i, []
     total = sum(e.persistent_bytes for e in events)

@@ -252,11 +252,11 @@ def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[int | str | Non
         synchronizes = "Synchronize" in row.name
         blocks = "Memcpy" in row.name and copied.get(row.correlation, float("inf")) <= row.end + CLOCK_US
         cut = _Cut(row.start, row.end, row.correlation, not synchronizes, synchronizes or blocks)
-        home = _holding(by_thread.get(row.thread, []), row.start)
-        if home is None:
-            home = _Op(row.name, row.thread, row.start, row.end)
-            alone.append(home)
-        home.cuts.append(cut)
+        enclosing_op = _holding(by_thread.get(row.thread, []), row.start)
+        if enclosing_op is None:
+            enclosing_op = _Op(row.name, row.thread, row.start, row.end)
+            alone.append(enclosing_op)
+        enclosing_op.cuts.append(cut)
     ops += alone
 
 

@@ -241,8 +241,8 @@ def _durations(
 
 def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
     """Returns the group of each event, none for events on another lane than their group's first, and the number of these."""
-    home: dict[str, str] = {}
-    groups = [e.group if home.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
+    lane_of_group: dict[str, str] = {}
+    groups = [e.group if lane_of_group.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
     return groups, sum(bool(e.group) and not group for e, group in zip(events, groups, strict=True))
 
 
