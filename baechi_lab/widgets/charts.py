@@ -12,6 +12,7 @@ from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
 from .views.chart_view import Chart, bars, curves, heat, limit, points, rule, series
+from .views.table_view import ONE, PERCENT, quantity
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +134,7 @@ def fit_chart(answer: Fit) -> Chart:
 MEASURES = {
     "samples per second": "samples_per_second",
     "step time": "makespan_us",
-    "bubble (idle share)": "bubble",
+    "bubble: idle share": "bubble",
     "peak memory": "peak_bytes",
 }
 AXES = {
@@ -163,12 +164,8 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         The chart, and sentences that describe it.
     """
     column, along, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
-    units = {"makespan_us": UNITS, "peak_bytes": BYTES, "memory_bytes": BYTES}.get(column)
-    if units is None:
-        factor, unit = 1.0, ""
-    else:
-        size, unit = scale(_largest(table[column]), units)
-        factor, unit = 1.0 / size, f" ({unit})"
+    units = {"makespan_us": UNITS, "peak_bytes": BYTES, "bubble": PERCENT}.get(column, ONE)
+    values = quantity(measure, table[column].tolist(), units)
     front = set(pareto_front(table))
     # For each value of the axes, the best row of those that fit; its index is the position in `table`.
     rows = table.reset_index(drop=True).assign(
@@ -184,7 +181,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         {
             "x": xs.index(_word(along, row[along])),
             "y": ys.index(_word(by_column, row[by_column])) if by_column else 0,
-            "text": plain_number(float(row[column]) * factor) if _is_known(row[column]) else "",
+            "text": values.texts[int(k)],
             "tip": _tip(row, column) + (" (on the Pareto front)" if k in front else ""),
             "id": int(k),
             "fits": bool(row["feasible"]),
@@ -199,7 +196,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         "The stronger the colour, the better; ✗ does not fit; ◆ is on the Pareto front: nothing is both faster and "
         "smaller in memory. A click on a cell opens its setting."
     )
-    return heat(xs, ys, measure + unit, cells), " ".join(notes)
+    return heat(xs, ys, values.name, cells), " ".join(notes)
 
 
 def plain_number(value: float) -> str:
@@ -273,7 +270,9 @@ def _better(column: str) -> float:
 def _tip(row: Any, column: str) -> str:
     """Describes a row of a sweep: its setting, its value, and the reason why it does not fit."""
     setting = ", ".join(_word(c, row[c]) for c in AXES.values() if _is_known(row[c]))
-    words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes}.get(column, lambda v: f"{v:.4g}")
+    words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes, "bubble": "{:.1%}".format}.get(
+        column, plain_number
+    )
     value = f": {words(float(row[column]))}" if _is_known(row[column]) else ""
     why = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
     return setting + value + why

@@ -20,12 +20,19 @@ WHOLE = """(tab) => {
     const [a, b] = [e.getBoundingClientRect(), e.closest('svg').getBoundingClientRect()];
     return a.left < b.left - 2 || a.right > b.right + 2 || a.bottom > b.bottom + 2;
   };
+  const centre = (e) => { const r = e.getBoundingClientRect(); return [(r.left + r.right) / 2, (r.top + r.bottom) / 2]; };
+  const covers = (e) => {
+    const text = e.getBoundingClientRect();
+    return [...e.closest('svg').querySelectorAll('circle:not([fill="transparent"])')].map(centre)
+      .some(([x, y]) => x > text.left && x < text.right && y > text.top && y < text.bottom);
+  };
   return {
     below: Math.round(bench.getBoundingClientRect().bottom - innerHeight),
     cut: all(labels).filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent),
     chosen: all('select').filter((e) => wide(chosen(e), e) > e.clientWidth - 18).map(chosen),
     blank: all('.bl-chart').filter((e) => e.clientHeight > 0 && unlike(e)).length,
     outside: all('.bl-chart text').filter(beyond).map((e) => e.textContent),
+    covered: all('.bl-chart text').filter(covers).map((e) => e.textContent),
     scrolls: tab === 'Compare' && [panes, ...all('.bl-pane-compare .bl-scroll')].some(tall),
     // A hair too wide is enough for a bar to scroll sideways.
     sideways: all('.widget-box').filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === 'auto')

@@ -1,10 +1,10 @@
-// A kernel that is shut down disconnects the workbench, which JupyterLab's widget manager leaves connected.
+// A kernel that is shut down disconnects the workbench, which JupyterLab's widget manager leaves connected; a busy one is announced.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./load.js";
 
-const { watchKernel } = load(["common.js", "tab_strip.js"], ["watchKernel"]);
+const { watchAnswers, watchKernel } = load(["common.js", "tab_strip.js"], ["watchAnswers", "watchKernel"]);
 const later = () => new Promise((resolve) => setTimeout(resolve, 20));
 
 function marked() {
@@ -34,4 +34,49 @@ test("a front end that shows no kernel is left alone", async () => {
     stop();
     assert.deepEqual(marks, []);
   }
+});
+
+/** A workbench and a model whose kernel answers when `answer` is called. */
+function asked() {
+  const [doc, sent, handlers] = [globalThis.document, [], {}];
+  const note = { textContent: "", setAttribute() {}, append() {}, remove() {} };
+  globalThis.document = { createElement: () => note };
+  const on = (kind, handler) => { handlers[kind] = handler; };
+  const bench = { append() {}, addEventListener: on, removeEventListener() {} };
+  const model = { send: (message) => sent.push(message), on, off() {} };
+  return { bench, model, note, sent, press: () => handlers.click(), answer: () => handlers["msg:custom"](), end: () => { globalThis.document = doc; } };
+}
+
+test("an unanswered click is announced until the answer comes, and asked for once", (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const { bench, model, note, sent, press, answer, end } = asked();
+  const stop = watchAnswers(model, bench, true, 2000);
+  press();
+  press();
+  t.mock.timers.tick(1999);
+  assert.deepEqual([sent.length, note.textContent], [1, ""]);
+  t.mock.timers.tick(1);
+  assert.match(note.textContent, /^kernel busy/);
+  answer();
+  assert.equal(note.textContent, "");
+  press();
+  answer();
+  t.mock.timers.tick(5000);
+  assert.deepEqual([sent.length, note.textContent], [2, ""]);
+  stop();
+  end();
+});
+
+test("where no kernel is known, nothing is announced before one has answered", (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const { bench, model, note, press, answer, end } = asked();
+  watchAnswers(model, bench, false, 2000);
+  press();
+  t.mock.timers.tick(9000);
+  assert.equal(note.textContent, "");
+  answer();
+  press();
+  t.mock.timers.tick(2000);
+  assert.match(note.textContent, /^kernel busy/);
+  end();
 });

@@ -791,6 +791,8 @@ def test_explore_sweeps_and_names_the_best(page, expected):
         page.locator(".bl-pane-explore select").last.select_option("step time")
         jb.eventually(page, lambda c=cell, us=step_us: _holds(c.get_attribute("aria-label"), format_us(us)))
     assert page.locator('.bl-pane-explore .bl-chart-cell:has-text("◆")').count() >= 1
+    texts = page.locator(".bl-pane-explore .bl-chart-cell text").all_inner_texts()
+    assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts  # one precision for the map
     shot(page, "07-explore")
     page.locator('.bl-chart-cell[aria-label^="batch 64, 1 device"]').click()
     shows(page, f"step {format_us(us)}")
@@ -970,6 +972,22 @@ def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
 
     jb.eventually(page, lanes_and_strip_have_colours)
     shot(page, "31-wide")
+
+
+EXECUTE = """(code) => {
+  window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code, silent: true });
+}"""
+
+
+def test_a_click_beside_a_running_cell_is_answered_by_one_sentence(page, lab):
+    """The cell runs until a file is there."""
+    page.evaluate(EXECUTE, "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)")
+    page.click('.bl-workbench .bl-tab:text-is("Graph")')
+    page.wait_for_selector('.bl-unanswered[role="status"]:has-text("kernel busy")')
+    shot(page, "32-busy")
+    (lab.folder / "go").touch()
+    page.wait_for_selector(".bl-panes.bl-at-graph")
+    page.wait_for_selector(".bl-unanswered:empty", state="attached")
 
 
 def test_a_kernel_that_is_shut_down_leaves_one_sentence(page):

@@ -357,6 +357,8 @@ def test_a_heat_map_has_the_best_of_every_cell():
         (1, 1): ("2", 4, True, True, 1.0),  # on 4 GB the better of 1 and 2 devices
     }
     assert notes.startswith("Each cell is the best over devices.")
+    shares, _ = heat_map(rows.assign(bubble=[0.5, 0.25, 0.5, 0.125, 0.125]), "placer", "", "bubble: idle share")
+    assert (shares["title"], [c["text"] for c in shares["cells"]]) == ("bubble: idle share (%)", ["25.0", "12.5"])
     one_row, _ = heat_map(rows, "devices", "", "step time")
     assert one_row["rows"] == [""] and [c["id"] for c in one_row["cells"]] == [1, 4]
 
@@ -401,7 +403,10 @@ def test_a_column_has_one_unit():
     assert quantity("step", [2.5e6, 1e3, nan], UNITS).texts == ("2.5000", "0.0010", "")
     assert quantity("step", [2.5e6, 1e3, nan], UNITS).values == (2.5e6, 1e3, None)
     assert quantity("step", [2.5e6, 0.5], UNITS).texts == ("2.5000", "<0.0001")
-    assert quantity("moved", [0, 12_000_000], BYTES).texts == ("0.00", "12.00")
+    assert quantity("moved", [0, 12_000_000], BYTES).texts == ("0", "12")
+    assert quantity("step", [333e3, 351.7e3], UNITS).texts == ("333.0", "351.7")
+    assert quantity("step", [15.6e3, 2e6], UNITS).texts == ("0.016", "2.000")
+    assert quantity("samples/s", [47_140.3, 1_326_912.7]).texts == ("47,140", "1,326,913")
     assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.0", "1.2", "0.0")
     assert quantity("none", [None, nan]).texts == ("", "")
     rows = sweep_rows(
@@ -410,7 +415,7 @@ def test_a_column_has_one_unit():
     )  # fmt: skip
     columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
     assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.00", "0.50"]
-    assert columns["memory (GiB)"] == ["4.00", "8.00"] and columns["bubble (%)"] == ["25.0", "50.0"]
+    assert columns["memory (GiB)"] == ["4", "8"] and columns["bubble (%)"] == ["25", "50"]
     assert columns["why not"] == ["", "too small"] and "samples/s" not in columns
 
 

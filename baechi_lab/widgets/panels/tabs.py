@@ -14,7 +14,8 @@ from ..views.base import source
 class Tabs(anywidget.AnyWidget):
     """Tabs by name with their tooltips; the chosen one puts the class `bl-at-NAME`, in small letters, on `target`.
 
-    `changed` is called with the name of the chosen tab. No part is removed from the page, so views keep their zoom.
+    `changed` is called with the name of the chosen tab. No part is removed from the page, so views keep their zoom. The page
+    asks after what a person does, and says that the kernel is busy until an answer comes.
 
     >>> tabs = Tabs({"Graph": "", "Run": ""}, ipywidgets.VBox())
     >>> tabs.choose("Run")
@@ -33,6 +34,7 @@ class Tabs(anywidget.AnyWidget):
         super().__init__(tabs=dict(names))
         self.target, self.changed = target, changed
         self.observe(lambda change: self._show(change["old"], change["new"]), "chosen")
+        self.on_msg(lambda *_: self.send({"type": "answer"}))
         self.choose(next(iter(names)))
 
     def choose(self, name: str) -> None:

@@ -107,7 +107,8 @@ function drawChart(host, spec, width, height, clicked) {
   const turn = turned(spec, (right - left) / Math.max(spec.labels.length, 1));
   const label = turn ? Math.max(...spec.labels.map(textWidth)) : 0;
   left = turn ? Math.max(left, label * 0.87 + 4 - (right - left) / spec.labels.length / 2) : left;
-  const places = bars && named.length > 1 ? keyPlaces(named.map((s) => s.name), right - left) : [];
+  const keyed = bars ? named.length > 1 : spec.kind === "points"; // names beside points would cover points
+  const places = keyed ? keyPlaces(named.map((s) => s.name), right - left) : [];
   const top = CHART.top + title + (places.length ? 17 * (places[places.length - 1][0] + 1) : 0);
   const bottom = height - CHART.bottom - label * 0.5 + (spec.x ? 0 : 14);
   if (spec.title) picture.append(svg("text", { x: 4, y: 13, class: "bl-chart-title" }, spec.title));
@@ -256,14 +257,13 @@ function drawLines(picture, spec, plot, clicked) {
       picture.append(drawMark(spec, s, k, x, at));
       spots.push({ x, y: at, id: s.ids?.[k], text: s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}` });
     }
-    // A line is named at its end, points at the lowest of them.
+    if (!s.name || spec.kind !== "lines") continue;
     const nowhere = there.length ? [] : points.filter((p) => s.hollow?.[p.k]).slice(-1).map((p) => ({ ...p, y: bottom }));
-    const named = spec.kind === "lines" ? [...there.slice(-1), ...nowhere] : there.slice().sort((a, b) => b.y - a.y).slice(0, 1);
-    if (s.name) ends.push(...named.map((p) => ({ series: s, x: p.x, y: p.y })));
+    ends.push(...[...there.slice(-1), ...nowhere].map((p) => ({ series: s, x: p.x, y: p.y })));
   }
   const across = spec.rules.filter((r) => spec.kind === "lines" && r.x === undefined && r.text);
   const ruleEnds = across.map(({ text, color, y }) => ({ series: { name: text, color }, x: plot.right, y: yOf(y) }));
-  drawNames(picture, spec, plot, [...ends, ...ruleEnds]);
+  drawNames(picture, plot, [...ends, ...ruleEnds]);
   picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
 }
 
@@ -293,19 +293,16 @@ function hitArea(spots, spot, clicked) {
   return hit;
 }
 
-/** Names at the ends of lines, right of the plot, or beside points; those that would overlap are moved apart.
- * @param {Element} picture @param {Spec} spec @param {Plot} plot @param {{series: {name: string, color: string}, x: number, y: number}[]} ends */
-function drawNames(picture, spec, { right, top, bottom, width }, ends) {
+/** Names at the ends of lines, right of the plot; those that would overlap are moved apart.
+ * @param {Element} picture @param {Plot} plot @param {{series: {name: string, color: string}, x: number, y: number}[]} ends */
+function drawNames(picture, { right, top, bottom, width }, ends) {
   const placed = apart(ends.map((e) => e.y), 13, top + 4, bottom);
   ends.forEach(({ series, x, y }, k) => {
     const color = series.color || "currentColor";
-    const wide = textWidth(series.name);
-    const before = spec.kind === "points" && x + wide + 12 > width;
-    const at = spec.kind === "lines" ? right + 5 : x + (before ? -10 : 10);
-    if (Math.abs(placed[k] - y) > 5) picture.append(svg("line", { x1: x, y1: y, x2: at + (before ? 2 : -2), y2: placed[k], style: `stroke:${color}`, opacity: 0.5 }));
-    const room = spec.kind === "lines" ? width - right - 6 : Infinity;
-    const shown = wide <= room ? series.name : shortened(series.name, room, 11);
-    const said = svg("text", { x: at, y: placed[k] + 4, "text-anchor": before ? "end" : "start", style: `fill:color-mix(in srgb, ${color} 72%, var(--bl-text))`, class: "bl-chart-name" }, shown);
+    const [at, room] = [right + 5, width - right - 6];
+    if (Math.abs(placed[k] - y) > 5) picture.append(svg("line", { x1: x, y1: y, x2: at - 2, y2: placed[k], style: `stroke:${color}`, opacity: 0.5 }));
+    const shown = textWidth(series.name) <= room ? series.name : shortened(series.name, room, 11);
+    const said = svg("text", { x: at, y: placed[k] + 4, style: `fill:color-mix(in srgb, ${color} 72%, var(--bl-text))`, class: "bl-chart-name" }, shown);
     said.append(svg("title", {}, series.name));
     picture.append(said);
   });

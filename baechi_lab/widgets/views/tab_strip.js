@@ -30,6 +30,34 @@ function watchKernel(manager, bench, every = 1000) {
   return () => clearInterval(watch);
 }
 
+/** Say that the kernel is busy while it leaves a person's click, key or change unanswered. A kernel answers no view while a cell
+ * runs. Where there may be no kernel at all, it must have answered once. Returns a function that stops.
+ * @param {Model} model @param {HTMLElement} bench @param {boolean} lives there is a kernel @param {number} patience milliseconds */
+function watchAnswers(model, bench, lives, patience = 2000) {
+  const note = element("div", { class: "bl-unanswered", role: "status" });
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let late;
+  const ask = () => {
+    if (late !== undefined) return;
+    late = setTimeout(() => { if (lives) note.textContent = "kernel busy: what you do here waits until it is free"; }, patience);
+    model.send({ type: "ask" });
+  };
+  const answered = () => {
+    clearTimeout(late);
+    [late, lives, note.textContent] = [undefined, true, ""];
+  };
+  const kinds = ["click", "change", "keydown"];
+  bench.append(note);
+  for (const kind of kinds) bench.addEventListener(kind, ask, true);
+  model.on("msg:custom", answered);
+  return () => {
+    answered();
+    note.remove();
+    for (const kind of kinds) bench.removeEventListener(kind, ask, true);
+    model.off("msg:custom", answered);
+  };
+}
+
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-tabs");
@@ -88,16 +116,19 @@ function render({ model, el }) {
     const bench = el.closest(".bl-workbench");
     if (bench) nameSliders(bench);
   });
+  const manager = /** @type {any} */ (model).widget_manager;
+  let unask = () => {};
   requestAnimationFrame(() => { // the panes may come after this
     mark_chosen();
-    const bench = el.closest(".bl-workbench");
+    const bench = /** @type {HTMLElement | null} */ (el.closest(".bl-workbench"));
     if (!bench) return;
+    unask = watchAnswers(model, bench, Boolean(manager?.kernel));
     nameSliders(bench);
     changes.observe(bench, { childList: true, subtree: true });
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });
-  const unwatch = watchKernel(/** @type {any} */ (model).widget_manager, () => el.closest(".bl-workbench"));
-  return () => { stop(); unwatch(); changes.disconnect(); };
+  const unwatch = watchKernel(manager, () => el.closest(".bl-workbench"));
+  return () => { stop(); unwatch(); unask(); changes.disconnect(); };
 }
 
 export default { render };

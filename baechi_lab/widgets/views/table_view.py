@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...viz.layout import scale
 from .base import Message, source
 
+ONE = ((1.0, ""),)
 PERCENT = ((0.01, "%"),)
 GIBIBYTES = ((float(2**30), "GiB"),)
 MOST_DECIMALS = 4
@@ -31,10 +32,11 @@ class Column:
     number: bool = False
 
 
-def quantity(
-    name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ((1.0, ""),), hint: str = ""
-) -> Column:
+def quantity(name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ONE, hint: str = "") -> Column:
     """Makes a column of numbers in the unit that suits the largest of them; None and NaN are empty.
+
+    All have the same decimals: none if all are whole, else as many as show at least two digits of the smallest, and not more
+    than four.
 
     >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
     >>> column.name, column.texts
@@ -44,9 +46,9 @@ def quantity(
     sizes = [abs(v) for v in numbers if v]
     factor, unit = scale(max(sizes, default=0.0), units)
     smallest = min(sizes, default=factor) / factor
-    are_whole = all(v is None or v == round(v) for v in numbers) and factor == 1.0
-    most_decimals = 1 if unit == "%" else MOST_DECIMALS
-    decimals = 0 if are_whole else min(max(2, 1 - math.floor(math.log10(smallest))), most_decimals)
+    are_whole = all(v is None or v / factor == round(v / factor) for v in numbers)
+    most_decimals, magnitude = 1 if unit == "%" else MOST_DECIMALS, math.floor(math.log10(smallest))
+    decimals = 0 if are_whole else min(max(1 - magnitude, min(2, 3 - magnitude), 0), most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 
