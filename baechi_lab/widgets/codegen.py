@@ -182,7 +182,7 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
     if isinstance(line, (ast.Import, ast.ImportFrom)):
         return
     if not isinstance(value, ast.Call):
-        raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r} is not a call that the workbench writes")
+        raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r:.80} is not a call that the workbench writes")
     name = _called(value)
     if name in ("Cluster", "Cluster.uniform"):
         shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
@@ -227,14 +227,14 @@ def _value(node: ast.expr) -> object:
         try:
             return makers[name](*(_value(a) for a in node.args), **options)
         except TypeError as error:
-            raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r}: {error}") from error
+            raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r:.80}: {error}") from error
     if isinstance(node, (ast.List, ast.Tuple)):
         items = [_value(x) for x in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)
     try:
         return ast.literal_eval(node)
     except ValueError as error:
-        raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r} is not a plain value") from error
+        raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r:.80} is not a plain value") from error
 
 
 def _first(args: list[Any], line: int, meaning: str) -> Any:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_of
-from ..errors import BaechiLabError
+from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
 from ..graph import Timeline
 from ..memo import Memo
 from ..step_summary import notes_on
 from .bars import only_renamed
 from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
+from .guard import Guard, Problem
 
 if TYPE_CHECKING:
     import pandas
@@ -103,13 +103,13 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
 def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, object]:
     own_params = outcome.setting.params if placer == outcome.setting.placer else {}
     setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
-    try:
+    problems: list[Problem] = []
+    with Guard(problems.append):  # whatever a placer raises, the other rows go on
         coarse = optimized(setting, outcome.graph, memo)
         _, base = placed_in_groups(setting, outcome.graph, coarse, memo, report)
         timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
-    except ROW_ERRORS as error:
-        text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
-        return {"feasible": False, "error": text}
+    if problems:
+        return {"feasible": False, "error": problems[0].sentence}
     finer = base.info.get("finer_groups", "")
     return {
         **summary(timeline),

@@ -129,7 +129,9 @@ class Workbench(Pictured, ipywidgets.VBox):
         boxes[0].children = (*graph_pane, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
         self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
-        self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
+        self.tabs = Tabs(
+            TABS, self.panes, lambda name: self.explain.attend(name == "Explain"), self.tasks.worker.deliver
+        )
         # The setting is on the left, but the Tab key reaches it after the views.
         pane = ipywidgets.VBox([self.details])
         for mark in ("bl-details-pane", "bl-sized-details"):

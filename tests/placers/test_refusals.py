@@ -193,6 +193,8 @@ def test_two_chains_that_fit_only_because_they_write_over_their_outputs(placer):
     assert len(set(placed.device[:3].tolist())) == len(set(placed.device[3:].tolist())) == 1
     with pytest.raises(bl.InfeasiblePlacement, match=r"needs 30 B while it runs.* have gpu:0 29 B, gpu:1 29 B$"):
         bl.place(graph, cluster.with_memory(29), placer)
+    with pytest.raises(bl.InfeasiblePlacement, match=r"persistently, the 64 devices have 29 B each$"):
+        bl.place(graph, bl.Cluster.uniform(64, memory_bytes=29), placer)
 
 
 def sharing_case(seed):

@@ -791,7 +791,7 @@ def test_explore_sweeps_and_names_the_best(page, expected):
         page.locator(".bl-pane-explore select").last.select_option("step time")
         jb.eventually(page, lambda c=cell, us=step_us: _holds(c.get_attribute("aria-label"), format_us(us)))
     assert page.locator('.bl-pane-explore .bl-chart-cell:has-text("◆")').count() >= 1
-    texts = page.locator(".bl-pane-explore .bl-chart-cell text").all_inner_texts()
+    texts = page.locator(".bl-pane-explore .bl-chart-cell text").all_text_contents()
     assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts  # one precision for the map
     shot(page, "07-explore")
     page.locator('.bl-chart-cell[aria-label^="batch 64, 1 device"]').click()

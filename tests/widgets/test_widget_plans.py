@@ -50,6 +50,9 @@ def test_a_plan_is_saved_once_and_goes_with_its_placement(bench, tmp_path):
     assert (tmp_path / "plans" / "vllm.txt").read_text() == form.plan.text
     form.save.click()
     assert "exists; choose another folder" in bench.model.problem.sentence
+    form.folder.value = str(tmp_path / "plans" / "vllm.txt")  # no folder
+    form.save.click()
+    assert bench.model.problem.sentence.endswith("vllm.txt: cannot be written: File exists") and not form.state.value
     bench.model.change(moves=())
     assert form.plan is None and form.text.value == "" and form.save.disabled
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.placers.registry import placer_class
 from baechi_lab.widgets.comparing import compare_placers, difference
 from baechi_lab.widgets.guard import Guard
 from baechi_lab.widgets.model import WorkbenchModel
@@ -82,6 +83,18 @@ def test_a_placer_that_fails_is_a_row(graph):
     small = replace(outcome, setting=outcome.setting.replace(cluster=bl.Cluster.uniform(2, memory_bytes=1)))
     table = compare_placers(small, made.memo, ["m-etf"])
     assert not table["feasible"][0] and table["error"][0]
+
+
+def test_an_error_of_one_placer_is_its_row_and_goes_with_its_cause(tasks, monkeypatch):
+    """Also one that no placer should raise: a `TypeError`."""
+    with monkeypatch.context() as broken:
+        broken.setattr(placer_class("m-topo"), "assign", lambda *_: len(1))
+        tasks.compare(NAMES)
+    error = "TypeError: object of type 'int' has no len()"
+    assert tasks.table["error"].fillna("").tolist() == ["", error, ""]
+    assert tasks.table["makespan_us"].isna().tolist() == [False, True, False] and tasks.model.problem is None
+    tasks.compare(NAMES)
+    assert not tasks.table["error"].any() and tasks.table["makespan_us"].notna().all()
 
 
 def test_moves_by_hand_get_a_row_of_their_own(tasks):

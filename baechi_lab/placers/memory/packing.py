@@ -19,6 +19,8 @@ from .lower_bounds import largest_bytes_across_op
 
 MAX_BRANCHES = 200_000
 """Branches of the search. After that the question stays open."""
+MOST_LISTED = 8
+"""Equal devices that an error lists one by one."""
 
 
 def promised_bytes(graph: OpGraph) -> NDArray[np.int64]:
@@ -88,8 +90,10 @@ def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> Infeasib
     """
     ops = graph if graph.original is None else graph.original
     needed = int(ops.persistent_bytes.sum())
-    has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
-    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the devices have {has}"
+    has = "devices have " + ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
+    if cluster.n > MOST_LISTED and len(set(cluster.memory_bytes.tolist())) == 1:
+        has = f"{cluster.n} devices have {format_bytes(int(cluster.memory_bytes[0]))} each"
+    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the {has}"
     if is_grouped(graph):
         count = len(promised_bytes(graph))
         groups = "1 group" if count == 1 else f"{count:,} groups"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import ipywidgets
 
-from ...errors import BaechiLabError, InvalidInput
+from ...errors import BaechiLabError, FormatError, InvalidInput
 from ...exporters.plans import FORMATS, WrittenPlan, write_plan
+from ...graph.formats.files import write_atomically
 from ..compute import is_torch_step
 from ..guard import Guard
 from ..model import WorkbenchModel
@@ -107,16 +108,21 @@ class PlanForm:
         with Guard(self.model.fail):
             if self.plan is None:
                 return
+            say(self.state, "")
             folder = Path(self.folder.value)
             names = [
                 f"{self.plan.format}.txt",
                 *(f"{self.plan.format}{ending or '.onnx'}" for ending in self.plan.files),
             ]
-            existing = [name for name in names if (folder / name).exists()]
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                existing = [name for name in names if (folder / name).exists()]
+            except (OSError, ValueError) as error:
+                raise FormatError(
+                    f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}"
+                ) from error
             if existing:
                 raise InvalidInput(f"{folder / existing[0]} exists; choose another folder")
-            folder.mkdir(parents=True, exist_ok=True)
-            contents = [self.plan.text.encode(), *self.plan.files.values()]
-            for name, content in zip(names, contents, strict=True):
-                (folder / name).write_bytes(content)
+            for name, content in zip(names, [self.plan.text.encode(), *self.plan.files.values()], strict=True):
+                write_atomically(folder / name, content)
             say(self.state, f"Written: {', '.join(str(folder / name) for name in names)}", "good")

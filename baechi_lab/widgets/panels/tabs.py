@@ -15,7 +15,8 @@ class Tabs(anywidget.AnyWidget):
     """Tabs by name with their tooltips; the chosen one puts the class `bl-at-NAME`, in small letters, on `target`.
 
     `changed` is called with the name of the chosen tab. No part is removed from the page, so views keep their zoom. The page
-    asks after what a person does, and says that the kernel is busy until an answer comes.
+    asks after what a person does, and says that the kernel is busy until an answer comes; `deliver` sends it when results of
+    the workbench can arrive, which they cannot while a cell runs.
 
     >>> tabs = Tabs({"Graph": "", "Run": ""}, ipywidgets.VBox())
     >>> tabs.choose("Run")
@@ -29,12 +30,16 @@ class Tabs(anywidget.AnyWidget):
     chosen = traitlets.Unicode("").tag(sync=True)
 
     def __init__(
-        self, names: Mapping[str, str], target: ipywidgets.Box, changed: Callable[[str], None] = lambda name: None
+        self,
+        names: Mapping[str, str],
+        target: ipywidgets.Box,
+        changed: Callable[[str], None] = lambda name: None,
+        deliver: Callable[[Callable[[], None]], None] = lambda call: call(),
     ):
         super().__init__(tabs=dict(names))
         self.target, self.changed = target, changed
         self.observe(lambda change: self._show(change["old"], change["new"]), "chosen")
-        self.on_msg(lambda *_: self.send({"type": "answer"}))
+        self.on_msg(lambda *_: deliver(lambda: self.send({"type": "answer"})))
         self.choose(next(iter(names)))
 
     def choose(self, name: str) -> None:
