@@ -210,8 +210,8 @@ def _make_placers(
     for entry in placers:
         if isinstance(entry, str) or (isinstance(entry, tuple) and len(entry) == 2):
             name, placer_params = (entry, {}) if isinstance(entry, str) else entry
-            accepted = placer_class(name).__dataclass_fields__
-            shared = {key: value for key, value in common.items() if key in accepted}
+            placer_fields = placer_class(name).__dataclass_fields__
+            shared = {key: value for key, value in common.items() if key in placer_fields}
             pipeline_params = pipeline_parameters(name, pipeline)
             if not isinstance(params.get(name, {}), Mapping):
                 raise InvalidInput(

@@ -157,8 +157,8 @@ class _Digester:
         elif is_dataclass(value):
             state = {} if kind.__module__.startswith(_PACKAGE) else getattr(value, "__dict__", {})
             other_state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
-            named = {f.name: getattr(value, f.name, None) for f in fields(value)}
-            yield from ("dataclass", self.of(kind), self.of({**other_state, **named}))
+            field_values = {f.name: getattr(value, f.name, None) for f in fields(value)}
+            yield from ("dataclass", self.of(kind), self.of({**other_state, **field_values}))
         else:
             yield from self.reduced(value)
 
@@ -265,11 +265,11 @@ class _Digester:
             yield from ("global", module, reduced, version_of(module))
             return
         padded = [*reduced, None, None, None]
-        made_by, arguments, state, listed, items = padded[:5]
+        made_by, arguments, state, list_items, items = padded[:5]
         if isinstance(state, dict):
             state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
         yield from ("object", self.of(kind), *self.each([made_by, arguments, state]))
-        yield from self.each(listed or ())
+        yield from self.each(list_items or ())
         yield from self.each(items or ())
 
 

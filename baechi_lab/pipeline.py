@@ -246,18 +246,18 @@ def place_in_groups(
         if coarse is graph or not hasattr(optimize, "finer"):
             raise
         refusal = error
-    tried = coarse
+    last_groups = coarse
     for stage in optimize.finer():
         groups = memo.recall("optimize", stage, graph, cluster)[0] if stage.passes else graph
-        if groups == tried:
+        if groups == last_groups:
             continue
         try:
             placement = place(groups, cluster)
         except InfeasiblePlacement as error:
-            refusal, tried = error, groups
+            refusal, last_groups = error, groups
             continue
-        refused = "forward-only " * (stage.passes == optimize.passes) + _groups_in_words(optimize)
-        words = f"no placement of {refused} was found that fits: {_groups_in_words(stage)} were placed"
+        refused_groups = "forward-only " * (stage.passes == optimize.passes) + _groups_in_words(optimize)
+        words = f"no placement of {refused_groups} was found that fits: {_groups_in_words(stage)} were placed"
         return groups, placement.replace(info={**placement.info, "finer_groups": words, "passes": stage.passes})
     raise refusal
 
@@ -276,11 +276,11 @@ def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
 def _slot_of(stage: object, after: int) -> str:
     if not callable(stage):
         raise InvalidInput(f"{stage!r} is not a stage; it must be callable")
-    named = getattr(stage, "slot", None)
-    if named is not None:
-        if named not in SLOTS:
-            raise UnknownNameError.of("stage", named, SLOTS)
-        return str(named)
+    slot = getattr(stage, "slot", None)
+    if slot is not None:
+        if slot not in SLOTS:
+            raise UnknownNameError.of("stage", slot, SLOTS)
+        return str(slot)
     if after + 1 >= len(SLOTS):
         raise InvalidInput(f"no stage comes after {SLOTS[-1]}; the order is {' | '.join(SLOTS)}")
     return SLOTS[after + 1]

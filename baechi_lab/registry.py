@@ -68,10 +68,10 @@ class Registry(Generic[T]):
         instance: Any = name_or_object
         if not isinstance(name_or_object, self.base):
             cls: Any = self.find(str(name_or_object))
-            accepted = [f.name for f in fields(cls) if f.init]
+            field_names = [f.name for f in fields(cls) if f.init]
             for key in params:
-                if key not in accepted:
-                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, accepted)
+                if key not in field_names:
+                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, field_names)
             instance = cls(**params)
         elif params:
             raise InvalidInput(

@@ -150,8 +150,8 @@ def _stretches(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int])
         if pending and start > now:
             arrives = float(sent.end_us[pending[0]])
             if arrives <= start + 1e-9 * timeline.makespan_us and int(sent.target[pending[0]]) == timeline.device[row]:
-                begun = max(float(sent.start_us[pending[0]]), float(sent.receive_us[pending[0]]))
-                stretches += [("queue", -1, now, begun), ("transfer", -1, begun, arrives)]
+                send_start_us = max(float(sent.start_us[pending[0]]), float(sent.receive_us[pending[0]]))
+                stretches += [("queue", -1, now, send_start_us), ("transfer", -1, send_start_us, arrives)]
                 now = arrives
         while pending and float(sent.end_us[pending[0]]) <= start:
             pending.pop(0)

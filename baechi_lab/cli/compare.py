@@ -90,5 +90,5 @@ def _measurement_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
     steps.check_model(arguments.step)
     batch = None if ".py:" in arguments.step else arguments.batch_size
-    named = argparse.Namespace(**{**vars(arguments), "model": arguments.step, "batch_size": batch})
-    return {"step": steps.step_from(named), "measure": True, "steps": count, "native": arguments.native}
+    measurement_arguments = argparse.Namespace(**{**vars(arguments), "model": arguments.step, "batch_size": batch})
+    return {"step": steps.step_from(measurement_arguments), "measure": True, "steps": count, "native": arguments.native}

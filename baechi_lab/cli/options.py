@@ -112,9 +112,11 @@ def transfers_from(arguments: argparse.Namespace, graph: OpGraph | None = None) 
 
 def _default_kind(arguments: argparse.Namespace, graph: OpGraph | None) -> str:
     """Returns the one kind of hardware that --hardware names or `graph` was estimated for, else "gpu"."""
-    named = getattr(arguments, "hardware", None)
-    hardware = {named} if named is not None else set(estimated_hardware(graph).values()) if graph is not None else set()
-    return next((known_kind(name) or "gpu" for name in hardware if len(hardware) == 1), "gpu")
+    hardware_name = getattr(arguments, "hardware", None)
+    if hardware_name is None:
+        hardware = set() if graph is None else set(estimated_hardware(graph).values())
+        hardware_name = hardware.pop() if len(hardware) == 1 else None
+    return "gpu" if hardware_name is None else known_kind(hardware_name) or "gpu"
 
 
 def memory_of(kind: str) -> int:

@@ -93,27 +93,27 @@ def step_of_file(spec: str) -> Step | TorchStep:
         functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UnknownNameError.of(f"function in {path}:", function, functions)
     call = getattr(module, function)
-    returned = _run_theirs(spec, call)
-    if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
-        return returned  # type: ignore[no-any-return]
-    first = returned[0] if isinstance(returned, tuple) and returned else returned
+    step = _run_theirs(spec, call)
+    if isinstance(step, Step) or getattr(step, "framework", "") == "torch":
+        return step  # type: ignore[no-any-return]
+    first = step[0] if isinstance(step, tuple) and step else step
     torch = sys.modules.get("torch")  # who has a module has loaded it
     if torch is not None and isinstance(first, torch.nn.Module):
         from ..torch_steps.step import ReturnedModel, TorchStep
 
-        inputs = returned[1:] if isinstance(returned, tuple) else ()
+        inputs = step[1:] if isinstance(step, tuple) else ()
         if not inputs:
             raise InvalidInput(f"{spec} returned a PyTorch module without inputs; it must return (module, *inputs)")
         name = spec.rpartition(":")[2]
         return TorchStep(name, ReturnedModel(call), inputs[0] if len(inputs) == 1 else inputs)
-    if not isinstance(returned, tuple) or not returned:
+    if not isinstance(step, tuple) or not step:
         raise InvalidInput(
-            f"{spec} returned {type(returned).__name__}; it must return (train_step, *example_inputs), a Step, a "
+            f"{spec} returned {type(step).__name__}; it must return (train_step, *example_inputs), a Step, a "
             "bl.torch.TorchStep or (PyTorch module, *inputs)"
         )
     from ..profilers import trace
 
-    return trace(*returned)
+    return trace(*step)
 
 
 def _module_name(path: str) -> str:

@@ -77,8 +77,8 @@ def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
     mask = os.umask(0)  # only its owner may open a folder made by mkdtemp: give it the usual permissions
     os.umask(mask)
     partial.chmod(0o777 & ~mask)
-    listed = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)
-    _write(partial / LIST, listed + "\n")
+    manifest = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)
+    _write(partial / LIST, manifest + "\n")
     _sync_folder(partial)
 
 

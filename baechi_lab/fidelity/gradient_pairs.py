@@ -63,9 +63,9 @@ def measured_apart(
         return None
     device = np.zeros(graph.n, dtype=np.int32)
     device[forward] = 1
-    took, temporary = np.zeros((traces, graph.n)), np.zeros(graph.n, dtype=np.int64)
+    duration_us, temporary = np.zeros((traces, graph.n)), np.zeros(graph.n, dtype=np.int64)
     replaced: dict[str, str] = {}
-    for row in took:
+    for row in duration_us:
         timeline, replaced = traced_step(step, Placement(device=device), local, worker, graph, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
         temporary = np.maximum(temporary, temporary_bytes(timeline, graph.n))
@@ -74,7 +74,7 @@ def measured_apart(
     kinds = tuple(
         replaced.get(graph.names[i], graph.op_types[i].removeprefix(ONEDNN).removeprefix("Native")) for i in op.tolist()
     )
-    return Pairs(op, forward, np.median(took, axis=0)[op], temporary[op], kinds) if len(op) else None
+    return Pairs(op, forward, np.median(duration_us, axis=0)[op], temporary[op], kinds) if len(op) else None
 
 
 def mean_pairs(measurements: Sequence[Pairs | None]) -> Pairs | None:

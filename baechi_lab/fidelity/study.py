@@ -201,8 +201,8 @@ def _measure(
                 runs_by_placement[name].append(run)
                 bar.update()
     busy_us = np.mean(busy_us_of_rounds, axis=0) if busy_us_of_rounds else None
-    took = [float(graph.duration_us.sum()) for graph in profiles]
-    drift = max(took) / max(min(took), 1e-9)
+    profile_us = [float(graph.duration_us.sum()) for graph in profiles]
+    drift = max(profile_us) / max(min(profile_us), 1e-9)
     mean = mean_calibration(costs)
     return _Measured(
         case.name,
@@ -237,8 +237,8 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     rng = np.random.default_rng(seed)
     allowed_devices(graph, local.cluster)
     group = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
-    drawn = rng.integers(0, local.n, len(graph.colocation_names) + graph.n)
-    return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
+    device = rng.integers(0, local.n, len(graph.colocation_names) + graph.n)
+    return Placement(device=device[group].astype(np.int32), placer="random", graph_key=graph.key)
 
 
 def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:

@@ -100,14 +100,14 @@ def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers
     if not variants:
         yield replace(template, error="no choice of ops to compute again fits, in any placement that was found")
         return
-    shown: set[object] = set()
+    seen_keys: set[object] = set()
     least = float("inf")
     # The fastest first: a larger budget that is slower is no choice, nor is the same step once more.
     for variant in variants:
         budget = variant.arguments.get("budget", 0)
         costs = (variant.timeline.makespan_us, *variant.timeline.peak_bytes.tolist())
-        if not {variant.description, costs} & shown and budget <= least:
-            shown |= {variant.description, costs}
+        if not {variant.description, costs} & seen_keys and budget <= least:
+            seen_keys |= {variant.description, costs}
             least = min(least, budget or least)
             before = float(subject.graph.duration_us.sum())
             added_share = (float(variant.graph.duration_us.sum()) - before) / max(before, 1e-9)

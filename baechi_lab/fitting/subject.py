@@ -104,11 +104,11 @@ def _profile(step: Step, hardware: Any) -> OpGraph:
     return profile(step, mode="estimated", hardware=hardware)
 
 
-def _check_graph(returned: object, hardware: object) -> OpGraph:
-    if isinstance(returned, Step):
-        returned = _profile(returned, hardware)
-    if not isinstance(returned, OpGraph):
+def _check_graph(graph: object, hardware: object) -> OpGraph:
+    if isinstance(graph, Step):
+        graph = _profile(graph, hardware)
+    if not isinstance(graph, OpGraph):
         raise InvalidInput(
-            f"the function of the batch size returned a {type(returned).__name__}; it must return an OpGraph"
+            f"the function of the batch size returned a {type(graph).__name__}; it must return an OpGraph"
         )
-    return returned
+    return graph

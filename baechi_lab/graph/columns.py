@@ -52,17 +52,17 @@ def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger]
             raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
         if value != value or value in (float("inf"), float("-inf")) or value != int(value):
             raise CostError(f"{field}[{k}] is {value}; it must be a finite whole number")
-    listed = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
-    if len(listed) and not np.iinfo(dtype).min <= min(listed) <= max(listed) <= np.iinfo(dtype).max:
-        _out_of_range(field, listed, dtype)
-    return listed.astype(dtype).reshape(array.shape)
+    integers = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
+    if len(integers) and not np.iinfo(dtype).min <= min(integers) <= max(integers) <= np.iinfo(dtype).max:
+        _out_of_range(field, integers, dtype)
+    return integers.astype(dtype).reshape(array.shape)
 
 
 def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger]) -> None:
-    listed = [int(x) for x in array.reshape(-1).tolist()]
+    integers = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
-    k = next((k for k, x in enumerate(listed) if not info.min <= x <= info.max), 0)
-    raise CostError(f"{field}[{k}] is {str(listed[k])[:60]}; it must fit into {info.bits} bits")
+    k = next((k for k, x in enumerate(integers) if not info.min <= x <= info.max), 0)
+    raise CostError(f"{field}[{k}] is {str(integers[k])[:60]}; it must fit into {info.bits} bits")
 
 
 def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -139,10 +139,10 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
         table = np.array([*rows, ~cluster.is_host], dtype=np.bool_)
         mask = table[graph.allowed]
         if len(graph.colocation_names):
-            grouped = graph.colocation >= 0
+            is_colocated = graph.colocation >= 0
             group = np.ones((len(graph.colocation_names), cluster.n), dtype=np.bool_)
-            np.logical_and.at(group, graph.colocation[grouped], mask[grouped])
-            mask[grouped] &= group[graph.colocation[grouped]]
+            np.logical_and.at(group, graph.colocation[is_colocated], mask[is_colocated])
+            mask[is_colocated] &= group[graph.colocation[is_colocated]]
     bad = np.flatnonzero(~mask.any(axis=1))
     if len(bad):
         op = int(bad[0])

@@ -212,8 +212,8 @@ class OpGraph(Picklable):
 
             edges = nx.DiGraph(zip(self.edge_source.tolist(), self.consumers.tolist(), strict=True))
             ops = [self.names[u] for u, _ in nx.find_cycle(edges)]
-            shown = ops if len(ops) <= 8 else [*ops[:7], "..."]
-            raise CycleError(f"graph {self.name!r} has a cycle, for example {' -> '.join([*shown, ops[0]])}")
+            cycle_ops = ops if len(ops) <= 8 else [*ops[:7], "..."]
+            raise CycleError(f"graph {self.name!r} has a cycle, for example {' -> '.join([*cycle_ops, ops[0]])}")
         return frozen(order, np.int32)
 
     @cached_property
@@ -347,12 +347,12 @@ class OpGraph(Picklable):
         duration = numbers("duration_us", duration_us).reshape(-1)
         producer, consumer, size = _triples(edges)
         n = len(duration)
-        named = texts("names", names) if names is not None else tuple(f"op{i}" for i in range(n))
+        op_names = texts("names", names) if names is not None else tuple(f"op{i}" for i in range(n))
         check_ids("edge", np.concatenate([producer, consumer]), n)
         unique, tensor = np.unique(np.stack([producer, size], axis=1), axis=0, return_inverse=True)
         pairs = np.unique(np.stack([tensor.reshape(-1), consumer], axis=1), axis=0)
         return cls(
-            names=named,
+            names=op_names,
             duration_us=duration,
             tensor_producer=unique[:, 0].astype(np.int32),
             tensor_bytes=unique[:, 1],

@@ -32,15 +32,15 @@ def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     variables: list[Any] = list(_variables(model))
     optimizer = getattr(model, "optimizer", None)
     variables += list(_variables(optimizer)) if optimizer is not None else []
-    named: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for variable in variables:
         path = getattr(variable, "path", None) or variable.name.split(":")[0]
-        named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
+        parameters.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
     for name, value in values.items():
-        if name not in named or tuple(named[name].shape) != value.shape:
+        if name not in parameters or tuple(parameters[name].shape) != value.shape:
             raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
     for name, value in values.items():
-        named[name].assign(value)
+        parameters[name].assign(value)
     return len(values)
 
 

@@ -108,10 +108,10 @@ def _check_cost(
 
 
 def _check_distinct(meaning: str, names: Iterable[object], count: int) -> None:
-    listed = list(names)
-    if len(set(listed)) != count:
+    name_list = list(names)
+    if len(set(name_list)) != count:
         names_seen: set[object] = set()
-        twice = next(x for x in listed if x in names_seen or names_seen.add(x))  # type: ignore[func-returns-value]
+        twice = next(x for x in name_list if x in names_seen or names_seen.add(x))  # type: ignore[func-returns-value]
         raise DuplicateNameError(f"{meaning} {twice!r} appears more than once; names must be distinct")
 
 

@@ -32,8 +32,8 @@ def _cases() -> list[tuple[list[int], list[tuple[int, int]]]]:
     rng = np.random.default_rng(3)
     cases = [([5], []), ([2, 3], [(0, 1)])]
     for n in (4, 5, 6, 8):
-        drawn = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.4]
-        cases.append((rng.integers(1, 10, n).tolist(), drawn))
+        edges = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.4]
+        cases.append((rng.integers(1, 10, n).tolist(), edges))
     return cases
 
 

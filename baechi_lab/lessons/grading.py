@@ -260,8 +260,8 @@ class NotebookRun:
         """Returns a function that calls a function of the notebook in the notebook's process."""
 
         def call(*arguments: object) -> object:
-            packed = base64.b64encode(pickle.dumps(arguments)).decode()
-            reply = self.ask({"call": number, "arguments": packed}, 10 * SECONDS)
+            encoded_arguments = base64.b64encode(pickle.dumps(arguments)).decode()
+            reply = self.ask({"call": number, "arguments": encoded_arguments}, 10 * SECONDS)
             if reply is None or reply.get("too_long"):
                 raise TooLong
             if "error" in reply:

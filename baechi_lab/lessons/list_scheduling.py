@@ -32,11 +32,11 @@ def earliest_start(device: int, free: float, inputs: list[tuple[int, float, floa
 
 def _cases() -> list[tuple[int, float, list[tuple[int, float, float]]]]:
     rng = np.random.default_rng(7)
-    drawn = []
+    cases = []
     for _ in range(20):
         inputs = [tuple(float(x) for x in rng.integers(0, (2, 20, 5))) for _ in range(int(rng.integers(1, 4)))]
-        drawn.append((int(rng.integers(2)), float(rng.integers(0, 20)), [(int(w), e, t) for w, e, t in inputs]))
-    return [(0, 3.0, []), *drawn]
+        cases.append((int(rng.integers(2)), float(rng.integers(0, 20)), [(int(w), e, t) for w, e, t in inputs]))
+    return [(0, 3.0, []), *cases]
 
 
 CHECKS = {

@@ -124,11 +124,11 @@ def host_of(cluster: Cluster, name: str | None = None) -> int:
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster")
     hosts = [k for k, device in enumerate(cluster.devices) if device.kind == HOST]
     if name is not None:
-        if (named := cluster.index(name)) not in hosts:
+        if (host := cluster.index(name)) not in hosts:
             raise InvalidInput(
-                f"host is {name!r}, a device of kind {cluster.devices[named].kind!r}; it must be of kind 'host'"
+                f"host is {name!r}, a device of kind {cluster.devices[host].kind!r}; it must be of kind 'host'"
             )
-        return named
+        return host
     if len(hosts) == cluster.n:
         raise InvalidInput(
             "the cluster has devices of kind 'host' only, which then compute; add a device of another kind"

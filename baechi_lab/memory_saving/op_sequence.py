@@ -75,14 +75,16 @@ class OpSequence:
             return 0
         count = np.diff(graph.output_ptr)[self.ops]
         first_output = np.cumsum(count) - count  # number of the first output of each run
-        maker = np.repeat(np.arange(total), count)
-        tensor = graph.output_ptr[self.ops[maker]] + np.arange(len(maker)) - first_output[maker]
-        size = np.where(self.first[maker] | (graph.tensor_bytes[tensor] > CONTROL_BYTES), graph.tensor_bytes[tensor], 0)
-        last = maker.copy()
+        producer = np.repeat(np.arange(total), count)
+        tensor = graph.output_ptr[self.ops[producer]] + np.arange(len(producer)) - first_output[producer]
+        size = np.where(
+            self.first[producer] | (graph.tensor_bytes[tensor] > CONTROL_BYTES), graph.tensor_bytes[tensor], 0
+        )
+        last = producer.copy()
         read, source_run, reader = self.reads
         np.maximum.at(last, first_output[source_run] + read - graph.output_ptr[self.ops[source_run]], reader)
         change = np.zeros(total + 1, dtype=np.int64)
-        np.add.at(change, maker, size)
+        np.add.at(change, producer, size)
         np.add.at(change, last + 1, -size)
         live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[self.ops]
         return int(graph.persistent_bytes.sum() + live_bytes.max())

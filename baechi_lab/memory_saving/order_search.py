@@ -144,12 +144,12 @@ class OrderSearch:
         not_droppable = finished if self.reuse[op] == OVERWRITES else finished.union(read)
         may = [t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed or t in self.made_again]
         other_bytes = self.persistent + sum(self.grows[k] for k in executed) + self.temporary[op]
-        tried: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, dropped tensors
+        attempts: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, dropped tensors
         for dropped in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
-            self._tries_left -= 1 + len(tried)
+            self._tries_left -= 1 + len(attempts)
             if self._tries_left <= 0:
                 return
-            if any(before <= set(dropped) and excess == 0 for excess, before in tried):
+            if any(before <= set(dropped) and excess == 0 for excess, before in attempts):
                 continue
             last = finished.union(dropped)
             dropped_before = last.difference(read, outputs)
@@ -164,8 +164,8 @@ class OrderSearch:
             for with_made in buffer_sets:
                 need = other_bytes + sum(size for size, _ in with_made)
                 excess = max(need - enough, 0)
-                if all(excess < least for least, before in tried if before < set(dropped)):
-                    tried.append((excess, set(dropped)))
+                if all(excess < least for least, before in attempts if before < set(dropped)):
+                    attempts.append((excess, set(dropped)))
                     after = PlanState(executed, frozenset(_drop_tensors(with_made, last)))
                     yield Run(op, need, self.us[op] if is_copy else 0.0, after)
 

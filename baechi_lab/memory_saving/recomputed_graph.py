@@ -25,13 +25,13 @@ class _CopyLayout:
     def __init__(self, plan: OpSequence, order: Ints | None = None):
         self.plan, self.graph, self.order = plan, plan.graph, order
         self.origin = plan.ops[plan.copies]
-        sized = self.graph.tensor_bytes > CONTROL_BYTES
+        has_bytes = self.graph.tensor_bytes > CONTROL_BYTES
         outputs = np.diff(self.graph.output_ptr)[self.origin]
         copied_tensors = np.repeat(self.graph.output_ptr[self.origin] - np.cumsum(outputs) + outputs, outputs)
         copied_tensors += np.arange(len(copied_tensors))
-        maker = np.repeat(np.arange(len(self.origin)), outputs)
+        producer = np.repeat(np.arange(len(self.origin)), outputs)
         # The origin of each tensor that copies make, and its copy.
-        self.tensors, self.maker = copied_tensors[sized[copied_tensors]], maker[sized[copied_tensors]]
+        self.tensors, self.maker = copied_tensors[has_bytes[copied_tensors]], producer[has_bytes[copied_tensors]]
 
     def data(self) -> tuple[Ints, Ints]:
         """Returns (tensor row, reader) of all reads; rows of tensors that copies make follow those of the graph."""

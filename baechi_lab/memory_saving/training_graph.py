@@ -66,8 +66,8 @@ class TrainingGraph:
         of_type = {name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
         repeatable, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
         repeatable = repeatable & ~(self.is_backward | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
-        named = np.array([name == NAMED for name in graph.op_types], dtype=np.bool_)
-        hinders = (self.update & self.is_backward) | in_place | named
+        is_name = np.array([name == NAMED for name in graph.op_types], dtype=np.bool_)
+        hinders = (self.update & self.is_backward) | in_place | is_name
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
         repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
         return repeatable

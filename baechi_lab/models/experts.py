@@ -33,6 +33,6 @@ def expert(model: str | None, graph: OpGraph, cluster: Cluster, attention: str =
     """
     device = model_class(model_of(graph, model)).expert(graph, cluster.n, attention)
     allowed = allowed_devices(graph, cluster)
-    refused = ~allowed[np.arange(graph.n), device]
-    device[refused] = allowed[refused].argmax(axis=1)
+    not_allowed = ~allowed[np.arange(graph.n), device]
+    device[not_allowed] = allowed[not_allowed].argmax(axis=1)
     return device

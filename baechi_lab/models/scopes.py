@@ -92,8 +92,8 @@ def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int3
     check_whole("devices", devices)
     by_name = [rule(scope_parts(name)) for name in graph.names]
     device = np.array([-1 if number is None else number for number in by_name], dtype=np.int64)
-    paired = (device < 0) & (graph.forward_of >= 0)
-    device[paired] = device[graph.forward_of[paired]]
+    has_forward = (device < 0) & (graph.forward_of >= 0)
+    device[has_forward] = device[graph.forward_of[has_forward]]
     _join_groups(graph, device)
     _follow(device, graph.order[::-1], *graph.successors)
     _follow(device, graph.order, *graph.predecessors)

@@ -174,8 +174,8 @@ def share_host(forward: PartTimes, backward: PartTimes) -> tuple[PartTimes, Part
     While one pass runs long on the device, the host launches kernels of the other ahead.
     """
     waits = forward.us - forward.device_us, backward.us - backward.device_us
-    joined = backward.after(forward)
-    share = (joined.us - joined.device_us) / (sum(waits) or 1.0)
+    both_passes = backward.after(forward)
+    share = (both_passes.us - both_passes.device_us) / (sum(waits) or 1.0)
     return forward.with_wait(share * waits[0]), backward.with_wait(share * waits[1])
 
 
@@ -225,8 +225,8 @@ def part_times(
         else:
             chain = compute_free
     device = max(compute_free, lane_free, chain)
-    joined = _join(device, host)
-    return PartTimes(joined, device, compute, collectives, max(joined - weights, compute - weights), host)
+    timeline = _join(device, host)
+    return PartTimes(timeline, device, compute, collectives, max(timeline - weights, compute - weights), host)
 
 
 def _join(device_us: float, host_us: float) -> float:

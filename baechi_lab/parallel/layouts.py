@@ -241,9 +241,9 @@ def layouts(
         raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
     check_text("precision", precision, PRECISIONS)
     check_text("attention", attention, ATTENTION)
-    named = Hardware.named(hardware) if isinstance(hardware, str) else hardware
-    if named is not None:
-        record("hardware", named, Hardware)
+    hardware_record = Hardware.named(hardware) if isinstance(hardware, str) else hardware
+    if hardware_record is not None:
+        record("hardware", hardware_record, Hardware)
     if efficiency is not None:
         record("efficiency", efficiency, Efficiency)
     if callback is not None and not callable(callback):
@@ -257,11 +257,11 @@ def layouts(
         bucket_bytes=None if bucket_bytes is None else check_whole("bucket_bytes", bucket_bytes),
         overhead_bytes=int(overhead_bytes),
         efficiency=efficiency,
-        hardware=named,
+        hardware=hardware_record,
     )
-    slowest = hardware_of(cluster, range(cluster.n), named)
-    reached = efficiency or Efficiency.of(slowest)
-    collectives = Collectives(cluster, tuple(measured), reached.collective_share, reached.network_share)
+    slowest = hardware_of(cluster, range(cluster.n), hardware_record)
+    efficiencies = efficiency or Efficiency.of(slowest)
+    collectives = Collectives(cluster, tuple(measured), efficiencies.collective_share, efficiencies.network_share)
     if layouts is None:
         candidates = list(_legal_layouts(transformer, cluster, global_batch, sequence_length))
         if not candidates:

@@ -34,14 +34,14 @@ def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = No
     if hardware is not None:
         return hardware
     kinds = {cluster.devices[d].kind for d in devices}
-    named = {kind: known_kind(kind) for kind in kinds}
-    unknown = next((kind for kind, name in named.items() if name is None), None)
+    hardware_by_kind = {kind: known_kind(kind) for kind in kinds}
+    unknown = next((kind for kind, name in hardware_by_kind.items() if name is None), None)
     if unknown is not None:
         raise InvalidInput(
             f"devices of the cluster are of kind {unknown!r:.60}; give them a kind of the hardware table such "
             f"as 'h100', or hardware="
         )
-    return min((HARDWARE[str(name)] for name in named.values()), key=lambda row: row.half_flops)
+    return min((HARDWARE[str(name)] for name in hardware_by_kind.values()), key=lambda row: row.half_flops)
 
 
 @lru_cache(maxsize=4096)

@@ -225,20 +225,20 @@ class _PartWriter:
                 products = [k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"]
                 backward.insert(max(products, default=0), second_gather)
         # Gradients of weights move behind the collective after the gradient of the input, so that both overlap.
-        ordered: list[RankOp] = []
+        ops: list[RankOp] = []
         weights: list[RankOp] = []
         for op in backward:
             if op.phase == WEIGHT and op.op_type == "matmul":
                 weights.append(op)
                 continue
             if not op.axis:
-                ordered += weights
+                ops += weights
                 weights = []
-            ordered.append(op)
+            ops.append(op)
         return Part(
             self.name,
             tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
-            tuple(ordered + weights),
+            tuple(ops + weights),
             self.parameters,
             self.expert_parameters,
             int(self.saved),

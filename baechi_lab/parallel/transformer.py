@@ -371,9 +371,9 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     for flag in _FLAGS:
         check_flag(f"{flag} of {source}", fields.get(flag) or False)
     kind = str(fields.get("model_type", "")).lower()
-    refused = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
-    if refused:
-        raise InvalidInput(f"{source} is {refused}; layouts are for models of one stack of equal layers")
+    refusal = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
+    if refusal:
+        raise InvalidInput(f"{source} is {refusal}; layouts are for models of one stack of equal layers")
     pattern = next((name for name in EXPERT_PATTERNS if fields.get(name) not in (None, 1)), None)
     pattern = "mlp_only_layers" if fields.get("mlp_only_layers") else pattern
     if pattern:

@@ -57,10 +57,14 @@ class AllowedMeets:
         Ops that are joined only by this rule may run wherever one of them may. So joining ops that need not share a device
         makes no graph infeasible on any cluster; a meet of two overlapping lists could.
         """
-        met = self.meet(a, b)
-        if met is None or ANY in (a, b) or (a == b and a != UNCLEAR):
-            return met
-        return met if met != UNCLEAR and set(self.table[met]) in (set(self.table[a]), set(self.table[b])) else None
+        meet_code = self.meet(a, b)
+        if meet_code is None or ANY in (a, b) or (a == b and a != UNCLEAR):
+            return meet_code
+        return (
+            meet_code
+            if meet_code != UNCLEAR and set(self.table[meet_code]) in (set(self.table[a]), set(self.table[b]))
+            else None
+        )
 
 
 def _is_name(text: str) -> bool:
@@ -85,13 +89,13 @@ def common_allowed(
     for k in np.lexsort((length[pair % width], pair // width)).tolist() if len(pair) else ():
         at, code = divmod(int(pair[k]), width)
         op = int(member[first[k]])
-        met = meets.meet(int(common[at]), code)
-        if met is None:
+        meet_code = meets.meet(int(common[at]), code)
+        if meet_code is None:
             raise ColocationError(
                 f"op {graph.names[op]!r} allows only {', '.join(graph.allowed_sets[code])}, but it must share a device "
                 f"with ops that allow only {', '.join(meets.table[common[at]])}"
             )
-        common[at] = met
+        common[at] = meet_code
     return common, meets
 
 

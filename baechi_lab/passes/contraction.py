@@ -149,15 +149,15 @@ def member_peak(
     change = np.zeros(n + 1, dtype=np.int64)
     np.add.at(change, slot[producer], size)
     np.add.at(change, last + 1, -size)
-    counted = grouped_sum(size[is_outer], producer_group[is_outer], count)
+    output_bytes = grouped_sum(size[is_outer], producer_group[is_outer], count)
     tensor_inside, user = _own_inputs(graph, label, is_outer)
     until = np.zeros(graph.tensor_count, dtype=np.int64)
     np.maximum.at(until, tensor, slot[reader])
     np.add.at(change, bounds[user], size[tensor_inside])
     np.add.at(change, until[tensor_inside] + 1, -size[tensor_inside])
-    np.add.at(counted, user, size[tensor_inside])
+    np.add.at(output_bytes, user, size[tensor_inside])
     live_bytes = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
-    return np.maximum(np.maximum.reduceat(live_bytes, bounds[:-1]) - counted, 0)
+    return np.maximum(np.maximum.reduceat(live_bytes, bounds[:-1]) - output_bytes, 0)
 
 
 def _own_inputs(graph: OpGraph, label: Ints, is_outer: NDArray[np.bool_]) -> tuple[Ints, Ints]:
@@ -249,10 +249,10 @@ def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int
     code, at = graph.colocation[member].astype(np.int64), label[member]
     root = np.full(count, len(graph.colocation_names), dtype=np.int64)
     np.minimum.at(root, at, code)
-    joined = components(len(graph.colocation_names), code, root[at])
-    used = distinct(joined[code])
+    component = components(len(graph.colocation_names), code, root[at])
+    used = distinct(component[code])
     column = np.full(count, -1, dtype=np.int32)
-    column[at] = np.searchsorted(used, joined[code])
+    column[at] = np.searchsorted(used, component[code])
     return column, tuple(graph.colocation_names[k] for k in used.tolist())
 
 

@@ -75,41 +75,41 @@ class CoPlacement(Pass):
             )
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        joined = JoinedOps(graph)
+        joined_ops = JoinedOps(graph)
         if self.backward:
             member = np.flatnonzero(graph.forward_of >= 0)
-            joined.join_pairs(member, graph.forward_of[member])
+            joined_ops.join_pairs(member, graph.forward_of[member])
         limit = None if self.largest is None else self.largest * float(graph.duration_us.sum())
         operator_of = np.arange(graph.n)
         if self.operators is not None:
             member, head = _cells(graph, self.operators)
             operator_of[member] = head
-            joined.join_pairs(member, head, limit)
+            joined_ops.join_pairs(member, head, limit)
         if self.chains:
-            self._join_variables(graph, joined, limit)
-        units = joined.roots()
+            self._join_variables(graph, joined_ops, limit)
+        units = joined_ops.roots()
         if self.cells is not None:
-            joined.join_pairs(*_cells(graph, self.cells), limit)
+            joined_ops.join_pairs(*_cells(graph, self.cells), limit)
         if self.chains:
-            self._join_variables(graph, joined, limit)
+            self._join_variables(graph, joined_ops, limit)
             for unit in (operator_of, units):
-                joined.join_pairs(*_only_readers(graph, unit, self.readers), limit)
+                joined_ops.join_pairs(*_only_readers(graph, unit, self.readers), limit)
         if self.constants:
             # Rule (iii): single ops without inputs join the group that holds all of their readers.
             pointer, successor = (a.tolist() for a in graph.successors)
-            roots = joined.roots()
+            roots = joined_ops.roots()
             size, root = np.bincount(roots, minlength=graph.n), roots.tolist()
             for op in np.flatnonzero((np.diff(graph.inputs[0]) == 0) & (size == 1)).tolist():
                 readers = {root[reader] for reader in successor[pointer[op] : pointer[op + 1]]}
                 if root[op] == op and len(readers) == 1:
-                    joined.join(op, readers.pop(), limit)
-        root = joined.roots()
+                    joined_ops.join(op, readers.pop(), limit)
+        root = joined_ops.roots()
         size = np.bincount(root, minlength=graph.n) if graph.n else root
         # A given group of one op stays; the colocation pass drops such groups.
-        grouped = (size[root] > 1) | (graph.colocation >= 0)
-        heads, column = np.unique(root[grouped], return_inverse=True)
+        is_grouped = (size[root] > 1) | (graph.colocation >= 0)
+        heads, column = np.unique(root[is_grouped], return_inverse=True)
         colocation = np.full(graph.n, -1, dtype=np.int32)
-        colocation[grouped] = column.reshape(-1)
+        colocation[is_grouped] = column.reshape(-1)
         # The name of the first given group in each set, else `with/<first member>`.
         given_names: dict[int, str] = {}
         for op in np.flatnonzero(graph.colocation >= 0).tolist():
@@ -125,12 +125,12 @@ class CoPlacement(Pass):
             return graph
         return graph.replace(colocation=colocation, colocation_names=tuple(set_names))
 
-    def _join_variables(self, graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
+    def _join_variables(self, graph: OpGraph, joined_ops: JoinedOps, limit: float | None) -> None:
         """Apply rule (i) to given groups: a group that a single group reads joins it."""
-        unit = joined.roots()
+        unit = joined_ops.roots()
         source, reader = _only_readers(graph, unit, self.readers)
         is_grouped = np.isin(source, unit[graph.colocation >= 0])
-        joined.join_pairs(source[is_grouped], reader[is_grouped], limit)
+        joined_ops.join_pairs(source[is_grouped], reader[is_grouped], limit)
 
 
 def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:

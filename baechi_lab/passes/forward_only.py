@@ -58,9 +58,9 @@ class ForwardOnly(Pass):
 def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
     """Returns bool[n]: ops with a `forward_of`, and their descendants."""
     pointer, successor = (a.tolist() for a in graph.successors)
-    has_forward = graph.forward_of >= 0
-    waiting = np.flatnonzero(has_forward).tolist()
-    is_backward = has_forward.tolist()
+    paired_ops = graph.forward_of >= 0
+    waiting = np.flatnonzero(paired_ops).tolist()
+    is_backward = paired_ops.tolist()
     while waiting:
         op = waiting.pop()
         for child in successor[pointer[op] : pointer[op + 1]]:
@@ -107,14 +107,14 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     guide = np.where(backward[guide] | (lane[guide] != lane), np.arange(graph.n), guide)
     if not graph.allowed_sets:
         return guide
-    joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
+    joined_ops, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
     for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
         forward_op = int(guide[op])
-        met = joined.meets.covered(code[forward_op], code[op])
-        if met is None or not joined.join(forward_op, op):
+        meet_code = joined_ops.meets.covered(code[forward_op], code[op])
+        if meet_code is None or not joined_ops.join(forward_op, op):
             target[op] = op
         else:
-            code[forward_op] = met
+            code[forward_op] = meet_code
     return target
 
 
@@ -129,9 +129,9 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
     fed = np.flatnonzero(outside & descends[reader])
     fed = fed[np.lexsort((-tensor[fed], graph.tensor_bytes[tensor[fed]]))]  # the largest, lowest tensor last
     target[unit[reader[fed]]] = source[fed]
-    named = np.flatnonzero(graph.forward_of >= 0)[::-1]
-    named = named[unit[graph.forward_of[named]] != unit[named]]
-    target[unit[named]] = graph.forward_of[named]
+    paired_ops = np.flatnonzero(graph.forward_of >= 0)[::-1]
+    paired_ops = paired_ops[unit[graph.forward_of[paired_ops]] != unit[paired_ops]]
+    target[unit[paired_ops]] = graph.forward_of[paired_ops]
     return target
 
 

@@ -64,9 +64,9 @@ def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) 
         quiet = 0 if mergeable.any() else quiet + 1
         if quiet == 2:
             return label
-        joined = components(n, source[mergeable], target[mergeable])
-        label = joined[label]
-        source, target = distinct_edges(joined[source], joined[target], n)
+        component = components(n, source[mergeable], target[mergeable])
+        label = component[label]
+        source, target = distinct_edges(component[source], component[target], n)
     return _fuse_one_by_one(source, target, key)[label]
 
 

@@ -25,8 +25,8 @@ def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
     if not len(trained):
         return gradient_sizes
     role = roles(graph)
-    repeated = (role != SETUP) & (role != UPDATE)
-    edges = (role[graph.consumers] == UPDATE) & repeated[graph.edge_source]
+    runs_per_micro_batch = (role != SETUP) & (role != UPDATE)
+    edges = (role[graph.consumers] == UPDATE) & runs_per_micro_batch[graph.edge_source]
     read = np.unique(graph.edge_tensor[edges])
     read = read[graph.tensor_bytes[read] > CONTROL_BYTES]
     np.add.at(gradient_sizes, graph.tensor_producer[read], graph.tensor_bytes[read])

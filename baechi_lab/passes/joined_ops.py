@@ -42,8 +42,8 @@ class JoinedOps:
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             a, b = self.root(a), self.root(b)
             if a != b:
-                met = self.meets.meet(self.code[a], self.code[b])
-                self._merge(a, b, UNCLEAR if met is None else met)
+                meet_code = self.meets.meet(self.code[a], self.code[b])
+                self._merge(a, b, UNCLEAR if meet_code is None else meet_code)
 
     def join(self, a: int, b: int, limit: float | None = None) -> bool:
         """Join the sets of two ops, unless neither list contains the other or the work would exceed `limit`.
@@ -53,10 +53,10 @@ class JoinedOps:
         a, b = self.root(a), self.root(b)
         if a == b:
             return True
-        met = self.meets.covered(self.code[a], self.code[b])
-        if met is None or (limit is not None and self.work[a] + self.work[b] > limit):
+        meet_code = self.meets.covered(self.code[a], self.code[b])
+        if meet_code is None or (limit is not None and self.work[a] + self.work[b] > limit):
             return False
-        self._merge(a, b, met)
+        self._merge(a, b, meet_code)
         return True
 
     def _merge(self, a: int, b: int, code: int) -> None:

@@ -23,10 +23,10 @@ def without_name_waits(graph: OpGraph) -> OpGraph:
     >>> without_name_waits(graph).edge_count
     2
     """
-    named = np.array([kind == NAMED for kind in graph.op_types], dtype=np.bool_)
-    if not named.any():
+    is_name = np.array([kind == NAMED for kind in graph.op_types], dtype=np.bool_)
+    if not is_name.any():
         return graph
-    remaining = ~named[graph.consumers] | (graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES)
+    remaining = ~is_name[graph.consumers] | (graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES)
     return graph.replace(
         consumer_ptr=offsets(graph.edge_tensor[remaining], graph.tensor_count), consumers=graph.consumers[remaining]
     )

@@ -119,10 +119,10 @@ def _tensors(
     copied = is_source[producer]
     key = producer[copied] * width + reader[graph.consumers[copied]]
     at = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
-    maker = producer.copy()
-    maker[copied] = op[at]
+    copy_producer = producer.copy()
+    copy_producer[copied] = op[at]
     # A tensor of the new graph is (maker, old tensor); tensors that nobody reads stay with their producer.
-    edges = np.stack([maker, graph.edge_tensor, graph.consumers], axis=1)
+    edges = np.stack([copy_producer, graph.edge_tensor, graph.consumers], axis=1)
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
     unread_tensors = np.stack([graph.tensor_producer[unread], unread], axis=1)
     tensors = np.unique(np.concatenate([edges[:, :2], unread_tensors]), axis=0)

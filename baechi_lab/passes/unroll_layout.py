@@ -19,14 +19,14 @@ class Layout:
     """
 
     def __init__(self, graph: OpGraph, role: NDArray[np.int8], count: int, placement: Placement | None = None):
-        ordered = role[graph.order]
+        role_in_order = role[graph.order]
         self.count = count
         self.width, self.shares = np.ones(graph.n, dtype=np.int64), np.full(graph.n, -1, dtype=np.int64)
         for g, group in enumerate(() if placement is None else placement.replicas):
             on_first_device = placement.device == group[0]  # type: ignore[union-attr]
             self.width[on_first_device], self.shares[on_first_device] = len(group), g
-        self.setup, self.update = (graph.order[ordered == k].astype(np.int64) for k in (SETUP, UPDATE))
-        self.each = graph.order[(ordered != SETUP) & (ordered != UPDATE)].astype(np.int64)
+        self.setup, self.update = (graph.order[role_in_order == k].astype(np.int64) for k in (SETUP, UPDATE))
+        self.each = graph.order[(role_in_order != SETUP) & (role_in_order != UPDATE)].astype(np.int64)
         self.repeats = np.zeros(graph.n, dtype=np.bool_)
         self.repeats[self.each] = True
         self.updates = role == UPDATE

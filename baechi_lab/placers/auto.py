@@ -143,8 +143,10 @@ class Auto(Placer):
                 keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
                 ordered_placement = best.placement.replace(**keys)
                 us, peak, is_feasible = simulate_ops(graph.original or graph, cluster, ordered_placement)
-                form_name, took = "raw" if graph.group_of is None else "given", working_seconds() - began
-                attempt = Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, took)
+                form_name, seconds = "raw" if graph.group_of is None else "given", working_seconds() - began
+                attempt = Attempt(
+                    EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, seconds
+                )
                 attempts.append((attempt, ordered_placement))
             if ungrouped and best.complete and is_feasible and np.isfinite(us):
                 proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
@@ -309,23 +311,23 @@ def _run_attempts(
     try:
         placed = propose(name, form, graph, cluster, goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
-        took = working_seconds() - began
-        return [(Attempt(name, form_name, "", float("inf"), 0, False, took, str(error)), None)]
-    took = working_seconds() - began
+        seconds = working_seconds() - began
+        return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]
+    seconds = working_seconds() - began
     if goal.name != "latency":
         schedule = goal.schedule if goal.name == "step" else ""
         try:
             measurement = goal.measure(graph, cluster, placed)
         except InvalidInput as error:  # its stages are no pipeline for the schedule
-            return [(Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None)]
+            return [(Attempt(name, form_name, schedule, float("inf"), 0, False, seconds, str(error)), None)]
         peak = int(measurement.peak_bytes.max(initial=0))
-        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed)]
+        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, seconds), placed)]
     rows: Attempts = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
             continue
         plan, planned = simulations.simulate(placed, scheduler)
         peak_bytes = int(plan.peak_bytes.max(initial=0))
-        attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, took)
+        attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, seconds)
         rows.append((attempt, planned))
     return rows

@@ -159,11 +159,11 @@ def lines(graph: OpGraph) -> Positions:
         "depth-first": depth_first_order(graph),
         "layer": heads_and_tails(graph, np.ones(graph.n))[0],  # edges on the longest path before each op
     }
-    paired = graph.forward_of >= 0
-    if paired.any():
+    has_forward = graph.forward_of >= 0
+    if has_forward.any():
         for name in list(positions):
             folded = positions[name].copy()
-            folded[paired] = positions[name][graph.forward_of[paired]]
+            folded[has_forward] = positions[name][graph.forward_of[has_forward]]
             positions[f"folded {name}"] = folded
     return positions
 

@@ -75,18 +75,18 @@ def _drop_proofs(info: Mapping[str, object]) -> dict[str, object]:
 
 
 def _retry_if_messages_delay_ops(
-    graph: OpGraph, cluster: Cluster, placer: Placer, refused: InfeasiblePlacement
+    graph: OpGraph, cluster: Cluster, placer: Placer, refusal: InfeasiblePlacement
 ) -> Placement:
     """Returns a placement that fits because ops wait for messages, else raises the refusal.
 
     The refusal is a proof only where it holds whenever ops run.
     """
-    if packing_proof(graph, cluster) is not None or "no proof" in str(refused):
-        raise refused
+    if packing_proof(graph, cluster) is not None or "no proof" in str(refusal):
+        raise refusal
     if placer.name in EXHAUSTIVE_PLACERS and (placement := fastest_of_all_placements(graph, cluster)) is not None:
         return placement
-    message = f"{refused}; no proof: the processor time of messages was seen as latency"
-    raise InfeasiblePlacement(message, refused.needed_bytes, refused.available_bytes) from refused
+    message = f"{refusal}; no proof: the processor time of messages was seen as latency"
+    raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
 
 
 def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placement: Placement) -> Placement:
@@ -118,19 +118,19 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
 
 
 def _retry_with_buffer_reuse(
-    graph: OpGraph, cluster: Cluster, placer: Placer, refused: InfeasiblePlacement
+    graph: OpGraph, cluster: Cluster, placer: Placer, refusal: InfeasiblePlacement
 ) -> Placement:
     """Returns a placement that fits because outputs lie in the memory of others, else raises the refusal.
 
     The refusal is a proof only where the proof does not count these outputs.
     """
     if (reason := packing_proof(graph, cluster, shared=True)) is not None:
-        raise infeasible_placement(reason, graph, cluster) from refused
+        raise infeasible_placement(reason, graph, cluster) from refusal
     placement = None
     if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
         placement = fastest_of_all_placements(graph, cluster) if placer.name in EXHAUSTIVE_PLACERS else None
         placement = placement or place_with_larger_limits(graph, cluster, placer.assign)
     if placement is not None:
         return placement
-    message = f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
-    raise InfeasiblePlacement(message, refused.needed_bytes, refused.available_bytes) from refused
+    message = f"{refusal}; no proof: every output was given bytes of its own, although some lie in the memory of others"
+    raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal

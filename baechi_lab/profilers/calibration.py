@@ -118,8 +118,8 @@ def calibrate(
     measured = np.array([us for _, us in measurements], dtype=np.float64)
 
     def errors(values: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        tried = _replace_parameters(initial_hardware, parameters, values)
-        return np.array([measurements[k][0](tried) for k in rows]) / measured[rows] - 1
+        candidate = _replace_parameters(initial_hardware, parameters, values)
+        return np.array([measurements[k][0](candidate) for k in rows]) / measured[rows] - 1
 
     start = np.array([STARTS.get(key, max(getattr(initial_hardware, key), 1.0)) for key in parameters])
     low, high = np.array([RANGES[key] for key in parameters]).T

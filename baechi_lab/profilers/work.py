@@ -385,7 +385,7 @@ def work_of(
     column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
     index = {precision: i for i, precision in enumerate(PRECISIONS)}
     products = [(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]
-    repeated = [kernel.rows for kernel in kernels]
+    kernel_rows = [kernel.rows for kernel in kernels]
     return Work(
         ops=ops,
         op=np.repeat(np.array([op for op, _ in row_sequences], dtype=np.int64), lengths),
@@ -398,10 +398,10 @@ def work_of(
         free=np.repeat(np.zeros(len(lengths), np.bool_) if free is None else np.array(free, np.bool_), lengths),
         batched=column("batched", np.bool_),
         convolution=column("convolution", np.bool_),
-        reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
-        row_bytes=np.array([0.0 if r is None else r.row_bytes for r in repeated]),
-        norm=np.array([r is not None and r.norm for r in repeated], dtype=np.bool_),
-        row_count=np.array([0 if r is None else r.count for r in repeated], dtype=np.int64),
+        reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in kernel_rows]),
+        row_bytes=np.array([0.0 if r is None else r.row_bytes for r in kernel_rows]),
+        norm=np.array([r is not None and r.norm for r in kernel_rows], dtype=np.bool_),
+        row_count=np.array([0 if r is None else r.count for r in kernel_rows], dtype=np.int64),
         vector_flops=column("vector_flops", np.float64),
         layout_bytes=column("layout_bytes", np.float64),
         row_alignment=column("row_alignment", np.int64),

@@ -211,8 +211,8 @@ class _StageAssigner:
             graph = self.graph
             turn_ops = [i for i in graph.order.tolist() if stage[i] == p - 1]
             weight = graph.duration_us.copy()
-            paired = np.flatnonzero(self.backward & (graph.forward_of >= 0))
-            np.add.at(weight, graph.forward_of[paired], graph.duration_us[paired])
+            paired_ops = np.flatnonzero(self.backward & (graph.forward_of >= 0))
+            np.add.at(weight, graph.forward_of[paired_ops], graph.duration_us[paired_ops])
             middle = np.cumsum(weight[turn_ops]) - weight[turn_ops] / 2
             stage[np.array(turn_ops, dtype=np.int64)[middle > weight[turn_ops].sum() / 2]] = p
         self._number_backward(stage, line_position, [position_of_stage(s) for s in range(count)])
@@ -352,13 +352,13 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
     """The backward `ops` of a stage whose forward op depends on no other of these forward ops, in topological order."""
     graph = assigner.graph
     layer = np.zeros(graph.n, dtype=np.bool_)
-    paired = ops[graph.forward_of[ops] >= 0]
-    layer[graph.forward_of[paired]] = True
+    paired_ops = ops[graph.forward_of[ops] >= 0]
+    layer[graph.forward_of[paired_ops]] = True
     before, _ = _neighbours(graph, assigner.forward_edges)
     below = np.zeros(graph.n, dtype=np.bool_)
     for i in graph.order.tolist():
         below[i] = any(below[k] or layer[k] for k in before[i])
-    first = (i for i in paired.tolist() if not below[graph.forward_of[i]])
+    first = (i for i in paired_ops.tolist() if not below[graph.forward_of[i]])
     return sorted(first, key=lambda i: graph.position[i])
 
 

@@ -223,12 +223,12 @@ def make_setting(
 ) -> Setting:
     """Costs of the stages. `with_memory=False` sets unlimited memory, for schedules that ignore it."""
     device, s = placed.device, stages.count
-    took = placed_durations(graph, cluster, device)
+    duration_us = placed_durations(graph, cluster, device)
     phase, stage = stages.phase, stages.stage
 
     def total(kind: int) -> NDArray[np.float64]:
         in_phase = phase == kind
-        return np.bincount(stage[in_phase], took[in_phase], s).astype(np.float64)
+        return np.bincount(stage[in_phase], duration_us[in_phase], s).astype(np.float64)
 
     # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))

@@ -67,8 +67,8 @@ class Robustness:
 
     def __repr__(self) -> str:
         scale = self.nominal_us if self.nominal_us > 0 else 1.0
-        shown = ", ".join(f"+-{e:.0%}: x{self.quantile(0.9, e) / scale:.3g}" for e in self.errors)
-        return f"<Robustness: {self.nominal_us:.6g} us; 90th percentile at {shown}>"
+        ratios = ", ".join(f"+-{e:.0%}: x{self.quantile(0.9, e) / scale:.3g}" for e in self.errors)
+        return f"<Robustness: {self.nominal_us:.6g} us; 90th percentile at {ratios}>"
 
 
 def robustness(

@@ -117,9 +117,9 @@ def throughput(
 
 def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: bool) -> dict[str, NDArray[np.float64]]:
     """Load of each resource by one micro-batch."""
-    took, collective = placed_durations(graph, cluster, device), graph.on_communication_lane
-    compute = _per_device(device, np.where(collective, 0.0, took), cluster)
-    communication = _per_device(device, np.where(collective, took, 0.0), cluster)
+    duration_us, collective = placed_durations(graph, cluster, device), graph.on_communication_lane
+    compute = _per_device(device, np.where(collective, 0.0, duration_us), cluster)
+    communication = _per_device(device, np.where(collective, duration_us, 0.0), cluster)
     lane = {"communication": communication} if collective.any() else {}
     # Tensor, source, target and cost in microseconds of every transfer.
     target = device[graph.consumers].astype(np.int64)

@@ -116,10 +116,10 @@ class _TimedStep:
 
 def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) -> Iterator[Violation]:
     """Violations of colocation and of allowed devices, the rules that need no timeline."""
-    grouped = np.flatnonzero(graph.colocation >= 0)
+    colocated_ops = np.flatnonzero(graph.colocation >= 0)
     group_device = np.full(len(graph.colocation_names), -1, dtype=np.int64)
-    group_device[graph.colocation[grouped][::-1]] = device[grouped][::-1]  # the first member decides
-    for i in grouped[device[grouped] != group_device[graph.colocation[grouped]]].tolist():
+    group_device[graph.colocation[colocated_ops][::-1]] = device[colocated_ops][::-1]  # the first member decides
+    for i in colocated_ops[device[colocated_ops] != group_device[graph.colocation[colocated_ops]]].tolist():
         group = graph.colocation_names[graph.colocation[i]]
         device_name, group_device_name = cluster.names[device[i]], cluster.names[group_device[graph.colocation[i]]]
         message = (
@@ -146,12 +146,12 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
         return spent
     place = {int(op): k for k, op in enumerate(graph.order)}
     for t in range(graph.tensor_count):
-        maker = int(graph.tensor_producer[t])
-        producer_device = int(placed.device[maker])
+        producer = int(graph.tensor_producer[t])
+        producer_device = int(placed.device[producer])
         readers = graph.tensor_consumers(t).tolist()
         for target in {int(placed.device[i]) for i in readers} - {producer_device}:
             first = min((i for i in readers if placed.device[i] == target), key=place.__getitem__)
-            spent[maker] += cluster.overhead_us[producer_device, target]
+            spent[producer] += cluster.overhead_us[producer_device, target]
             spent[first] += cluster.overhead_us[producer_device, target]
     return spent
 
@@ -313,8 +313,10 @@ def _queue_violations(step: _TimedStep) -> Iterator[Violation]:
     timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
     producer = graph.tensor_producer[transfers.tensor]
-    took = durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placed)[producer]
-    order = _service_order(graph, cluster, timeline, end[producer], took == 0)
+    duration_us = (
+        durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placed)[producer]
+    )
+    order = _service_order(graph, cluster, timeline, end[producer], duration_us == 0)
     out_free = [0.0] * cluster.n
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
     size = graph.tensor_bytes

@@ -31,5 +31,5 @@ def best(table: pandas.DataFrame) -> pandas.Series:
         raise InfeasiblePlacement(f"no setting fits: {reasons[-1]}" if reasons else "no setting fits: there is no row")
     rate = fits["samples_per_second"]
     by_rate = fits.assign(_cost=-rate if rate.notna().any() else fits["makespan_us"])
-    ordered = by_rate.sort_values(["_cost", "devices", "memory_bytes"], kind="stable")
-    return ordered.iloc[0].drop("_cost")
+    by_cost = by_rate.sort_values(["_cost", "devices", "memory_bytes"], kind="stable")
+    return by_cost.iloc[0].drop("_cost")

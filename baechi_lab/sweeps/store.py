@@ -100,9 +100,9 @@ class Store:
                     self._database.execute(f"PRAGMA user_version = {VERSION}")
         # The quick check would not see an index that knows other keys than the table: their rows would be missing.
         damage = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        named = [column[1] for column in self._database.execute("PRAGMA table_info(rows)")]
-        if damage == "ok" and named != ["key", *COLUMNS]:
-            damage = f"its rows have the columns {', '.join(named)}"
+        column_names = [column[1] for column in self._database.execute("PRAGMA table_info(rows)")]
+        if damage == "ok" and column_names != ["key", *COLUMNS]:
+            damage = f"its rows have the columns {', '.join(column_names)}"
         self._check_application()
         if damage != "ok":
             raise FormatError(f"{self.path} is damaged ({' '.join(damage.split())}); give another name, or delete it")

@@ -36,9 +36,9 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
             f"step {step.name!r} was traced for one batch size; sweep over a model's name, or a function from batch "
             "size to graph, to vary it"
         )
-    merged = tuple({**params, **dict(profiling.model_params)}.items())
+    model_params = tuple({**params, **dict(profiling.model_params)}.items())
     model_profiling = Profiling(
-        profiling.mode, profiling.hardware, tuple((k, v) for k, v in merged if k != "batch_size")
+        profiling.mode, profiling.hardware, tuple((k, v) for k, v in model_params if k != "batch_size")
     )
     return model_graph(step.info["model"], batch_size, model_profiling)
 

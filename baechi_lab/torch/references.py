@@ -131,8 +131,8 @@ def split_points(graph: OpGraph, model: nn.Module, count: int) -> list[str]:
     forward = forward_calls(graph)
     stage_of_call = equal_parts(graph.duration_us[forward], count)
     # a layer with several calls would begin a stage at every call
-    repeated = {name.partition("#")[0] for name in graph.names if "#" in name}
-    modules = {name for name, _ in model.named_modules()} - repeated
+    repeated_modules = {name.partition("#")[0] for name in graph.names if "#" in name}
+    modules = {name for name, _ in model.named_modules()} - repeated_modules
     splits: list[str] = []
     for k in range(1, count):
         later_names = (graph.names[op] for op in forward[stage_of_call >= k])

@@ -151,10 +151,10 @@ class ActivationPolicy:
     def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
         """Copy the buffers of a call, except those that the call was seen to leave unchanged."""
         steady = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
-        named = () if module is None else module.named_buffers()
+        buffers = () if module is None else module.named_buffers()
         return {
             name: BufferSnapshot(buffer, buffer.detach().clone(), version(buffer))
-            for name, buffer in named
+            for name, buffer in buffers
             if name not in steady
         }
 

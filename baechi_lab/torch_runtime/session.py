@@ -60,8 +60,8 @@ class Session(Handler):
         self.fixed = frozenset(plan.fixed)
         self.modules = [(name, module) for name, module in model.named_modules() if name]
         self.sources = ActivationSources(plan.activation_rows) if plan.activation_rows else None
-        named = dict(self.modules)
-        self.layer = {i: named[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in named}
+        modules = dict(self.modules)
+        self.layer = {i: modules[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in modules}
         self.hooked = {name for name, module in self.modules if hooked(module)}
         self.issued_warnings: set[str] = set()
         self.learned = LearnedSpecs()
@@ -249,12 +249,12 @@ class Session(Handler):
         return spec, numbers
 
     def _learn(self, state: ForwardState, key: str, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
-        before, drawn = next_sequence_number(), generator_states()
+        before, generator_before = next_sequence_number(), generator_states()
         outputs = self._submit(state, op, run, args, kwargs)
         # A call outside the plan is deferred only if it is a view: then nothing is lost if it runs later.
         lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _view_depends_on_values(run, args, kwargs))
         spec = spec_of(outputs) if lazy else None
-        if spec is not None or op >= 0 or same_states(drawn, generator_states()):
+        if spec is not None or op >= 0 or same_states(generator_before, generator_states()):
             state.learned[key] = (spec, next_sequence_number() - before, outline((args, kwargs), shapes=True))
         state.order.append(op)
         return outputs

@@ -73,7 +73,7 @@ class PinnedCalls:
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
         """Pin calls because of what the forward changed besides values. `modules` has the layer of every call."""
-        named = dict(model.named_modules())
+        module_by_name = dict(model.named_modules())
         for holder in snapshot.changes():
             pinned = [
                 i
@@ -81,7 +81,7 @@ class PinnedCalls:
                 if layer is not None and any(place == layer or place.startswith(f"{layer}.") for place in holder.places)
             ]
             if any(
-                holder.container is named[p]._buffers for p in holder.places if p in named
+                holder.container is module_by_name[p]._buffers for p in holder.places if p in module_by_name
             ) and _replaced_by_same_kind(holder):
                 self.pin(pinned, "a buffer that is replaced")
             elif not holder.attributes and _is_log(holder.container):

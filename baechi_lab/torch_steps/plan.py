@@ -43,9 +43,9 @@ def make_plan(
         raise InvalidInput(f"the placement uses device {max(device)}; there are devices 0..{len(devices) - 1}")
     for group in trace.groups:
         if len({device[i] for i in group}) > 1:
-            shown = ", ".join(f"{trace.calls[i].key!r} on {device[i]}" for i in group[:4])
+            examples = ", ".join(f"{trace.calls[i].key!r} on {device[i]}" for i in group[:4])
             raise InvalidInput(
-                f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
+                f"the placement splits calls that share parameters or memory: {examples}; put them on one device"
             )
     last: dict[str, int] = {}
     parents: list[tuple[int, ...]] = []
@@ -98,10 +98,10 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
     if the cluster has more GPUs than are attached.
     """
     if devices is not None:
-        named = tuple(str(torch.device(d)) for d in devices)
-        if len(named) != cluster.n:
-            raise InvalidInput(f"devices names {len(named)} torch devices; the cluster has {cluster.n} devices")
-        return named
+        device_names = tuple(str(torch.device(d)) for d in devices)
+        if len(device_names) != cluster.n:
+            raise InvalidInput(f"devices names {len(device_names)} torch devices; the cluster has {cluster.n} devices")
+        return device_names
     gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [d for d in cluster.devices if d.family not in ("cpu", HOST)]
     if len(gpus) > gpu_count:

@@ -27,10 +27,10 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
     """
     if not isinstance(answer, Fit):
         raise InvalidInput(f"fit_options draws what bl.fit returned, not a {type(answer).__name__}")
-    shown = [k for k, option in enumerate(answer.options) if option.timeline is not None]
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in shown), default=1.0))
+    simulated = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0))
     capacity_bytes = answer.room_bytes
-    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in shown), 1])
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
     near = capacity_bytes <= FAR * largest_peak
     size, name = scale(max(largest_peak, capacity_bytes) if near else largest_peak, BYTES)
     figure = go.Figure()
@@ -39,9 +39,9 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
         x, y = [fullest_device_bytes(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
         line = {"color": INK, "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
-    kinds = list(dict.fromkeys(answer.options[k].kind for k in shown))
+    kinds = list(dict.fromkeys(answer.options[k].kind for k in simulated))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
-        of_kind = [k for k in shown if answer.options[k].kind == kind]
+        of_kind = [k for k in simulated if answer.options[k].kind == kind]
         options = [answer.options[k] for k in of_kind]
         figure.add_trace(
             go.Scatter(
@@ -62,10 +62,10 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
             annotation={"text": "memory of a device", "font": {"color": text_color(LIMIT)}},
         )
     figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
-    per = "sample" if any(answer.options[k].batch_size for k in shown) else "step"
+    per = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
     figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
-    if len(shown) > NAMED:
+    if len(simulated) > NAMED:
         return figure
     texts = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
     return annotated(

@@ -48,7 +48,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         figure.update_yaxes(title_text=f"peak memory ({unit})")
         figure.update_xaxes(title_text="device")
         return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)
-    shown = range(len(timeline.device_names))
+    devices = range(len(timeline.device_names))
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     time_factor, time_unit = scale(timeline.makespan_us)
     colors = device_colors(timeline.device_names)
@@ -56,12 +56,12 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     near_limits = [b for b in timeline.memory_bytes if b <= FAR * peak_bytes]
     highest_bytes = 1.06 * max(peak_bytes, *near_limits, 1)
     figure = make_subplots(
-        rows=len(shown),
+        rows=len(devices),
         shared_xaxes=True,
-        vertical_spacing=0.3 / max(4, 2 * len(shown)),
-        subplot_titles=[_heading(timeline, d) for d in shown],
+        vertical_spacing=0.3 / max(4, 2 * len(devices)),
+        subplot_titles=[_heading(timeline, d) for d in devices],
     )
-    for row, device in enumerate(shown, 1):
+    for row, device in enumerate(devices, 1):
         time, level = thinned(*timeline.memory.levels(device), max_points)
         time = np.append(time, timeline.makespan_us) / time_factor
         levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
@@ -88,9 +88,9 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         figure.update_yaxes(title_text=f"memory ({unit})", range=[0, highest_bytes / factor], row=row, col=1)
     figure.add_traces([_legend_entry(*entry) for entry in zip(MEMORY_CATEGORIES, GREYS, strict=True)])
     figure.update_xaxes(range=[0, timeline.makespan_us / time_factor or 1.0])
-    figure.update_xaxes(title_text=f"time ({time_unit})", row=len(shown), col=1)
+    figure.update_xaxes(title_text=f"time ({time_unit})", row=len(devices), col=1)
     heading = title or f"Memory of one step, {timeline.origin}"
-    return styled(figure, heading, 150 + 110 * len(shown), legend=LEGEND)
+    return styled(figure, heading, 150 + 110 * len(devices), legend=LEGEND)
 
 
 def thinned(

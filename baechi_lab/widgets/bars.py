@@ -279,17 +279,17 @@ def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], ch
     """Returns the transfers that leave `device`, for the duration of the send, and those that arrive at it."""
     transfers = timeline.transfers
     out, into = np.flatnonzero(transfers.source == device), np.flatnonzero(transfers.target == device)
-    selected = np.concatenate([out, into])
-    rows = np.zeros(len(selected), dtype=_ROW)
+    edges = np.concatenate([out, into])
+    rows = np.zeros(len(edges), dtype=_ROW)
     cost = transfers.end_us - transfers.receive_us
     rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
     rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
     rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
     rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
-    rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
-    rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
+    rows["label"] = label[timeline.tensor_producer[transfers.tensor[edges]]] if len(edges) else 0
+    rows["bytes"] = timeline.tensor_bytes[transfers.tensor[edges]]
     if chain is not None:
-        rows["critical"] = np.isin(selected, chain.transfers)
+        rows["critical"] = np.isin(edges, chain.transfers)
     return rows
 
 

@@ -97,16 +97,17 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, se
     source, target = (timeline.device_names[int(d)] for d in (transfers.source[row], transfers.target[row]))
     produced_us = timeline.end_us[timeline.op == producer]
     start, receive, end = (float(x[row]) for x in (transfers.start_us, transfers.receive_us, transfers.end_us))
-    begun = max(start, receive)
-    queued = begun - float(produced_us[0]) if len(produced_us) else 0.0
-    text = f"{sentence} ({format_bytes(int(timeline.tensor_bytes[tensor]))}) arrived from {source} after {format_us(end - begun)}"
+    sent_us = max(start, receive)
+    queued = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
+    size = format_bytes(int(timeline.tensor_bytes[tensor]))
+    text = f"{sentence} ({size}) arrived from {source} after {format_us(end - sent_us)}"
     if queued <= near:
         return Cause("transfer", producer, row, waited, text + free)
     # The transfer at one of the two devices that ended when this one began; -1 if there is none.
     end_devices = (transfers.source[row], transfers.target[row])
     shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
     sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
-    ended = (np.abs(transfers.end_us - begun) <= near) | (np.abs(sender_free_us - begun) <= near)
+    ended = (np.abs(transfers.end_us - sent_us) <= near) | (np.abs(sender_free_us - sent_us) <= near)
     blocking_rows = np.flatnonzero(shared & ended & (np.arange(len(transfers)) != row))
     blocking_row = int(blocking_rows[0]) if len(blocking_rows) else -1
     name = (

@@ -61,12 +61,12 @@ def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: 
         series([row[d] / factor for row in rows], name, color, tips=[f"{name}: {format_bytes(row[d])}" for row in rows])
         for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
     ]
-    shown = [x for x in sorted({int(x) for x in limits}) if x <= FAR * largest]
+    visible_limits = [x for x in sorted({int(x) for x in limits}) if x <= FAR * largest]
     return bars(
         rows_with_peaks["placer"],
         f"peak memory ({unit})",
         series_list,
-        [rule(x / factor, "limit", LIMIT) for x in shown],
+        [rule(x / factor, "limit", LIMIT) for x in visible_limits],
     )
 
 
@@ -106,27 +106,27 @@ def fit_chart(answer: Fit) -> Chart:
     """Makes a chart of the options of `bl.fit`, as `viz.fit_options`: a point's id is its position in `answer.options`."""
     from ..fitting.record import fullest_device_bytes
 
-    tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    simulated = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     capacity_bytes = answer.room_bytes
-    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in tried), 1])
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
     near = capacity_bytes <= FAR * largest_peak
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if near else largest_peak), BYTES)
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in tried), default=1.0), UNITS)
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0), UNITS)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
         y, x = [w.time_per_sample_us / factor for w in options], [fullest_device_bytes(w) / size for w in options]
         return series(y, name, color, x, [not w.fits for w in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]
-    for k, kind in enumerate(dict.fromkeys(answer.options[k].kind for k in tried)):
-        ids = [n for n in tried if answer.options[n].kind == kind]
+    for k, kind in enumerate(dict.fromkeys(answer.options[k].kind for k in simulated)):
+        ids = [n for n in simulated if answer.options[n].kind == kind]
         options = [answer.options[n] for n in ids]
         tips = [
             f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest_device_bytes(w))} on the fullest device"
             for w in options
         ]
         series_list.append(option_series(options, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
-    per = "sample" if any(answer.options[k].batch_size for k in tried) else "step"
+    per = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
     rules = [limit(capacity_bytes / size, "memory of a device", LIMIT)] if near else []
     return points(peak_axis(capacity_bytes, near, bytes_unit), f"time per {per} ({unit})", series_list, rules)
 

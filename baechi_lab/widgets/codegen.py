@@ -116,8 +116,8 @@ def cluster_code(cluster: Cluster) -> str:
     if like.devices == cluster.devices and isinstance(cluster.link, Link):
         arguments: dict[str, object] = {} if first.kind == "gpu" else {"kind": first.kind}
         arguments |= {} if first.speed == 1.0 else {"speed": first.speed}
-        shown = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"
-        return f"bl.Cluster.uniform({cluster.n}, {shown})"
+        arguments_code = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"
+        return f"bl.Cluster.uniform({cluster.n}, {arguments_code})"
     devices = ", ".join(f"bl.Device({d.name!r}, {d.kind!r}, {d.memory_bytes}, {d.speed!r})" for d in cluster.devices)
     return f"bl.Cluster(({devices},), link={link}, comm={cluster.comm!r})"
 

@@ -53,9 +53,9 @@ def coloring(
         return _largest(graph, np.array(graph.op_types, dtype=object))
     if by == SCOPE:
         tree = build_tree(graph)
-        shown = tree.visible(tree.open_until(MOST_CLASSES))
-        label = np.array([_forward_label(tree, int(node)) for node in shown] or [""], dtype=object)
-        return _largest(graph, label[tree.owner(shown)])
+        visible_nodes = tree.visible(tree.open_until(MOST_CLASSES))
+        label = np.array([_forward_label(tree, int(node)) for node in visible_nodes] or [""], dtype=object)
+        return _largest(graph, label[tree.owner(visible_nodes)])
     if by == PASS:
         names = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", SETUP: "done once before"}
         role = roles(graph)
@@ -137,10 +137,13 @@ def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
     few = len(names) <= MOST_CLASSES
     rank = np.empty(len(names), dtype=np.int64)
     rank[order] = np.minimum(np.arange(len(names)), MOST_CLASSES)
-    shown = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
+    type_names = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
     rest_label = () if few else (f"{len(names) - MOST_CLASSES} others",)
     return _coloring_of(
-        graph, rank[inverse], (*shown, *rest_label), (*CLASSES[: len(shown)], *(() if few else (OTHER_COLOR,)))
+        graph,
+        rank[inverse],
+        (*type_names, *rest_label),
+        (*CLASSES[: len(type_names)], *(() if few else (OTHER_COLOR,))),
     )
 
 

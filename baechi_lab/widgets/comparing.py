@@ -82,9 +82,9 @@ def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:
 
 def _elapsed(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns, for every edge, the sum of the times that have passed since each instant before it."""
-    ordered = np.sort(instants)
-    count = np.searchsorted(ordered, edges)
-    return count * edges - np.append(0.0, np.cumsum(ordered))[count]
+    sorted_instants = np.sort(instants)
+    count = np.searchsorted(sorted_instants, edges)
+    return count * edges - np.append(0.0, np.cumsum(sorted_instants))[count]
 
 
 def name_of(outcome: Outcome) -> str:

@@ -100,15 +100,15 @@ class Log:
         rows = np.isin(timeline.op, ops)
         if math.isnan(start) or not rows.any():
             return ""
-        shown = float(timeline.start_us[rows].min())
-        if abs(shown - start) <= 1e-6 * max(timeline.makespan_us, 1.0):
+        simulated_start_us = float(timeline.start_us[rows].min())
+        if abs(simulated_start_us - start) <= 1e-6 * max(timeline.makespan_us, 1.0):
             return ""
         why = (
             "a group counts as one op while it is placed, and its ops start one by one when simulated"
             if self.coarse.group_of is not None
             else "the plan fills devices one op after the other, the simulation lets each device take what is ready"
         )
-        return f"On the timeline it starts at {format_us(shown)}: {why}."
+        return f"On the timeline it starts at {format_us(simulated_start_us)}: {why}."
 
     def rows(self, step: int, limit: int = MOST_SHOWN) -> list[list[str]]:
         """Returns the candidates of a step: the chosen one, then the earliest, then those ruled out.
@@ -118,9 +118,11 @@ class Log:
         d = self.decisions[step]
         same_op = [c for c in d.candidates if c.op == d.chosen.op and c.device != d.chosen.device]
         other_ops = [c for c in d.candidates if c.op != d.chosen.op]
-        listed = sorted(same_op + other_ops, key=lambda c: (bool(c.excluded), c.start_us, c.op, c.device))[: limit - 1]
-        listed += [c for c in same_op if c not in listed]
-        return [self._row(d.chosen, "chosen"), *(self._row(c, c.excluded) for c in listed)]
+        candidates = sorted(same_op + other_ops, key=lambda c: (bool(c.excluded), c.start_us, c.op, c.device))[
+            : limit - 1
+        ]
+        candidates += [c for c in same_op if c not in candidates]
+        return [self._row(d.chosen, "chosen"), *(self._row(c, c.excluded) for c in candidates)]
 
     def _row(self, c: Any, why: str) -> list[str]:
         start = "" if math.isnan(c.start_us) else format_us(c.start_us)

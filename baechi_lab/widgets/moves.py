@@ -49,9 +49,9 @@ def move(
     for name, target in pairs:
         ops = together(graph, named_ops(graph, name, placement.group_of))
         device_index = cluster.index(target)
-        refused = ops[~allowed[ops, device_index]]
-        if len(refused):
-            op = int(refused[0])
+        not_allowed = ops[~allowed[ops, device_index]]
+        if len(not_allowed):
+            op = int(not_allowed[0])
             free = ", ".join(cluster.names[d] for d in np.flatnonzero(allowed[op]).tolist())
             mate = f" is colocated with {graph.names[op]!r}, which" if graph.names[op] != name else ""
             raise InfeasiblePlacement(
@@ -147,12 +147,12 @@ def shortest_names(
     if group_of is None:
         return tuple(graph.names[i] for i in indices)
     size, inside = np.bincount(group_of), np.bincount(group_of[indices], minlength=int(group_of.max(initial=0)) + 1)
-    names, named = [], set()
+    names, used_names = [], set()
     for i in indices:
         g = int(group_of[i])
         if inside[g] < size[g] or size[g] == 1:
             names.append(graph.names[i])
-        elif g not in named:
+        elif g not in used_names:
             names.append("@" + graph.names[i])
-            named.add(g)
+            used_names.add(g)
     return tuple(names)

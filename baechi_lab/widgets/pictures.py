@@ -65,18 +65,18 @@ def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, floa
         label = f"{lane['label']}" + (f" ({lane['origin']})" if lane["heading"] or lane["origin"] == "measured" else "")
         if lane["kind"] == "ops":
             body.append(_text(4, y + 13, label, size=11))
-        joined: list[tuple[int, float, float]] = []
+        merged_bars: list[tuple[int, float, float]] = []
         for b in range(int(bars.pointer[k]), int(bars.pointer[k + 1])):
             bar_color, start_x, end_x = (
                 int(bars.color[b]),
                 float(bars.start_us[b] * scale),
                 float(bars.end_us[b] * scale),
             )
-            if joined and joined[-1][0] == bar_color and start_x - joined[-1][2] < 0.5:
-                joined[-1] = (bar_color, joined[-1][1], max(end_x, joined[-1][2]))
+            if merged_bars and merged_bars[-1][0] == bar_color and start_x - merged_bars[-1][2] < 0.5:
+                merged_bars[-1] = (bar_color, merged_bars[-1][1], max(end_x, merged_bars[-1][2]))
             else:
-                joined.append((bar_color, start_x, end_x))
-        for color, x0, x1 in joined:
+                merged_bars.append((bar_color, start_x, end_x))
+        for color, x0, x1 in merged_bars:
             fill = colors[color % len(colors)]
             wide = max(x1 - x0, 0.4)
             body.append(f'<path d="M{GUTTER + x0:.1f} {y:.1f}h{wide:.1f}v{tall:g}h{-wide:.1f}z" fill="{fill}"/>')
@@ -120,12 +120,12 @@ def _areas(row: Row, y0: float, tall: float, top: float, span: float) -> str:
     end = max(row.timeline.makespan_us, float(time[-1]))
     x = GUTTER + np.append(time, end) / max(span, end, 1e-12) * (WIDTH - GUTTER - 8)
     upper = np.cumsum(levels, axis=1)
-    drawn, fill = [], shades(device_colors(row.device + 1)[row.device])
+    shapes, fill = [], shades(device_colors(row.device + 1)[row.device])
     for k in reversed(range(len(MEMORY_CATEGORIES))):
         y = y0 + tall * (1 - upper[:, k] / top)
         line = "".join(f"V{b:.1f}H{a:.1f}" for a, b in zip(x[1:].tolist(), y.tolist(), strict=True))
-        drawn.append(f'<path d="M{x[0]:.1f} {y0 + tall:.1f}{line}V{y0 + tall:.1f}z" fill="{fill[k]}"/>')
-    return "".join(drawn)
+        shapes.append(f'<path d="M{x[0]:.1f} {y0 + tall:.1f}{line}V{y0 + tall:.1f}z" fill="{fill[k]}"/>')
+    return "".join(shapes)
 
 
 def _legend(names: Sequence[str], colors: Sequence[str]) -> str:

@@ -152,14 +152,14 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
         else np.full(len(wanted_keys), -1)
     )
     produced_us = ended[producer]
-    begun, arrival_us = produced_us.copy(), produced_us.copy()
+    ready_us, arrival_us = produced_us.copy(), produced_us.copy()
     was_sent = row >= 0
-    begun[was_sent] = np.maximum(transfers.start_us, transfers.receive_us)[row[was_sent]]
+    ready_us[was_sent] = np.maximum(transfers.start_us, transfers.receive_us)[row[was_sent]]
     arrival_us[was_sent] = transfers.end_us[row[was_sent]]
     order = np.lexsort((producer, arrival_us, gap))
     last = order[np.flatnonzero(np.append(gap[order][1:] != gap[order][:-1], True))] if len(order) else order
     inputs = LastInputs(*np.zeros((3, len(op))), *np.full((2, len(op)), -1))
-    for column, values in zip(inputs, (arrival_us, begun, produced_us, producer, row), strict=True):
+    for column, values in zip(inputs, (arrival_us, ready_us, produced_us, producer, row), strict=True):
         column[gap[last]] = values[last]
     return inputs
 

@@ -350,8 +350,8 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     def _repr_mimebundle_(self, **kwargs: object) -> object:
         data = super()._repr_mimebundle_(**kwargs)
-        drawn = self.picture()
-        return {**data, PICTURE: drawn} if data is not None and drawn else data
+        svg = self.picture()
+        return {**data, PICTURE: svg} if data is not None and svg else data
 
 
 def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:

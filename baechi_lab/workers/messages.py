@@ -89,8 +89,8 @@ class Decoder:
         while True:
             prefix = bytes(self._buffer[: len(MAGIC)])
             if prefix != MAGIC[: len(prefix)]:
-                shown = bytes(self._buffer[:60]).decode("utf-8", "replace")
-                raise FormatError(f"expected a message but got {shown!r}")
+                start_text = bytes(self._buffer[:60]).decode("utf-8", "replace")
+                raise FormatError(f"expected a message but got {start_text!r}")
             if len(self._buffer) < _HEAD.size:
                 return
             _, header_bytes, body_bytes = _HEAD.unpack_from(self._buffer)

@@ -46,11 +46,11 @@ def main() -> None:
 def _pack_error(error: BaseException) -> bytes:
     """Packs the error itself where it can be pickled, else its text."""
     try:
-        packed = pickle.dumps((False, error))
-        pickle.loads(packed)  # noqa: S301  (made in the line above)
+        pickled_error = pickle.dumps((False, error))
+        pickle.loads(pickled_error)  # noqa: S301  (made in the line above)
     except Exception:  # noqa: BLE001 - its class is not ours: what builds it anew may raise anything
         return pickle.dumps((False, ExecutionError(traceback.format_exception_only(error)[-1].strip())))
-    return packed
+    return pickled_error
 
 
 if __name__ == "__main__":

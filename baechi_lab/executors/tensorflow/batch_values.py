@@ -456,15 +456,15 @@ class _OpRule:
             return total
         factor, divides = float(np.ravel(constant)[0]), self.node.op in _DIVISIONS
         divisor = factor if divides else 1.0 / factor
-        counted = any(abs(count - divisor) <= 1e-5 * count for count in total.counts)
-        if divides and counted:
+        divides_by_count = any(abs(count - divisor) <= 1e-5 * count for count in total.counts)
+        if divides and divides_by_count:
             return replace(total, power=0, penalty=False)
         of_whole_batch = any(
             abs(count * self.batch_values.micro_batches - divisor) <= 1e-5 * divisor for count in total.counts
         )
         entries = {prod(shape) for shape in map(self.batch_values.shape, self.batch_values.inputs) if shape}
         of_whole_batch &= not any(abs(count - divisor) <= 1e-5 * divisor for count in entries)
-        odd = divides or counted or round(factor, 3) != round(factor, 7)
+        odd = divides or divides_by_count or round(factor, 3) != round(factor, 7)
         if divisor > 1.5 and abs(divisor - round(divisor)) <= 1e-5 * divisor and odd and not of_whole_batch:
             self.batch_values.unclear[self.node.name] = f"divides a sum over the batch by {divisor:g}"
         return total
@@ -583,8 +583,8 @@ class _OpRule:
         return powers[0] if len(set(powers)) == 1 else None
 
     def _names_axis(self, axis: int, rank: int) -> bool:
-        named = self.batch_values.constant(self.inputs[-1])
-        return named is not None and axis in {int(a) % rank for a in np.ravel(named)}
+        axes = self.batch_values.constant(self.inputs[-1])
+        return axes is not None and axis in {int(a) % rank for a in np.ravel(axes)}
 
     def _output_axis(self, axis: int, source: Sequence[int], shape: Sequence[int]) -> int | None:
         """Returns the axis of samples in the output; None if unknown."""
@@ -624,9 +624,9 @@ class _OpRule:
         before = after = 0
         for k in range(index_shape[0] if index_shape else 0):
             if ellipsis >> k & 1:
-                named = sum(not new_axes >> j & 1 for j in range(k + 1, index_shape[0] if index_shape else 0))
-                after += rank - before - named
-                before = rank - named
+                sliced_axes = sum(not new_axes >> j & 1 for j in range(k + 1, index_shape[0] if index_shape else 0))
+                after += rank - before - sliced_axes
+                before = rank - sliced_axes
                 if axis < before:
                     return after - (before - axis), None
             elif new_axes >> k & 1:

@@ -208,9 +208,9 @@ def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices
     if timeline is None:
         raise ExecutionError(f"calibration step {step.name!r} gave no trace")
     product = np.array(["_product" in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
-    took = timeline.end_us - timeline.start_us
-    product_us = float(np.median(took[product])) if product.any() else 0.0
-    return Cost(run.median_seconds * 1e6, float(took[~product].sum()), tuple(spent[:devices]), product_us)
+    duration_us = timeline.end_us - timeline.start_us
+    product_us = float(np.median(duration_us[product])) if product.any() else 0.0
+    return Cost(run.median_seconds * 1e6, float(duration_us[~product].sum()), tuple(spent[:devices]), product_us)
 
 
 def process_seconds(pid: int) -> float:

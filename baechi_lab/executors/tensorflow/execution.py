@@ -215,8 +215,8 @@ def _run(
     message: str,
 ) -> Run:
     if collected.moved_ops:
-        shown = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
-        moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {shown}"
+        examples = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
+        moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {examples}"
         message = f"{message}; {moved_message}" if message else moved_message
     measured = [s.seconds for s in collected.steps if s.phase == "measured"]
     info: dict[str, Any] = {

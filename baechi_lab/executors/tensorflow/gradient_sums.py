@@ -53,15 +53,15 @@ def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Ten
         return [tensor for tensor, label in labelled if _is_rows(node.op, label)]
     inputs, row_tensors = list(data_inputs(node)), []
     for value in node.attr.values():
-        for called in [value.func] if value.HasField("func") else value.list.func:
-            body = functions[called.name]
+        for function in [value.func] if value.HasField("func") else value.list.func:
+            body = functions[function.name]
             names = [argument.name for argument in body.signature.input_arg]
             # Which arguments are rows in the body. Its ops refer to `op:output:0`, or to an argument.
             inner = {node.name: node for node in body.node_def}
             waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
             rows = {name for name, _ in _row_sources(waiting, inner)} - set(inner)
-            passed = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
-            row_tensors += [tensor for tensor, name in zip(passed, names, strict=True) if name in rows]
+            arguments = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
+            row_tensors += [tensor for tensor, name in zip(arguments, names, strict=True) if name in rows]
     return row_tensors
 
 

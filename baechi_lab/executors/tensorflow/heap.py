@@ -24,5 +24,5 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     settings = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER, _TOP_PAD: _STEP}
-    accepted = [mallopt(key, value) for key, value in settings.items()]
-    return all(accepted)
+    results = [mallopt(key, value) for key, value in settings.items()]
+    return all(results)

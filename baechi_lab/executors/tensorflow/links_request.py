@@ -54,10 +54,12 @@ def serve(request: Message, send: Send) -> None:
                 if _task(graph.source) == _task(graph.target):  # one clock
                     seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
                 else:
-                    passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
+                    durations = _in_turns(
+                        [partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats
+                    )
                     # Half of the fastest: a disturbance delays a message and never speeds it up.
-                    half = passed[0].min() / 2
-                    seconds = np.maximum(passed[1:] - half, half)
+                    half = durations[0].min() / 2
+                    seconds = np.maximum(durations[1:] - half, half)
                 probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
                 flat = _in_turns([partial(timer.probe, kind, size) for size in probed for kind in KINDS], repeats)
                 arrays = seconds, flat.reshape(len(probed), len(KINDS), -1) if probed else np.zeros((2, len(KINDS), 0))
@@ -88,8 +90,8 @@ class _Timer:
     def there_and_back(self, size: int) -> float:
         """Returns seconds as `one_way`, plus 4 bytes back. The op on the other device is not counted."""
         at = self._trace("one", size)
-        passed = _start(at["joined_one"]) - _end(at["x0"])
-        return max(passed - (_end(at["head_x0"]) - _start(at["head_x0"])), 1) / 1e9
+        duration = _start(at["joined_one"]) - _end(at["x0"])
+        return max(duration - (_end(at["head_x0"]) - _start(at["head_x0"])), 1) / 1e9
 
     def probe(self, kind: str, size: int) -> float:
         """Returns seconds from `a` being ready until it has all answers."""

@@ -130,10 +130,10 @@ def _timed(
     def one(k: int) -> tuple[tuple[object, ...], float]:
         with nullcontext() if gpu else tf.device(device):
             start = time.perf_counter()
-            returned = call(k)
+            outputs = call(k)
             tf.test.experimental.sync_devices()
             seconds = time.perf_counter() - start
-        leaves = tf.nest.flatten(returned, expand_composites=True)
+        leaves = tf.nest.flatten(outputs, expand_composites=True)
         return tuple(x.numpy() for x in leaves if tf.is_tensor(x)), seconds
 
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))

@@ -49,8 +49,8 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
     is_backward = np.zeros(graph.n, dtype=np.bool_)
     if pipe.stages is not None and not pipe.schedule.splits:
         is_backward = pipe.stages.phase[np.asarray(graph.copy_of)] == B
-    planned = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
-    urgency = list(zip(is_backward.tolist(), planned.tolist(), range(graph.n), strict=True))
+    rank = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
+    urgency = list(zip(is_backward.tolist(), rank.tolist(), range(graph.n), strict=True))
     waits: dict[int, list[int]] = {}
     predecessors, last_device = list[int](), -1
     for unit_device, unit in sorted(units):

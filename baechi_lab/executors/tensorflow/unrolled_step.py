@@ -207,8 +207,10 @@ class _Unroller:
         )
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         self.trains = bool(differentiated)
-        returned = {split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype}
-        loss = loss_of(self.values, list(self.forward), differentiated or returned, returned)
+        scalar_outputs = {
+            split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
+        }
+        loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
         powers = {value.power if isinstance(value, Total) and value.exact else None for value in loss.terms.values()}
         self.reduction = reduction or ("sum" if powers == {1} and not loss.unclear else "mean")
         if self.count == 1:
@@ -462,8 +464,8 @@ class _Unroller:
         dtype = output_types(self.nodes[name])[output]
         copies = [join(copy, output) for copy in self._names(name)]
         if not spec.shape and not spec.dtype.startswith(("bool", "string")):
-            joined = self.sums.of((name, output), dtype, copies, averaged=self._is_mean((name, output)))
-            return TensorSpec(joined if ":" in joined else f"{joined}:0", spec.dtype, ())
+            combined = self.sums.of((name, output), dtype, copies, averaged=self._is_mean((name, output)))
+            return TensorSpec(combined if ":" in combined else f"{combined}:0", spec.dtype, ())
         node = self.graph_def.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
         node.input.extend(copies)
         node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(copies), 0

@@ -348,8 +348,8 @@ class _StepRunner:
         for loss in waiting:
             backward(loss)
         if self.return_gradients and self.gradients is None:
-            named = self.model.named_parameters()
-            self.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
+            parameters = self.model.named_parameters()
+            self.gradients = {n: gradient_values(p.grad) for n, p in parameters if p.grad is not None}
         if self.optimizer is not None:
             if measurement is not None:
                 measurement.updating()

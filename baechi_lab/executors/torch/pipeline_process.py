@@ -68,9 +68,9 @@ class Report:
     peak_source: str = "parameters and their gradients only"
 
 
-def run_process(packed: bytes, file: str) -> Report:
+def run_process(pickled_job: bytes, file: str) -> Report:
     """Train with the settings of the pickled `Job`. The processes find each other through `file`."""
-    job: Job = pickle.loads(packed)  # noqa: S301  (from our own caller, through a pipe)
+    job: Job = pickle.loads(pickled_job)  # noqa: S301  (from our own caller, through a pipe)
     cuda = job.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(job.device)

@@ -172,10 +172,10 @@ def _collect_reports(
     jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, shared_pool: Pool | None
 ) -> tuple[list[Report], str, str]:
     """Returns the reports of all processes, or status and message of a failure, and ends all processes."""
-    packed = [_pickle_job(job) for job in jobs]
+    pickled_jobs = [_pickle_job(job) for job in jobs]
     pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:
-        futures = [pool.submit(run_process, data, file) for data in packed]
+        futures = [pool.submit(run_process, data, file) for data in pickled_jobs]
         status, message = _wait_for_reports(futures, timeout, cancel)
         ended = status == "ok"
         return ([f.result() for f in futures] if ended else []), status, message

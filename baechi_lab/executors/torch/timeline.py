@@ -328,8 +328,8 @@ class Measurement(Observer):
         }
         if self.update_stop_marks:
             clocks = {
-                k: (self._us(begun), self._us(self.update_stop_marks[k]))
-                for k, begun in self.update_start_marks.items()
+                k: (self._us(start_mark), self._us(self.update_stop_marks[k]))
+                for k, start_mark in self.update_start_marks.items()
             }
             spans |= update_rows(self.graph, self.placement, self._clocks, clocks)
         spans |= parts_rows(self.graph, spans)

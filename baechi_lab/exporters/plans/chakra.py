@@ -60,9 +60,9 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
                 message_attributes = {"comm_size": size, "comm_src": source, "comm_dst": rank, "comm_tag": t}
                 attributes = {"is_cpu_op": False, **message_attributes}
                 link = None if request.cluster is None else request.cluster.link_between(source, rank)
-                took = 0 if link is None else round(link.cost_us(size))
+                duration_us = 0 if link is None else round(link.cost_us(size))
                 name = graph.tensor_label(t)
-                _add(ranks[source], f"send {name}", SEND, [node_of[producer]], attributes, took, (t, rank))
+                _add(ranks[source], f"send {name}", SEND, [node_of[producer]], attributes, duration_us, (t, rank))
                 received[t, rank] = _add(ranks[rank], f"receive {name}", RECEIVE, [], attributes, 0, (t, rank))
             before.append(received[t, rank])
         output_bytes = int(graph.tensor_bytes[list(graph.outputs(i))].sum())

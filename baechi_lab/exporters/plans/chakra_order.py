@@ -88,16 +88,16 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
     for position, queue in enumerate(stream, 1):
         members[queue].append(position)
     before = {b: (a,) for positions in members.values() for a, b in pairwise(positions)}
-    ordered = []
+    nodes_in_order = []
     for position, k in enumerate(order, 1):
         node, (start, end), lane = nodes[k], rounded[position - 1], stream[position - 1]
         data = sorted(number[d] for d in node.before)
         after = tuple(d for d in before.get(position, ()) if d not in data)
         attributes = node.attributes if isinstance(lane, str) else {**node.attributes, "stream": lane}
-        ordered.append(
+        nodes_in_order.append(
             replace(node, id=position, before=data, attributes=attributes, length_us=end - start, after=after)
         )
-    return ordered
+    return nodes_in_order
 
 
 def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) -> list[int | str]:

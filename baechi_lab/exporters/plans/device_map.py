@@ -173,8 +173,8 @@ class _Units:
 
     def join(self, units: list[str | int]) -> int:
         """Gives units the device of the first of them in code order, and returns it."""
-        first, *joined = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
-        self.parent.update(dict.fromkeys(joined, first))
+        first, *others = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
+        self.parent.update(dict.fromkeys(others, first))
         return self.device[first]
 
     # -- what must share a device ------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class _Units:
         graph = self.request.graph
         around = [i for i in self.ops if self.unit[i] == i]
         on_main = self._calls_on_main(around)
-        met: list[int] = []
+        unit_path: list[int] = []
         changed = True
         while changed:
             changed = False
@@ -209,14 +209,14 @@ class _Units:
                     self.join(sources)
                     if i in on_main:
                         self.device[self.root(sources[0])] = main
-                    met.append(i)
+                    unit_path.append(i)
                     changed = True
                 if sources and self.root(i) != self.root(sources[0]):
                     self.parent[self.root(i)] = self.root(sources[0])
                     changed = True
-        if not met:
+        if not unit_path:
             return []
-        names = [graph.names[i] for i in met]
+        names = [graph.names[i] for i in unit_path]
         more_text = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return [
             f"accelerate moves what modules read, not what code between them reads ({', '.join(names[:3])}{more_text}); modules "

@@ -171,8 +171,8 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
     if devices == list(range(len(devices))):
         return ()
     noun = "rank" if len(devices) < len(stages) else "stage"
-    named = ", ".join(f"{noun} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
-    return (f"the format numbers {noun}s, not devices: {named}",)
+    stage_names = ", ".join(f"{noun} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
+    return (f"the format numbers {noun}s, not devices: {stage_names}",)
 
 
 def _unit(request: Request, name: str, ops: list[int]) -> Unit:

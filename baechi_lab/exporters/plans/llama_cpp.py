@@ -140,18 +140,18 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
     inside = [stem(graph.names[i]).partition("/")[0].removeprefix(unit.name).removeprefix(".") for i in unit.ops]
     moe = any("experts" in path for path in inside)
     norm = _norm_after_attention(inside)
-    sized = graph.persistent_bytes.any()
+    has_sizes = graph.persistent_bytes.any()
     names: dict[int, str | None] = {}
     for op, path in zip(unit.ops, inside, strict=True):
         names[op] = _tensor_name(path, moe, norm)
         if is_call(graph, op) and names[op] == ATTENTION and graph.persistent_bytes[op] > 0:
             names[op] = "attn_sinks"
-    reads = {op: bool(graph.persistent_bytes[op] > 0) if sized else not is_call(graph, op) for op in unit.ops}
-    named = {names[op] for op in unit.ops if reads[op]}
+    reads = {op: bool(graph.persistent_bytes[op] > 0) if has_sizes else not is_call(graph, op) for op in unit.ops}
+    reading_names = {names[op] for op in unit.ops if reads[op]}
     tensor_ops: dict[str | None, list[int]] = defaultdict(list)
     tensor: str | None = None
     for op, path in zip(unit.ops, inside, strict=True):
-        if reads[op] or names[op] in named:
+        if reads[op] or names[op] in reading_names:
             tensor = names[op]
         tensor_ops[None if is_call(graph, op) and not path else tensor].append(op)
     return dict(tensor_ops)

@@ -125,10 +125,10 @@ def moved_ops_sentence(request: Request, written: NDArray[np.int32]) -> tuple[st
     if not wrong.size:
         return ()
     share = request.graph.duration_us[wrong].sum() / max(request.graph.duration_us.sum(), 1e-300)
-    shown = ", ".join(
+    examples = ", ".join(
         f"{request.graph.names[i]!r} on {request.device_name(int(written[i]))} instead of "
         f"{request.device_name(int(request.device[i]))}"
         for i in wrong[:3]
     )
     more_text = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return (f"{len(wrong)} of {request.graph.n} ops, {share:.0%} of the time, run elsewhere: {shown}{more_text}",)
+    return (f"{len(wrong)} of {request.graph.n} ops, {share:.0%} of the time, run elsewhere: {examples}{more_text}",)

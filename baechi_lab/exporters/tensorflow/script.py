@@ -95,8 +95,8 @@ def train(plan: dict, steps: int) -> None:
             start = time.perf_counter()
             outputs = step(*divided(plan, batch))[: len(plan["fetches"])]
             numbers = (x for x in outputs if np.ndim(x) == 0 and np.asarray(x).dtype.kind not in "cOSU")  # no texts
-            shown = " ".join(f"{float(x):.9g}" for x in numbers)
-            print(f"step {number} {time.perf_counter() - start:.6f} s {shown}", flush=True)
+            text = " ".join(f"{float(x):.9g}" for x in numbers)
+            print(f"step {number} {time.perf_counter() - start:.6f} s {text}", flush=True)
         save(plan, session)
 
 

@@ -49,7 +49,7 @@ def pipeline_files(
     )
     args, kwargs = step.arguments(model)
     # Per input tensor, the argument that it is or is a part of, by position or name.
-    named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
+    inputs_by_name = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
     kinds = {torch.device(devices[d]).type for d in division.cut.processes}
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
@@ -63,7 +63,7 @@ def pipeline_files(
         "stages.py": _stages(division.cut),
         "pipeline.json": json.dumps(
             {
-                "inputs": [name for name, value in named for _ in tensors(value)],
+                "inputs": [name for name, value in inputs_by_name for _ in tensors(value)],
                 "schedule": str(division.cut.schedule),
                 "micro_batches": division.cut.micro_batches,
                 "mean": division.adding.mean,

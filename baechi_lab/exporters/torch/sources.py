@@ -91,18 +91,18 @@ class Sources:
         """The call that creates the model."""
         if isinstance(function, ReturnedModel):  # of a function that returns the inputs as well
             return f"{self.name(function.function, role)}()[0]"
-        called = function if isinstance(function, partial) else partial(function)
-        return f"{self.name(called.func, role)}({self._arguments(called, role)})"
+        call = function if isinstance(function, partial) else partial(function)
+        return f"{self.name(call.func, role)}({self._arguments(call, role)})"
 
     def optimizer(self, function: Callable[..., object]) -> str:
         """The call that creates the optimizer from `model.parameters()`."""
-        called = function if isinstance(function, partial) else partial(function)
-        arguments = self._arguments(called, "optimizer")
-        return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
+        call = function if isinstance(function, partial) else partial(function)
+        arguments = self._arguments(call, "optimizer")
+        return f"{self.name(call.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
 
-    def _arguments(self, called: partial[object], role: str) -> str:
-        texts = [self._literal(a, role) for a in called.args]
-        return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in called.keywords.items()])
+    def _arguments(self, call: partial[object], role: str) -> str:
+        texts = [self._literal(a, role) for a in call.args]
+        return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in call.keywords.items()])
 
     def _literal(self, value: object, role: str) -> str:
         """A literal, or a configuration of Hugging Face that `from_dict` creates from a literal."""

@@ -80,9 +80,9 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
         if not node.get("isBackwardNode"):
             continue
         matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
-        named = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
-        if named and named[0] != k:
-            forward_of[k] = named[0]
+        forward_ops = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
+        if forward_ops and forward_ops[0] != k:
+            forward_of[k] = forward_ops[0]
         elif colour in only:
             forward_of[k] = only[colour]
     size = _bytes(edges, "edges")
@@ -109,13 +109,13 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
 
 
 def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
-    listed = document.get(key)
-    if not isinstance(listed, list):
-        raise FormatError(f"field {key} is {type(listed).__name__}; it must be a list of objects")
-    for k, entry in enumerate(listed):
+    entries = document.get(key)
+    if not isinstance(entries, list):
+        raise FormatError(f"field {key} is {type(entries).__name__}; it must be a list of objects")
+    for k, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
             raise FormatError(f"{key}[{k}] is {entry!r:.60}; it must be an object")
-    return listed
+    return entries
 
 
 def _field(

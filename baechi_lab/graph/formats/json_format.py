@@ -269,7 +269,7 @@ def _write_placement(placement: Placement) -> Document:
 
 
 def _read_placement(document: Document) -> Placement:
-    planned: Document = {key: floats(document, key) for key in _ORDERS if key in document}
+    order_fields: Document = {key: floats(document, key) for key in _ORDERS if key in document}
     device = integers(document, "device")
     if len(device) and device.max() > 2**31 - 1:
         raise FormatError(f"device[{int(device.argmax())}] is {device.max()}; it must fit into 32 bits")
@@ -281,7 +281,7 @@ def _read_placement(document: Document) -> Placement:
         info=document.get("info", {}),
         graph_key=document.get("graph_key"),
         replicas=tuple(tuple(group) for group in document.get("replicas", ())),
-        **planned,
+        **order_fields,
         **_read_groups(document, len(device)),
     )
 

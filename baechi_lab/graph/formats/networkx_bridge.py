@@ -54,7 +54,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     digraph.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
     plain = np.diff(graph.output_ptr)[graph.tensor_producer] == 1
     for tensor in range(graph.tensor_count):
-        named = not plain[tensor] or graph.tensor_names[tensor] != "0"
+        has_name = not plain[tensor] or graph.tensor_names[tensor] != "0"
         producer, size = graph.names[graph.tensor_producer[tensor]], int(graph.tensor_bytes[tensor])
         name, readers = graph.tensor_names[tensor], graph.tensor_consumers(tensor)
         if not len(readers):
@@ -62,7 +62,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
         for reader in readers:
             consumer = graph.names[reader]
             if not digraph.has_edge(producer, consumer):
-                digraph.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
+                digraph.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if has_name else {}))
                 continue
             edge = digraph.edges[producer, consumer]
             if "tensor" in edge:
@@ -202,27 +202,29 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
         return
     if not isinstance(several, Mapping):
         raise InvalidInput(f"tensors of {place} is {several!r:.60}; it must be a mapping of tensor name to bytes")
-    listed = [(str(key), _required_bytes(several, key, place)) for key in several]
-    if sum(size for _, size in listed) != total:
-        raise InvalidInput(f"size_bytes of {place} is {total}; its tensors add up to {sum(s for _, s in listed)!r:.60}")
-    yield from listed
+    tensors = [(str(key), _required_bytes(several, key, place)) for key in several]
+    if sum(size for _, size in tensors) != total:
+        raise InvalidInput(
+            f"size_bytes of {place} is {total}; its tensors add up to {sum(s for _, s in tensors)!r:.60}"
+        )
+    yield from tensors
 
 
 def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], producer: str) -> dict[object, int]:
     """The producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
     if not isinstance(unread, Mapping):
         raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
-    named: dict[Any, int] = {}
+    bytes_by_name: dict[Any, int] = {}
     unread_outputs = [(str(k), _required_bytes(unread, k, f"node {producer!r}, unread")) for k in unread]
     for key, size in [*((k, s) for _, k, s in edges if k is not None), *unread_outputs]:
-        if named.setdefault(key, size) != size:
+        if bytes_by_name.setdefault(key, size) != size:
             raise CostError(
-                f"tensor {key!r} of op {producer!r} has {named[key]} bytes on one edge and {size} on another"
+                f"tensor {key!r} of op {producer!r} has {bytes_by_name[key]} bytes on one edge and {size} on another"
             )
     rank = {str(key): k for k, key in enumerate(order)}
-    ordered = dict(sorted(named.items(), key=lambda item: rank.get(item[0], len(rank))))
+    sorted_outputs = dict(sorted(bytes_by_name.items(), key=lambda item: rank.get(item[0], len(rank))))
     unnamed = sorted({size for _, k, size in edges if k is None})
-    return {**ordered, **dict(enumerate(unnamed))}
+    return {**sorted_outputs, **dict(enumerate(unnamed))}
 
 
 def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> object:

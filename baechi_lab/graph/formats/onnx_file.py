@@ -84,8 +84,8 @@ def check_versions(model: ModelProto, path: str) -> None:
 
 def opset_version(model: ModelProto) -> int:
     """The version of ONNX's own operators that a model names; 1 where the oldest formats name none, else 0."""
-    named = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    return max(named, default=int(0 < model.ir_version < 3))
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    return max(versions, default=int(0 < model.ir_version < 3))
 
 
 def _names(graph: GraphProto) -> Iterator[str | bytes]:

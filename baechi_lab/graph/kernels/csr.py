@@ -32,8 +32,8 @@ def offsets(row: Integers, rows: int) -> Ints:
 
 def distinct(values: NDArray[Scalar]) -> NDArray[Scalar]:
     """Returns the distinct values, ascending. It sorts, because `np.unique` hashes integers, which is several times slower."""
-    ordered = np.sort(values)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+    ascending = np.sort(values)
+    return ascending[np.append(True, ascending[1:] != ascending[:-1])] if len(ascending) else ascending
 
 
 def inverse(order: Integers) -> Ints:

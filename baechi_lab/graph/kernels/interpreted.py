@@ -117,11 +117,11 @@ def run_interpreted(function: FunctionType, records: Callable[..., object], argu
             return converted.setdefault(id(value), (value, to_lists(value)))[1]
         return value.item() if isinstance(value, np.generic) else value
 
-    returned = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
+    outputs = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
     for array, lists in converted.values():
         if array.flags.writeable and lists is not array:
             array[...] = lists.array()
-    return _to_arrays(returned)
+    return _to_arrays(outputs)
 
 
 def _has_structured_array(value: object) -> bool:

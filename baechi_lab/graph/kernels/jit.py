@@ -104,9 +104,9 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
     def run(*arguments: Any) -> Any:
         nonlocal seconds_left
         started = time.thread_time()
-        returned = run_interpreted(kernel.py_func, records, arguments)
+        outputs = run_interpreted(kernel.py_func, records, arguments)
         seconds_left -= time.thread_time() - started
-        return returned
+        return outputs
 
     def choose(*arguments: object, **keywords: object) -> object:
         if (

@@ -38,21 +38,21 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
     """Anneal the state `s` in place, moving `units`; returns the number of simulations."""
     m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
-    accepted = 0
+    accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
     begin_position, passed, proposed, keeps_prefix = -1, 0, 0, len(objective.samples.table) == 0 and not objective.track
     if keeps_prefix:
         candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
         accept_checkpoints(w, begin_position)
-    while accepted < steps:
+    while accepted_moves < steps:
         if schedule.until_feasible and s.cost[3] <= 0.0:
             break
-        accepted += 1
+        accepted_moves += 1
         overfull = prices.overflow > 0.0 and s.cost[3] > 0.0
         changed = random_move(objective, s, units, overfull, moves, rng)
         if changed == 0:
             continue
-        temperature = hot * ratio ** (accepted / steps)
+        temperature = hot * ratio ** (accepted_moves / steps)
         threshold = acceptance_threshold(s.cost[0], temperature, rng)
         if keeps_prefix:
             begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
@@ -69,4 +69,4 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
             remember_better(prices, s, cost, time, overflow_bytes)
         else:
             undo(s, changed)
-    return accepted
+    return accepted_moves

@@ -316,18 +316,18 @@ def _makespan(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
                 for g in range(goals):
                     q = goal[g]
                     received[q] += size[far_tensor[k]]
-                    took = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
+                    transfer_us = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
                     leaves = now_us
                     if comm != PARALLEL:  # behind what is in the queues of both
                         leaves = max(now_us, queue_out[d])
-                        queue_out[d] = leaves + took
+                        queue_out[d] = leaves + transfer_us
                         if comm == SEQUENTIAL:
                             leaves = max(leaves, queue_out[q])
-                            queue_out[q] = leaves + took
+                            queue_out[q] = leaves + transfer_us
                         else:
                             leaves = max(leaves, queue_in[q])
-                            queue_in[q] = leaves + took
-                    arrival[q] = leaves + took
+                            queue_in[q] = leaves + transfer_us
+                    arrival[q] = leaves + transfer_us
                 for j in range(goal_begin, k + 1):
                     i = far[j]
                     ready_at[i] = max(ready_at[i], arrival[unit_device[far_unit[j]]])

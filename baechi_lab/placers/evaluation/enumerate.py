@@ -335,10 +335,10 @@ def _queue_bound(
             t, q = m.edge_tensor[e], device[m.edge_to[e]]
             if q == d:
                 continue
-            repeated = False
+            has_repeats = False
             for x in range(m.edge_ptr[p], e):
-                repeated = repeated or (m.edge_tensor[x] == t and device[m.edge_to[x]] == q)
-            cost = 0.0 if repeated else _cost(m, t, d, q)
+                has_repeats = has_repeats or (m.edge_tensor[x] == t and device[m.edge_to[x]] == q)
+            cost = 0.0 if has_repeats else _cost(m, t, d, q)
             behind = m.table[m.edge_to[e], q] + tail[m.edge_to[e]]
             for row, side in ((0, d), (3, q)):
                 queue[row, side] += cost

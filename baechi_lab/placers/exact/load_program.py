@@ -47,7 +47,7 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
     times = lambda us: np.floor(np.asarray(us) * scale + 1e-6).astype(np.int64).tolist()  # noqa: E731
     count = objective.micro_batches if objective.name == "step" else 1
     cost = m.latency[None] + m.per_byte[None] * m.size[:, None, None]
-    repeated = np.full(len(m.producer), count) if count == 1 else _transfer_counts(graph, m, count)
+    transfer_count = np.full(len(m.producer), count) if count == 1 else _transfer_counts(graph, m, count)
     request = {
         "scale": scale,
         "work": times(m.work),
@@ -55,8 +55,8 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
         "limit": m.limit.tolist(),
         "persistent_bytes": m.persistent_bytes.tolist(),
         "producer": m.producer.tolist(),
-        "cost": times(cost * repeated[:, None, None]),
-        "overhead": times(m.overhead[None] * repeated[:, None, None]),
+        "cost": times(cost * transfer_count[:, None, None]),
+        "overhead": times(m.overhead[None] * transfer_count[:, None, None]),
         "rule": int(m.rule),
         "readers": [m.reader[a:b].tolist() for a, b in zip(m.reader_ptr[:-1], m.reader_ptr[1:], strict=True)],
         "head": [0] * len(m.persistent_bytes),

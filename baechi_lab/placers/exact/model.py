@@ -78,10 +78,10 @@ def forbid_idling(m: ExactModel) -> None:
             for j in range(n)
             if j != i and not m.after[i, j]
         ]
-        packed = m.bool(f"packed{i}")
-        model.add_bool_or([*follows, ~packed])
-        m.at_one_instant(m.start[i], ready[i], ~packed)
+        is_packed = m.bool(f"packed{i}")
+        model.add_bool_or([*follows, ~is_packed])
+        m.at_one_instant(m.start[i], ready[i], ~is_packed)
         for k in range(n):
             if k != i and not m.after[k, i]:
                 waited = ready[k] + m.times.tolerance >= m.start[i]
-                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~packed])
+                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~is_packed])

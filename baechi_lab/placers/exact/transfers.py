@@ -145,11 +145,11 @@ def add_transfer_bounds(m: ExactModel) -> None:
         i = int(m.graph.tensor_producer[t])
         least = int(m.times.transfer[t][away].min())
         for j in m.graph.tensor_consumers(t).tolist():
-            paid = least * (1 - m.together(i, j))
-            m.model.add(m.start[j] >= m.end[i] + paid)
-            incoming.setdefault(j, []).append((earliest_ends[i], paid))
+            least_cost = least * (1 - m.together(i, j))
+            m.model.add(m.start[j] >= m.end[i] + least_cost)
+            incoming.setdefault(j, []).append((earliest_ends[i], least_cost))
     if m.cluster.comm != "parallel":
         for j, arrivals in incoming.items():
             arrivals.sort(key=lambda entry: entry[0])
             for k in range(len(arrivals) - 1):
-                m.model.add(m.start[j] >= arrivals[k][0] + sum(paid for _, paid in arrivals[k:]))
+                m.model.add(m.start[j] >= arrivals[k][0] + sum(least_cost for _, least_cost in arrivals[k:]))

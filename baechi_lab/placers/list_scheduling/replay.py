@@ -95,12 +95,12 @@ class Replay(Sequence[Decision]):
             return f"colocated with ops on {self.cluster.names[group_device]}"
         return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
 
-    def _reason(self, decision: Candidate, pairs: list[tuple[float, int, bool, int]], refused: list[Candidate]) -> str:
+    def _reason(self, decision: Candidate, pairs: list[tuple[float, int, bool, int]], excluded: list[Candidate]) -> str:
         name = self.cluster.names[decision.device]
         if pairs and decision.start_us <= pairs[0][0]:
             return "Nothing could start earlier, on any device."
         earlier_candidates = [
-            c for c in refused if c.device != decision.device and not c.excluded and c.start_us < decision.start_us
+            c for c in excluded if c.device != decision.device and not c.excluded and c.start_us < decision.start_us
         ]
         if not earlier_candidates:
             return f"No device could start it earlier than {name}."

@@ -50,14 +50,14 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     count = int(allowed.sum(axis=1).prod())
     orders = list(islice(topological_orders(graph), int(MAX_SIMULATIONS // count) + 1))
     every = len(orders) <= MAX_SIMULATIONS // count
-    tried = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
+    candidate_orders = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
     model = make_model(graph, cluster)
     work = make_work(model)
     for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         if np.any(np.bincount(assignment, need, cluster.n) > cluster.memory_bytes):
             continue
         device = np.array(assignment, dtype=np.int32)[group]
-        for order in tried:
+        for order in candidate_orders:
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:
                 return Placement(device=device, order=order), ""

@@ -76,6 +76,6 @@ def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[n
 
     n = len(pointer) - 1
     edges = csr_array((np.ones(len(neighbours), dtype=np.int8), neighbours, pointer), shape=(n, n))
-    reached = np.zeros(n, dtype=np.bool_)
-    reached[breadth_first_order(edges, op, return_predecessors=False)] = True
-    return reached
+    is_reached = np.zeros(n, dtype=np.bool_)
+    is_reached[breadth_first_order(edges, op, return_predecessors=False)] = True
+    return is_reached

@@ -103,8 +103,8 @@ def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> Infeasib
 
 def is_grouped(graph: OpGraph) -> bool:
     """Whether passes joined ops of another graph to groups. Proofs are then about groups."""
-    joined = graph.group_of is not None and graph.n < len(graph.group_of)
-    return joined or graph.original is not None
+    has_groups = graph.group_of is not None and graph.n < len(graph.group_of)
+    return has_groups or graph.original is not None
 
 
 def describe_op(graph: OpGraph, op: int) -> str:
@@ -136,18 +136,18 @@ def _prove_op_too_large(
     if running[worst] <= largest_memory[worst]:
         return None
     total, limit = int(running[worst]), format_bytes(int(largest_memory[worst]))
-    tied_bytes, tied = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
+    tied_bytes, tied_words = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
     if tied_bytes:  # persistent bytes of the other ops of its colocation group
         other_count = int((graph.colocation == graph.colocation[worst]).sum()) - 1
         noun = ("op" if graph.group_of is None else "part") + ("" if other_count == 1 else "s")
         tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
-        tied = (
+        tied_words = (
             f", with {format_bytes(tied_bytes)} that {other_count:,} other {noun} of {tied_by} keep persistently on its device: "
             f"together {format_bytes(total)},"
         )
     return (
         f"{describe_op(graph, worst)} needs {format_bytes(total - tied_bytes)} while it runs (persistent bytes, inputs, outputs "
-        f"and temporaries){tied} and the largest device that it may use has {limit}"
+        f"and temporaries){tied_words} and the largest device that it may use has {limit}"
     )
 
 
@@ -228,12 +228,12 @@ def _packing_exists(need: NDArray[np.int64], allowed: NDArray[np.bool_], memory:
             return None
         if sum(free_bytes) < remaining_bytes[k]:
             return False
-        tried: set[tuple[int, tuple[bool, ...]]] = set()
+        visited: set[tuple[int, tuple[bool, ...]]] = set()
         for d in sorted(range(len(free_bytes)), key=lambda d: (free_bytes[d], d)):
             same = (free_bytes[d], columns[d])
-            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or same in tried:
+            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or same in visited:
                 continue
-            tried.add(same)
+            visited.add(same)
             free_bytes[d] -= sizes[order[k]]
             answer = descend(k + 1)
             free_bytes[d] += sizes[order[k]]

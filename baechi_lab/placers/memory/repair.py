@@ -77,21 +77,21 @@ class _Repair:
     def run(self, start: Placement | None, budget: int, removal: int = 0) -> Placement | None:
         """Spends `budget` simulations, or up to `removal` if that is more and a limit is still exceeded."""
         best: tuple[float, float, int, NDArray[np.int32], NDArray[np.number] | None] | None = None
-        tried = []
+        attempts = []
         orders = [None, self.position.astype(np.float64), depth_first_order(self.graph)]
         for k, (device, rank) in enumerate(self._starts(start)):
             for order in [*orders, *([] if rank is None else [np.asarray(rank, dtype=np.float64).copy()])]:
                 work = self.objective.work
                 time = float(evaluate(self.model, work, make_assignment(device, order), Limits(True)))
-                tried.append((float(overflow(self.model, work)), time, k, device, order))
-            if len(tried) >= max(budget // 2, 6) and min(t[0] for t in tried) == 0:
+                attempts.append((float(overflow(self.model, work)), time, k, device, order))
+            if len(attempts) >= max(budget // 2, 6) and min(t[0] for t in attempts) == 0:
                 break
-        tried.sort(key=lambda t: t[:3])
-        remaining = max(budget - len(tried), 0)
-        if tried[0][0] > 0 and packing_proof(self.graph, self.cluster) is not None:
+        attempts.sort(key=lambda t: t[:3])
+        remaining = max(budget - len(attempts), 0)
+        if attempts[0][0] > 0 and packing_proof(self.graph, self.cluster) is not None:
             return None
-        if tried[0][0] > 0:
-            candidates, best = tried[:ROUNDS], None
+        if attempts[0][0] > 0:
+            candidates, best = attempts[:ROUNDS], None
             steps = max(remaining, removal) // len(candidates)
             for overflow_bytes, time, k, device, order in candidates:
                 state = make_state(device, order)
@@ -105,7 +105,7 @@ class _Repair:
                     break
             remaining = remaining // 4
         else:
-            best = tried[0]
+            best = attempts[0]
         if best is None:
             return None
         state = make_state(best[3], best[4])
@@ -125,9 +125,9 @@ class _Repair:
         for weight in (promised, total):
             for device in self._splits(weight):
                 yield device, None
-            packed = best_fit(weight, promised, self.group_allowed, self.cluster.memory_bytes)
-            if packed is not None:
-                yield packed[self.group].astype(np.int32), None
+            device_of_unit = best_fit(weight, promised, self.group_allowed, self.cluster.memory_bytes)
+            if device_of_unit is not None:
+                yield device_of_unit[self.group].astype(np.int32), None
         for d in range(self.cluster.n):
             yield self._with_whole_groups(np.full(self.graph.n, d)), None
 
@@ -143,11 +143,11 @@ class _Repair:
         share = np.cumsum(self.cluster.memory_bytes / max(int(self.cluster.memory_bytes.sum()), 1))
         first = np.full(len(weight), self.graph.n)
         position = self.position.copy()
-        paired = self.graph.forward_of >= 0
+        has_forward = self.graph.forward_of >= 0
         columns = [position]
-        if paired.any():
+        if has_forward.any():
             folded = position.copy()
-            folded[paired] = position[self.graph.forward_of[paired]]
+            folded[has_forward] = position[self.graph.forward_of[has_forward]]
             columns.insert(0, folded)
         for column in columns:
             first[:] = self.graph.n

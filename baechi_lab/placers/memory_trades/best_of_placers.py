@@ -153,7 +153,7 @@ class BestOfPlacers:
 def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimeline | None, str]:
     """Returns the fastest feasible order on one device: order of readiness, topological, or depth first."""
     allowed = allowed_devices(graph, cluster)
-    tried = []
+    attempts = []
     orders = {"": None, "position": graph.position.astype(np.float64), "depth first": depth_first_order(graph)}
     for words, order in orders.items():
         placed = Placement(
@@ -161,10 +161,10 @@ def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimelin
         )
         timeline = simulate(graph, cluster, placed)
         if timeline.feasible:
-            tried.append(PlacedTimeline(placed, timeline, FIT if words else GROUPS))
+            attempts.append(PlacedTimeline(placed, timeline, FIT if words else GROUPS))
         elif not words:
             why = timeline.violations[0].message
-    return (min(tried, key=preference), "") if tried else (None, why)
+    return (min(attempts, key=preference), "") if attempts else (None, why)
 
 
 def preference(placed: PlacedTimeline) -> tuple[bool, float]:

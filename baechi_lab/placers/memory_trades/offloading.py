@@ -38,13 +38,13 @@ def offload_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers) 
     overflowing, placing = placing.least_overflowing(graph, cluster), replace(placing, repairs=False)
     for host in (device.name for device in cluster.devices if device.kind == HOST):
         for keyword, offloaded_graph in offload_variants(graph, cluster, host):
-            tried = [placing.fastest(offloaded_graph, cluster)[0]]
+            attempts = [placing.fastest(offloaded_graph, cluster)[0]]
             if overflowing is not None:
                 placed = offloaded_placement(overflowing.placement, offloaded_graph, cluster)
-                tried.append(PlacedTimeline(placed, simulate(offloaded_graph, cluster, placed)))
+                attempts.append(PlacedTimeline(placed, simulate(offloaded_graph, cluster, placed)))
             fits = [
                 PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, pair)
-                for pair in tried
+                for pair in attempts
                 if pair and pair.timeline.feasible
             ]
             variants += fits

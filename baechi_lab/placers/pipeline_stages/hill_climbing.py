@@ -46,16 +46,16 @@ def climb_stage_borders(
     """
     line = np.argsort(stage, kind="stable")
     borders = np.flatnonzero(np.diff(stage[line])) + 1
-    step, tried = 1 << max(len(line) // 4, 1).bit_length() - 1, {borders.tobytes()}
+    step, visited = 1 << max(len(line) // 4, 1).bit_length() - 1, {borders.tobytes()}
     while step:
         better = None
         for candidate in _border_moves(borders, step, len(line)):
-            if candidate.tobytes() in tried:
+            if candidate.tobytes() in visited:
                 continue
             if not moves:
                 return _stage_of_units(line, borders), cost
             moves -= 1
-            tried.add(candidate.tobytes())
+            visited.add(candidate.tobytes())
             candidate_cost = measure(_stage_of_units(line, candidate))
             if candidate_cost < cost:
                 better, cost = candidate, candidate_cost

@@ -63,19 +63,19 @@ def link_levels(cluster: Cluster) -> tuple[list[LinkLevel], list[int]] | None:
             [[cost[np.ix_(a, b)].max() if a is not b else np.inf for b in components] for a in components]
         )
         near = between <= between.min() * (1 + 1e-9)
-        joined, unvisited = [], list(range(len(components)))
+        levels, unvisited = [], list(range(len(components)))
         while unvisited:
             component = [k for k in unvisited if k == unvisited[0] or near[unvisited[0], k]]
-            joined.append(component)
+            levels.append(component)
             unvisited = [k for k in unvisited if k not in component]
-        if len({len(component) for component in joined}) > 1 or len(joined) == len(components):
+        if len({len(component) for component in levels}) > 1 or len(levels) == len(components):
             return None
-        inner = [[components[k] for k in component] for component in joined]
+        inner = [[components[k] for k in component] for component in levels]
         pairs = [
             (a, b) for component in inner for x in component for y in component if x is not y for a in x for b in y
         ]
         latency = max(float(cluster.latency_us[a, b]) for a, b in pairs)
-        hierarchy.append(LinkLevel(len(joined[0]), latency, float(between.min())))
+        hierarchy.append(LinkLevel(len(levels[0]), latency, float(between.min())))
         components = [[d for inner_component in component for d in inner_component] for component in inner]
     return (hierarchy, components[0]) if len(hierarchy) > 1 else None
 

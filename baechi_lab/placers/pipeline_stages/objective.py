@@ -74,8 +74,8 @@ class Objective(NamedTuple):
         if self.name == "step":
             pipeline = {"micro_batches": int(self.micro_batches), "schedule": self.schedule}
         # In a single micro-batch each replica holds what the first of its group holds.
-        shown = placement if pipeline else placement.replace(replicas=())
-        timeline = simulate(graph, cluster, shown, **pipeline)
+        placement_without_replicas = placement if pipeline else placement.replace(replicas=())
+        timeline = simulate(graph, cluster, placement_without_replicas, **pipeline)
         us = timeline.makespan_us
         if self.name == "throughput":
             us = throughput(graph, cluster, placement, sum=self.sum).period_us

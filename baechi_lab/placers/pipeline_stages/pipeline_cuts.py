@@ -70,7 +70,7 @@ def place_best_cut(
         # Measures every cut. Cuts that the schedule cannot run are left out, unless all are.
         measured: list[tuple[Measurement, PipelineCut]] = []
         measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
-        refused: InvalidInput | None = None
+        refusal: InvalidInput | None = None
         for cut in cuts(limits):
             placed = cut.placement()
             key = placed.device.tobytes(), placed.replicas
@@ -79,9 +79,9 @@ def place_best_cut(
                     measurements[key] = objective.measure(graph, cluster, placed)
                 measured.append((measurements[key], cut))
             except InvalidInput as error:
-                refused = refused or error
-        if refused is not None and not measured:
-            raise refused
+                refusal = refusal or error
+        if refusal is not None and not measured:
+            raise refusal
         fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured) if measurement.feasible]
         if fitting:
             us, k = min(fitting)

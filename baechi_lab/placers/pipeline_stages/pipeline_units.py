@@ -83,9 +83,9 @@ def make_pipeline_units(
         once, tied = (role == SETUP) | (role == UPDATE), _strong_components(source, target, count)[0] < count
         if tied:
             # Backward ops join their forward ops where a device may run both.
-            paired = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
-            paired = paired[role[graph.forward_of[paired]] == FORWARD]
-            backward, forward = group[paired], group[graph.forward_of[paired]]
+            paired_ops = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
+            paired_ops = paired_ops[role[graph.forward_of[paired_ops]] == FORWARD]
+            backward, forward = group[paired_ops], group[graph.forward_of[paired_ops]]
             _, component = _strong_components(np.r_[backward, forward], np.r_[forward, backward], count)
             group, count = _merge_where_allowed(graph, cluster, group, component)
             group, count = _tie_update_chains(graph, cluster, group, count, role, place)
@@ -145,11 +145,11 @@ def _tie_update_chains(
 
 def _merge_where_allowed(graph: OpGraph, cluster: Cluster, group: Integers, label: Integers) -> tuple[Integers, int]:
     """Returns groups merged by `label` int[groups], and their number; groups without a common device stay as they are."""
-    merged = np.unique(label, return_inverse=True)[1].reshape(-1)
-    may_run: NDArray[np.bool_] = np.asarray(allowed_group_devices(graph, cluster, merged[group]).any(axis=1))
-    merged = np.where(may_run[merged], merged, len(merged) + np.arange(len(merged)))
-    merged = np.unique(merged, return_inverse=True)[1].reshape(-1)
-    return merged[group], int(merged.max(initial=-1)) + 1
+    merged_label = np.unique(label, return_inverse=True)[1].reshape(-1)
+    may_run: NDArray[np.bool_] = np.asarray(allowed_group_devices(graph, cluster, merged_label[group]).any(axis=1))
+    merged_label = np.where(may_run[merged_label], merged_label, len(merged_label) + np.arange(len(merged_label)))
+    merged_label = np.unique(merged_label, return_inverse=True)[1].reshape(-1)
+    return merged_label[group], int(merged_label.max(initial=-1)) + 1
 
 
 def _pipeline_order_edges(
@@ -159,10 +159,10 @@ def _pipeline_order_edges(
     source, target = graph.edge_source, graph.consumers
     a, b = group[source], group[target]
     forward, backward = role == FORWARD, role == BACKWARD
-    repeated = np.bincount(group[forward | backward], minlength=count) > 0
+    has_passes = np.bincount(group[forward | backward], minlength=count) > 0
     ahead, mirrored = forward[source] & forward[target], backward[source] & backward[target]
-    after, before = ~repeated[a] & repeated[b], repeated[a] & ~repeated[b]
-    alone = np.flatnonzero(~repeated[a] & ~repeated[b])
+    after, before = ~has_passes[a] & has_passes[b], has_passes[a] & ~has_passes[b]
+    alone = np.flatnonzero(~has_passes[a] & ~has_passes[b])
     _, component = _strong_components(a[alone], b[alone], count)
     # No order where these have a cycle: they need not share a stage.
     alone = alone[component[a[alone]] != component[b[alone]]]

@@ -35,10 +35,10 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
     >>> [part.tolist() for part in leave_one_out(reward, counts)]
     [[6.0, -6.0], [[2.0, -2.0], [4.0, -4.0]]]
     """
-    counted = np.where(counts, reward, 0.0)
-    total, number = counted.sum(axis=1), counts.sum(axis=1)
+    counted_reward = np.where(counts, reward, 0.0)
+    total, number = counted_reward.sum(axis=1), counts.sum(axis=1)
     alone = (number == 1)[:, None]
-    sum_of_others = np.where(alone, counted.sum(), total[:, None]) - counted
+    sum_of_others = np.where(alone, counted_reward.sum(), total[:, None]) - counted_reward
     size = np.where(alone, number.sum(), number[:, None]) - 1
     placement = np.where(counts & (size > 0), reward - sum_of_others / np.maximum(size, 1), 0.0)
     has_others = number > 0

@@ -78,24 +78,24 @@ def sct_program(problem: SctProblem) -> LinearProgram:
     n, e = len(problem.compute), len(problem.source)
     edge = np.arange(e)
     sinks = np.flatnonzero(problem.out_degree == 0)
-    split, joined = np.flatnonzero(problem.out_degree > 1), np.flatnonzero(problem.in_degree > 1)
+    branching, merging = np.flatnonzero(problem.out_degree > 1), np.flatnonzero(problem.in_degree > 1)
     blocks = (
         (edge, n + edge, -problem.transfer),
         (edge, problem.source, np.full(e, -1.0)),
         (edge, problem.target, np.ones(e)),
         (e + np.arange(len(sinks)), np.full(len(sinks), n + e), np.ones(len(sinks))),
         (e + np.arange(len(sinks)), sinks, np.full(len(sinks), -1.0)),
-        _degree_rows(e + len(sinks), split, problem.source, n + edge),
-        _degree_rows(e + len(sinks) + len(split), joined, problem.target, n + edge),
+        _degree_rows(e + len(sinks), branching, problem.source, n + edge),
+        _degree_rows(e + len(sinks) + len(branching), merging, problem.target, n + edge),
     )
     row, column, value = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    rows = e + len(sinks) + len(split) + len(joined)
+    rows = e + len(sinks) + len(branching) + len(merging)
     lower = np.concatenate(
         [
             problem.compute[problem.source],
             problem.compute[sinks],
-            problem.out_degree[split] - 1.0,
-            problem.in_degree[joined] - 1.0,
+            problem.out_degree[branching] - 1.0,
+            problem.in_degree[merging] - 1.0,
         ]
     )
     alone = (problem.out_degree[problem.source] == 1) & (problem.in_degree[problem.target] == 1)
@@ -112,5 +112,5 @@ def _degree_rows(first: int, ops: Integers, end: Integers, variable: Integers) -
     """One row per op of `ops` with the x of its edges; `end` is the op to which each edge belongs."""
     place = np.full(int(end.max(initial=-1)) + 1, -1)
     place[ops] = np.arange(len(ops))
-    selected = place[end] >= 0
-    return first + place[end[selected]], variable[selected], np.ones(int(selected.sum()))
+    has_row = place[end] >= 0
+    return first + place[end[has_row]], variable[has_row], np.ones(int(has_row.sum()))

@@ -69,8 +69,8 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     reduced = reduce_problem(problem)
     small = reduced.problem
     n, e = len(small.compute), len(small.source)
-    paid = small.transfer[small.transfer > 0]
-    unit = float(np.median(paid)) / 100 if len(paid) else max(float(small.compute.max(initial=0.0)), 1.0)
+    nonzero = small.transfer[small.transfer > 0]
+    unit = float(np.median(nonzero)) / 100 if len(nonzero) else max(float(small.compute.max(initial=0.0)), 1.0)
     scaled = SctProblem(small.source, small.target, small.transfer / unit, small.compute / unit)
     # Numbers in [0, 1): SplitMix64 (Steele, Lea, Flood 2014) of 1, 2, ...; sums of few do not cancel.
     z = np.arange(1, len(problem.source) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

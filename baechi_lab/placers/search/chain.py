@@ -152,5 +152,5 @@ class Chain:
             began = time.perf_counter()
             schedule = Schedule(temperature, temperature, steps, moves=p.moves)
             self.used += anneal(subproblem.objective, subproblem.state, subproblem.units, schedule, self.rng)
-            took = max(time.perf_counter() - began, 1e-6)
-            pace = max(p.fewest_steps, min(p.most_steps, int(steps * p.slice_seconds / took)))
+            seconds = max(time.perf_counter() - began, 1e-6)
+            pace = max(p.fewest_steps, min(p.most_steps, int(steps * p.slice_seconds / seconds)))

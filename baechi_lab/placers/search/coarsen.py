@@ -45,11 +45,11 @@ def coarsen(
         near = (a != b) & (vertex_device[a] == vertex_device[b])
         pointer, neighbour, (price,) = both_directions(a[near], b[near], [cost[near]], count)
         match = _match((pointer, neighbour, price), unit_work, limit, rng.permutation(count), count - target_count)
-        merged = np.unique(match, return_inverse=True)[1].reshape(-1)
-        fewer = int(merged.max(initial=-1)) + 1
+        new_label = np.unique(match, return_inverse=True)[1].reshape(-1)
+        fewer = int(new_label.max(initial=-1)) + 1
         if fewer > parameters.least_merging * count:
             break
-        labels, count = merged[labels], fewer
+        labels, count = new_label[labels], fewer
     return labels
 
 
@@ -64,7 +64,7 @@ def _match(
     """Returns int64[units]: the unit into which each unit merges (itself, or its partner with the smaller index)."""
     pointer, neighbour, weight = units
     match = np.full(len(work), -1, np.int64)
-    merged = 0
+    merge_count = 0
     for u in order:
         if match[u] >= 0:
             continue
@@ -74,7 +74,7 @@ def _match(
             v = neighbour[k]
             if match[v] < 0 and weight[k] > best_weight and work[u] + work[v] <= limit:
                 best, best_weight = v, weight[k]
-        if best >= 0 and merged < limit_count:
+        if best >= 0 and merge_count < limit_count:
             match[u] = match[best] = min(u, best)
-            merged += 1
+            merge_count += 1
     return match

@@ -72,14 +72,14 @@ def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generat
     """
     (after, reader), (before, producer) = graph.successors, graph.predecessors
     frontier = np.array([rng.integers(0, graph.n)])
-    met = np.zeros(graph.n, dtype=np.bool_)
-    met[frontier] = True
+    is_visited = np.zeros(graph.n, dtype=np.bool_)
+    is_visited[frontier] = True
     region: dict[int, None] = {}
     while len(frontier) and len(region) < unit_count:
         region.update(dict.fromkeys(rng.permutation(units.of[frontier]).tolist()))
         near = np.concatenate([gather(after, reader, frontier)[1], gather(before, producer, frontier)[1]])
-        frontier = np.unique(near[~met[near]])
-        met[frontier] = True
+        frontier = np.unique(near[~is_visited[near]])
+        is_visited[frontier] = True
     return np.array(list(region)[:unit_count], dtype=np.int64)
 
 

@@ -69,14 +69,14 @@ def contracted(
         chained = (readers[a] == 1) & (producers[b] == 1)
         fits = (work[merged] <= short) | (chained & (work[a] + work[b] <= work_limit))
         alike = ((group[merged] < 0) | (group[merged] == group[stays])) & (allowed[merged] == allowed[stays])
-        joined = _joined(a, b, alone & cheaper & fits & alike, work, group, work_limit)
-        quiet = 0 if np.any(joined != np.arange(n)) else quiet + 1
+        component = _joined(a, b, alone & cheaper & fits & alike, work, group, work_limit)
+        quiet = 0 if np.any(component != np.arange(n)) else quiet + 1
         if quiet == 2:
             break
-        label = joined[label]
-        work = np.bincount(joined, work, n).astype(np.float64)
-        group = _largest(joined, group)
-        source, target = joined[source], joined[target]
+        label = component[label]
+        work = np.bincount(component, work, n).astype(np.float64)
+        group = _largest(component, group)
+        source, target = component[source], component[target]
     return contract(graph, label), number_groups(graph, label)
 
 
@@ -85,18 +85,18 @@ def _joined(
 ) -> Ints:
     """Returns int64[n]: an op of each op's part; no part has two colocation groups or more than `work_limit`."""
     n = len(work)
-    joined = components(n, source[selected], target[selected])
+    component = components(n, source[selected], target[selected])
     lowest = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, joined, np.where(group >= 0, group, np.iinfo(np.int64).max))
-    largest = _largest(joined, group)
+    np.minimum.at(lowest, component, np.where(group >= 0, group, np.iinfo(np.int64).max))
+    largest = _largest(component, group)
     longest = np.zeros(n)
-    np.maximum.at(longest, joined, work)
-    bad = (largest >= 0) & (lowest != largest) | (np.bincount(joined, work, n) > longest + work_limit)
-    accepted = selected & ~bad[joined[source]]
+    np.maximum.at(longest, component, work)
+    bad = (largest >= 0) & (lowest != largest) | (np.bincount(component, work, n) > longest + work_limit)
+    accepted = selected & ~bad[component[source]]
     return components(n, source[accepted], target[accepted])
 
 
-def _largest(joined: Ints, group: Ints) -> Ints:
+def _largest(component: Ints, group: Ints) -> Ints:
     largest_group = np.full(len(group), -1, dtype=np.int64)
-    np.maximum.at(largest_group, joined, group)
+    np.maximum.at(largest_group, component, group)
     return largest_group

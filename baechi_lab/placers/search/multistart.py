@@ -62,13 +62,13 @@ class MultiStart:
         """Spend the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
-        share_left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
+        starts, spent_before, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
+        share_left = (1.0 - spent_before) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
         bests = []
         for k in range(searches):
             if k and self._spent() >= 1.0:
                 break
-            until, spent, used = begun + share_left * (k + 1) / searches, self._spent(), self.used
+            until, spent, used = spent_before + share_left * (k + 1) / searches, self._spent(), self.used
             self.partners.clear()  # results of an earlier search would lead this one to the same result
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
             new_candidates = self._tried(until)
@@ -107,9 +107,9 @@ class MultiStart:
             for chain, trial in zip(chains, batch, strict=True):
                 trials.note(trial, chain.current_cost)
                 measured.append((chain.current_cost, chain.current_best))
-        ordered = [candidate for _, candidate in sorted(measured, key=lambda x: x[0])]
-        self.partners += reversed(ordered[: self.parameters.others // 2])
-        return ordered
+        candidates_by_result = [candidate for _, candidate in sorted(measured, key=lambda x: x[0])]
+        self.partners += reversed(candidates_by_result[: self.parameters.others // 2])
+        return candidates_by_result
 
     def _affordable(self, share: float, price: float) -> int:
         """Returns the number of rounds in a `share` of the budget if a simulation takes `price` of it."""

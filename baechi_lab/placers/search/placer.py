@@ -138,8 +138,8 @@ class Search(Placer):
                 f"replicas is True with objective {self.objective!r}; replicas share micro-batches, of which 'throughput' and "
                 "'step' know"
             )
-        named = tuple(self.schedulers) if is_list(self.schedulers) else ()
-        if not named or not all(isinstance(name, str) and name in ("fifo", "planned") for name in named):
+        names = tuple(self.schedulers) if is_list(self.schedulers) else ()
+        if not names or not all(isinstance(name, str) and name in ("fifo", "planned") for name in names):
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_give_up(self.give_up, self.objective)
         check_callback("callback", self.callback, "progress")

@@ -69,7 +69,7 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
     """
     graph, model, count = instance.graph, instance.model, len(location)
     makers = run[graph.tensor_producer]
-    maker, tensor, reader = _edges(instance, run, location, order)
+    producer, tensor, reader = _edges(instance, run, location, order)
     is_kept = np.zeros(graph.tensor_count, dtype=np.bool_)
     is_kept[tensor] = True
     temp = np.zeros(count, dtype=np.int64)
@@ -87,7 +87,7 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
     lane = np.zeros(count, dtype=np.int32)
     lane[run] = model.lane
     ints = lambda a: a.astype(np.int32)  # noqa: E731
-    edge_ptr, read = offsets(maker, count), ints(reader)
+    edge_ptr, read = offsets(producer, count), ints(reader)
     tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
     return model._replace(
         table=table,
@@ -98,7 +98,7 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
         edge_ptr=ints(edge_ptr),
         edge_to=read,
         edge_tensor=number[tensor],
-        ready_to=read[np.lexsort((reader, maker))],
+        ready_to=read[np.lexsort((reader, producer))],
         input_ptr=ints(offsets(reader, count)),
         inputs=number[tensor[by_reader]],
         producer=ints(makers[ids]),
@@ -116,9 +116,9 @@ def _edges(instance: Instance, run: Ints, location: Ints, order: Ints) -> tuple[
     pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
     producer_run = run[graph.tensor_producer[pairs.tensor]]
     by_maker = np.argsort(producer_run, kind="stable")
-    maker, tensor, reader = producer_run[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
+    producer, tensor, reader = producer_run[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
     if instance.track:
-        return maker, tensor, reader
+        return producer, tensor, reader
     parameters = instance.parameters
-    needed_edges = needed((maker, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen)
-    return maker[needed_edges], tensor[needed_edges], reader[needed_edges]
+    needed_edges = needed((producer, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen)
+    return producer[needed_edges], tensor[needed_edges], reader[needed_edges]

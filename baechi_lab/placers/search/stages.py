@@ -256,8 +256,8 @@ class SharedMoves(Moves):
         if self.kind[a] != self.kind[b]:
             return None
         unit_device = np.where(candidate.unit_device == b, a, candidate.unit_device)
-        joined = (*candidate.groups[a], *candidate.groups[b])
-        return Candidate(unit_device, {**{d: g for d, g in candidate.groups.items() if d != b}, a: joined})
+        devices = (*candidate.groups[a], *candidate.groups[b])
+        return Candidate(unit_device, {**{d: g for d, g in candidate.groups.items() if d != b}, a: devices})
 
     def _spare(self, candidate: Candidate) -> Candidate | None:
         wide = [d for d, group in candidate.groups.items() if len(group) > 1]

@@ -103,15 +103,15 @@ def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
         if not ops:
             continue
         kinds = sorted({program.ops[i].op_type for i in ops})
-        shown = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
+        examples = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
         share = sum(us[i] for i in ops) / max(sum(us), 1e-300)
         if unknown:
             yield (
-                f"the shapes of {len(ops)} of {len(us)} operators are not known ({shown}); their work is taken from what is "
+                f"the shapes of {len(ops)} of {len(us)} operators are not known ({examples}); their work is taken from what is "
                 f"known of their inputs, {share:.0%} of the estimated forward time, and may be far more"
             )
         else:
             yield (
-                f"of {len(ops)} operators only the bytes are counted ({shown}); they are {share:.0%} of the estimated forward "
+                f"of {len(ops)} operators only the bytes are counted ({examples}); they are {share:.0%} of the estimated forward "
                 "time"
             )

@@ -116,9 +116,9 @@ class Program:
         table = TensorTable()
         for i, op in enumerate(self.ops):
             for value in dict.fromkeys(op.reads):
-                maker = self.maker.get(value, i)
-                if maker != i:
-                    table.add(maker, value, self.size_bytes.get(value, 0), [i])
+                producer = self.maker.get(value, i)
+                if producer != i:
+                    table.add(producer, value, self.size_bytes.get(value, 0), [i])
         for i, op in enumerate(self.ops):
             for before in op.after:
                 table.add(before, "control", CONTROL_BYTES, [i])

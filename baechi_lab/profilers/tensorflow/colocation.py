@@ -29,11 +29,11 @@ def colocation_groups(nodes: tuple[NodeDef, ...], slots: dict[str, str]) -> tupl
             hints = [hint.decode() for hint in node.attr["_class"].list.s if hint.startswith(b"loc:@")]
             names_of_hints = (hint.removeprefix("loc:@") for hint in hints)
             pairs += [(i, index[name]) for name in names_of_hints if name in index]
-    joined = join_groups(len(nodes), pairs)
-    alone = {index[name] for name in handles}.difference(*joined)
+    group_of_node = join_groups(len(nodes), pairs)
+    alone = {index[name] for name in handles}.difference(*group_of_node)
     group = np.full(len(nodes), -1, dtype=np.int32)
     names: list[str] = []
-    for ops in sorted([*joined, *((i,) for i in alone)]):
+    for ops in sorted([*group_of_node, *((i,) for i in alone)]):
         group[list(ops)] = len(names)
         variables = (nodes[i].name for i in ops if nodes[i].name in handles)
         names.append(next((v for v in variables if v not in slots), nodes[ops[0]].name))

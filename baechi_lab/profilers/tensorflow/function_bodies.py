@@ -248,13 +248,13 @@ def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mappi
         return None if value is None or value.dtype.kind not in "iuf" else value.item()
     if node.op in ("Size", "StridedSlice"):
         # The elements that a Size op counts, or the size that is sliced from a Shape or constant; None for open sizes.
-        counted = node if node.op == "Size" else nodes.get(split(node.input[0])[0])
-        if counted is None or counted.op not in ("Size", "Shape", "Const"):
+        size_node = node if node.op == "Size" else nodes.get(split(node.input[0])[0])
+        if size_node is None or size_node.op not in ("Size", "Shape", "Const"):
             return None
-        if counted.op == "Const":
-            sizes = tf.make_ndarray(counted.attr["value"].tensor).tolist()
+        if size_node.op == "Const":
+            sizes = tf.make_ndarray(size_node.attr["value"].tensor).tolist()
         else:
-            name, output = split(counted.input[0])
+            name, output = split(size_node.input[0])
             shapes = nodes[name].attr[SHAPES].list.shape if name in nodes else ()
             if output >= len(shapes) or shapes[output].unknown_rank or any(d.size < 0 for d in shapes[output].dim):
                 return None

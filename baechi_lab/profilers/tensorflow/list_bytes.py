@@ -38,19 +38,21 @@ def count_lists(structure: Structure) -> tuple[dict[int, int], Ints]:
     """
     library = Library(structure.graph_def)
     sizes: dict[int, int] = {}
-    passed: dict[int, int] = {}  # lists that loops hand on as they are
+    unchanged_lists: dict[int, int] = {}  # lists that loops hand on as they are
     round_bytes = np.zeros(structure.n, dtype=np.int64)
     for i, node in enumerate(structure.nodes):
         outputs, inputs = structure.output_tensors[i], structure.data_inputs[i]
         if node.op in _COPIES:
             sizes[outputs[0]] = int(structure.tensor_bytes[inputs[0]])
-        elif node.op == "ZerosLike" and (inputs[0] in sizes or inputs[0] in passed):
-            sizes[outputs[0]] = sizes.get(inputs[0], passed.get(inputs[0], 0))
+        elif node.op == "ZerosLike" and (inputs[0] in sizes or inputs[0] in unchanged_lists):
+            sizes[outputs[0]] = sizes.get(inputs[0], unchanged_lists.get(inputs[0], 0))
         elif node.op.endswith("While") and library.has_body(node):
             body = _Body(library.functions[node.attr["body"].func.name], is_fused(node))
             bytes_by_argument = body.list_bytes(library.rounds(node) or 1)
             sizes.update((outputs[k], bytes_by_argument[k]) for k in bytes_by_argument)
-            passed.update((outputs[k], sizes[t]) for k, t in enumerate(inputs) if t in sizes and body.hands_on(k))
+            unchanged_lists.update(
+                (outputs[k], sizes[t]) for k, t in enumerate(inputs) if t in sizes and body.hands_on(k)
+            )
             round_bytes[i] = body.round_bytes()
     return sizes, round_bytes
 
@@ -68,14 +70,14 @@ class _Body:
     def list_bytes(self, rounds: int) -> dict[int, int]:
         """Returns the bytes of the items that each list gets in all rounds, by its position among the arguments."""
         items = {k: item for name, k in self.arguments.items() if (item := self._item(name, k)) is not None}
-        counted: set[str] = set()
+        visited: set[str] = set()
         bytes_by_argument = {}
         for k in sorted(items, key=lambda k: items[k][1]):
             reference, _, times = items[k]
             bytes_by_argument[k] = HANDLE_BYTES
             owner = self._owner(reference)
-            if owner is not None and owner not in counted:
-                counted.add(owner)
+            if owner is not None and owner not in visited:
+                visited.add(owner)
                 bytes_by_argument[k] = self._bytes(reference) * (rounds if times is None else times)
         return bytes_by_argument
 

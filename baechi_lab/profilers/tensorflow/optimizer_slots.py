@@ -25,8 +25,8 @@ def keras_slots(candidate: Any) -> dict[int, int]:
     trainable = getattr(candidate, "_trainable_variables", None)
     if not hasattr(candidate, "apply_gradients") or not trainable:
         return {}
-    counted = (getattr(candidate, "iterations", None), getattr(candidate, "_learning_rate", None))
-    slot_ids = {id(v) for v in candidate.variables} - {id(v) for v in (*trainable, *counted)}
+    not_slots = (getattr(candidate, "iterations", None), getattr(candidate, "_learning_rate", None))
+    slot_ids = {id(v) for v in candidate.variables} - {id(v) for v in (*trainable, *not_slots)}
     owners: dict[int, set[int]] = defaultdict(set)
     for name, slot_list in vars(candidate).items():
         if name == "_variables" or not isinstance(slot_list, (list, tuple)) or len(slot_list) != len(trainable):

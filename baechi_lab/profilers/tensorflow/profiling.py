@@ -82,9 +82,11 @@ def profile_with_report(
         },
     )
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
-    paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
+    pair_count = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
     seconds = time.perf_counter() - started
-    report = Report(mode, device_name, graph.n, int(backward.sum()), paired, structure.open_shapes, missing, seconds)
+    report = Report(
+        mode, device_name, graph.n, int(backward.sum()), pair_count, structure.open_shapes, missing, seconds
+    )
     _LOG.info("%s: paired %.1f%% of %d backward ops", step.name, 100 * report.paired_share, report.backward_ops)
     return graph, report
 

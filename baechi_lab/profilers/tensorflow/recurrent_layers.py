@@ -83,8 +83,8 @@ def mark_fused_loops(graph_def: GraphDef, weights: set[str]) -> None:
                 continue
             for body in bodies:
                 arguments = body.signature.input_arg
-                passed = zip(arguments, sources[len(sources) - len(arguments) :], strict=True)
-                mark(body.node_def, {argument.name for argument, source in passed if source in handles})
+                argument_sources = zip(arguments, sources[len(sources) - len(arguments) :], strict=True)
+                mark(body.node_def, {argument.name for argument, source in argument_sources if source in handles})
 
     if weights:
         mark(graph_def.node, set(weights))

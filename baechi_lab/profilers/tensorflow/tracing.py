@@ -90,9 +90,9 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
             raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
     objects = keras_objects(fn)
     refuse_replicas(objects, label)
-    called = time.perf_counter()
+    call_time = time.perf_counter()
     concrete = _concrete_function(function, examples, label)
-    framework = time.perf_counter() - called
+    framework = time.perf_counter() - call_time
     step = _step_from(concrete, leaves(examples), label, objects)
     seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
     source = Source(fn, tuple(examples), tuple(concrete.graph.variables))
@@ -126,11 +126,11 @@ def _reason(error: BaseException) -> str:
     """Returns the sentence of an error: AutoGraph puts it after the user's source lines, Keras below a heading."""
     kind = type(error).__name__
     lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()] or [""]
-    named = [k for k, line in enumerate(lines) if line.startswith(kind + ": ")]
-    if lines[0].startswith("in user code") and not named:
-        named = [len(lines) - 1]  # an error type that AutoGraph does not know: it keeps the original at the end
-    at = named[-1] if named else 0
-    reason = lines[at] if named else f"{kind}: {lines[0]}"
+    error_lines = [k for k, line in enumerate(lines) if line.startswith(kind + ": ")]
+    if lines[0].startswith("in user code") and not error_lines:
+        error_lines = [len(lines) - 1]  # an error type that AutoGraph does not know: it keeps the original at the end
+    at = error_lines[-1] if error_lines else 0
+    reason = lines[at] if error_lines else f"{kind}: {lines[0]}"
     if _IN_KERAS in reason and at + 1 < len(lines):
         reason = f"{reason.removesuffix('.')}: {lines[at + 1]}"
     return reason.split(". Received args")[0]
@@ -167,7 +167,7 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
             "tf.numpy_function), which no other device or process can run; use TensorFlow ops"
         )
     nodes, outputs, updates = simplify(list(graph_def.node), placeholders, outputs, effects)
-    outputs, named = name_outputs(nodes, outputs, concrete.structured_outputs)
+    outputs, output_names = name_outputs(nodes, outputs, concrete.structured_outputs)
     if not outputs and not updates:
         raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
     traced = _without_hints(graph_def, nodes)
@@ -190,7 +190,7 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         initial_values=tuple(v.value for v in used_variables),
         slots=optimizer_slots(traced, {v.name: v.shape for v in used_variables}, declared_slots),
         updates=tuple(updates),
-        info={"ops": len(traced.node), **({"output_names": named} if named else {})},
+        info={"ops": len(traced.node), **({"output_names": output_names} if output_names else {})},
     )
 
 

@@ -497,8 +497,8 @@ def _divide_gradients(
         users = recorder.users[name]
         gradient_bytes = gradient.size * precision.gradient_share
         readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
-        maker = gradient.maker if gradient.maker >= 0 else users[0]
-        backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
+        producer = gradient.maker if gradient.maker >= 0 else users[0]
+        backward = tuple(dict.fromkeys([*(op for op in readers if op != producer), producer]))
         # Of the `dp` ranks, `dp / ep` hold a parameter of experts.
         copies = layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp
         axis = "dp+cp" if copies == layout.dp else "edp"
@@ -506,7 +506,7 @@ def _divide_gradients(
         if layout.zero >= 1:
             shared_bytes.append((users[-1], size * precision.state_share(states), copies))
         if layout.zero >= 2:
-            shared_bytes.append((maker, gradient_bytes, copies))
+            shared_bytes.append((producer, gradient_bytes, copies))
         buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, gradient_bytes, 0, 0, copies, axis))
     divided = divide_data(
         graph,

@@ -113,14 +113,14 @@ def hugging_face(
     with offline():
         weight_type = named_dtype(dtype) or _dtype(fields)
         config = _configuration(transformers, fields, source)
-        named = fields.get("architectures")
-        if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        architectures = fields.get("architectures")
+        if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
             raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
-        architecture = getattr(transformers, named[0], None)
+        architecture = getattr(transformers, architectures[0], None)
         if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
             raise UnknownNameError(
-                f"{source}: unknown architecture {named[0]!r:.80}; transformers {transformers.__version__} has no model of "
-                "that name"
+                f"{source}: unknown architecture {architectures[0]!r:.80}; transformers {transformers.__version__} has no model "
+                "of that name"
             )
         for subconfig in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
             if getattr(subconfig, "use_pretrained_backbone", False):
@@ -150,8 +150,8 @@ def hugging_face(
 def _dtype(fields: Mapping[str, object]) -> torch.dtype:
     """Returns the weights' type that a configuration or one of its parts names; float32 if none is named."""
     sections = [fields, *(section for section in fields.values() if isinstance(section, Mapping))]
-    named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
-    return next((DTYPES[n] for n in (str(n).removeprefix("torch.") for n in named) if n in DTYPES), torch.float32)
+    dtypes = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
+    return next((DTYPES[n] for n in (str(n).removeprefix("torch.") for n in dtypes) if n in DTYPES), torch.float32)
 
 
 def _is_float(value: object) -> bool:
@@ -211,8 +211,8 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         names = {name, config.attribute_map.get(name, name)}
         has_sections = any(isinstance(value, dict) for value in fields.values())
         if hasattr(config, name) and not names & fields.keys() and not has_sections:
-            shown = " or ".join(repr(n) for n in sorted(names))
-            raise InvalidInput(f"{source} has no field {shown}; without it the model's size is not known")
+            choices = " or ".join(repr(n) for n in sorted(names))
+            raise InvalidInput(f"{source} has no field {choices}; without it the model's size is not known")
     return config
 
 
@@ -246,34 +246,34 @@ def _check_counts(fields: Mapping[str, object], source: str) -> None:
 def _inputs(
     model: nn.Module, config: PretrainedConfig, kind: str, batch: int, length: int, labels: bool
 ) -> dict[str, torch.Tensor]:
-    accepted = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
-    if "pixel_values" in accepted and "pixel_values" not in inputs:
+    if "pixel_values" in parameters and "pixel_values" not in inputs:
         # Models like Llava take whole images, whatever else they accept.
         image_features = getattr(getattr(model, "model", model), "get_image_features", None)
         sizes = None if image_features is None else inspect.signature(image_features).parameters.get("image_sizes")
         takes_whole_images = image_features is not None and (sizes is None or sizes.default is None)
         argument = next(
-            (n for n in _OWN_PROCESSOR if n in accepted and not (takes_whole_images and n == "image_sizes")), None
+            (n for n in _OWN_PROCESSOR if n in parameters and not (takes_whole_images and n == "image_sizes")), None
         )
         if argument is not None:
             raise InvalidInput(
                 f"{kind} takes {argument!r} beside its images, which its configuration does not say; {GIVE_INPUTS}"
             )
         inputs["pixel_values"] = _images(config, batch)
-    if "input_ids" in accepted and "input_ids" not in inputs:
+    if "input_ids" in parameters and "input_ids" not in inputs:
         inputs["input_ids"] = _tokens(batch, length)
-    second_input = next((n for n in accepted if _SECOND_INPUT.search(n) and n not in inputs), None)
+    second_input = next((n for n in parameters if _SECOND_INPUT.search(n) and n not in inputs), None)
     if second_input is not None:
         raise InvalidInput(f"{kind} takes {second_input!r} beside {model.main_input_name!r}; {GIVE_INPUTS}")
-    if "bbox" in accepted:
+    if "bbox" in parameters:
         inputs["bbox"] = _tokens(batch, length, 4)
-    if config.is_encoder_decoder and "decoder_input_ids" in accepted:
+    if config.is_encoder_decoder and "decoder_input_ids" in parameters:
         _check_positions(config, "max_target_positions", length)
         inputs["decoder_input_ids"] = _tokens(batch, length)
-    if labels and "labels" in accepted and kind.endswith(_TOKENS):
+    if labels and "labels" in parameters and kind.endswith(_TOKENS):
         inputs["labels"] = _tokens(batch, length)
-    if labels and "labels" in accepted and kind.endswith(_CLASSES):
+    if labels and "labels" in parameters and kind.endswith(_CLASSES):
         inputs["labels"] = _tokens(batch)
         config.problem_type = getattr(config, "problem_type", None) or "single_label_classification"
     if kind.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", None) is None:
@@ -281,14 +281,14 @@ def _inputs(
     if getattr(config, "image_token_id", 0) is None:  # which tokens stand for images makes no difference
         config.image_token_id = 0
     missing = next(
-        (n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED and n not in inputs), None
+        (n for n, p in parameters.items() if p.default is p.empty and p.kind in _NAMED and n not in inputs), None
     )
     if missing is not None:
         raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE_INPUTS}")
     if not inputs.keys() - _TEXT:
         for name in inputs.keys() & {"input_ids", "decoder_input_ids"}:
             inputs[name] = _plain_tokens(config, kind, inputs[name])
-    return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
+    return inputs | ({"use_cache": False} if "use_cache" in parameters else {})
 
 
 _TEXT = {"input_ids", "decoder_input_ids", "labels"}

@@ -143,8 +143,8 @@ def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out:
     rule = _FLOP_RULES.get(name)
     if rule is not None:
         return rule(args)
-    counted = flop_registry.get(packet)
-    return None if counted is None else float(counted(*args, **kwargs, out_val=out))
+    formula = flop_registry.get(packet)
+    return None if formula is None else float(formula(*args, **kwargs, out_val=out))
 
 
 def _arithmetic(

@@ -333,14 +333,14 @@ def call_bytes(
     `gradients` are the bytes that a backward pass made, by parameter. Parameters that do not reach the loss have none.
     """
     size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-    counted: set[str] = set()
+    visited: set[str] = set()
     columns = np.zeros((5, len(model_trace.calls)), dtype=np.int64)
     used = {name for call in model_trace.calls for name in (*call.parameters, *call.buffers)}
     if model_trace.calls:  # unused ones belong to the first call
         columns[0, 0] = sum(size[name] for name in size.keys() - used)
     for i, call in enumerate(model_trace.calls):
-        first_used = {*call.parameters, *call.buffers} - counted  # shared ones count at their first use
-        counted |= first_used
+        first_used = {*call.parameters, *call.buffers} - visited  # shared ones count at their first use
+        visited |= first_used
         columns[0, i] += sum(size[name] for name in first_used)
         columns[1, i] = call.output_bytes
         if training:

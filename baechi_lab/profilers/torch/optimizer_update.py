@@ -87,11 +87,11 @@ def measure_update(
             tracker.add(optimizer_state_tensors(optimizer, p), of.get(id(p), first))
         tracker.add(all_optimizer_tensors(optimizer), first)
         states = [(record.device, record.size) for record in tracker.records[first_state:]]
-        begun = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         with nullcontext() if any(p.is_cuda for p in model.parameters()) else tracker.from_events(), tracker.mode():
             optimizer.step()
         for record in tracker.records:
-            if record.start_ns < begun:  # freeing older memory makes room
+            if record.start_ns < start_ns:  # freeing older memory makes room
                 record.start_ns = -1
         records = [record for record in tracker.records if record.device >= 0]
     except FAILURES:  # an optimizer that requires a closure, or names

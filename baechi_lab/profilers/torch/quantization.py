@@ -126,12 +126,12 @@ def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.
 def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str]:
     """Returns names, or patterns of names, of modules that are not quantized."""
     keys = ("modules_to_not_convert", "llm_int8_skip_modules")
-    named = next((config[key] for key in keys if config.get(key) is not None), None)
-    unquantized = set(_renamed(model, named or ()))
+    module_names = next((config[key] for key in keys if config.get(key) is not None), None)
+    unquantized = set(_renamed(model, module_names or ()))
     unquantized |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if method == "compressed-tensors":  # it names all that it leaves out
         return unquantized
-    if named is None or method == "awq":  # the head and what comes last
+    if module_names is None or method == "awq":  # the head and what comes last
         head = model.get_output_embeddings()
         unquantized |= {name for name, module in model.named_modules() if module is head}
         unquantized.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
@@ -262,9 +262,9 @@ def _awq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
 def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """A scheme per group of modules: numbers as they are packed, and scales in the model's type."""
     for key, value in ((k, config.get(k)) for k in ("sparsity_config", "format")):
-        shown = value.get("format") if isinstance(value, Mapping) else value
-        if shown and ("sparse" in shown or "24" in shown):
-            raise ValueError(f"{key} {shown}")
+        format_name = value.get("format") if isinstance(value, Mapping) else value
+        if format_name and ("sparse" in format_name or "24" in format_name):
+            raise ValueError(f"{key} {format_name}")
     ignored = list(config.get("ignore") or ())
     yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_targeted, ignored))
     for group in config["config_groups"].values():

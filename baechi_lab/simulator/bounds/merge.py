@@ -149,9 +149,9 @@ def _shaved(problem: MergeProblem, limit: float, until: float, start: tuple[Floa
             assumed = paid.copy()
             assumed[e] = 1
             remote_possible = _propagate(limit, problem, unit.copy(), assumed, head.copy(), tail.copy(), until)
-            merged = unit.copy()
-            join(merged, u, v)
-            local_possible = _propagate(limit, problem, merged, paid, head.copy(), tail.copy(), until)
+            merged_unit = unit.copy()
+            join(merged_unit, u, v)
+            local_possible = _propagate(limit, problem, merged_unit, paid, head.copy(), tail.copy(), until)
             if not remote_possible and not local_possible:
                 return True
             if remote_possible and local_possible:

@@ -92,12 +92,12 @@ def _least_per_unit(unit: Ints | NDArray[np.int32], values: Floats, count: int) 
 
 def _placed_bounds(step_graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, float]:
     device = placement.checked(step_graph, cluster.n).device
-    took = placed_durations(step_graph, cluster, device)
+    duration_us = placed_durations(step_graph, cluster, device)
     a, b = device[step_graph.edge_source], device[step_graph.consumers]
     cost = cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * step_graph.tensor_bytes[step_graph.edge_tensor]
-    head, tail = heads_and_tails(step_graph, took, cost)
+    head, tail = heads_and_tails(step_graph, duration_us, cost)
     lane, lanes = device + cluster.n * step_graph.on_communication_lane, 2 * cluster.n
-    load = np.bincount(lane, took, lanes)
+    load = np.bincount(lane, duration_us, lanes)
     used = np.bincount(lane, minlength=lanes) > 0
     bound = (_least_per_unit(lane, head, lanes) + load + _least_per_unit(lane, tail, lanes))[used]
-    return {"device-load": float(bound.max()), "placed-path": float((head + took + tail).max())}
+    return {"device-load": float(bound.max()), "placed-path": float((head + duration_us + tail).max())}

@@ -30,21 +30,21 @@ def propagate(limit: float, x: MergeProblem, deductions: Deductions, rounds: int
         for i in range(n):
             if head[i] + p[i] + tail[i] > limit_with_slack:
                 return IMPOSSIBLE
-        joined = False
+        has_joined = False
         for u in range(n):
             for e in range(out_ptr[u], out_ptr[u + 1]):
                 v = out_near[e]
                 if head[u] + p[u] + out_cost[e] + p[v] + tail[v] > limit_with_slack:
                     if paid[out_edge[e]]:
                         return IMPOSSIBLE
-                    joined |= join(unit, u, v)
+                    has_joined |= join(unit, u, v)
         if not compare(limit, x, deductions, group_units(unit)):
             return IMPOSSIBLE
         for u in range(n):
             for e in range(out_ptr[u], out_ptr[u + 1]):
                 if paid[out_edge[e]] and unit[u] == unit[out_near[e]]:
                     return IMPOSSIBLE
-        if not rose and not joined:
+        if not rose and not has_joined:
             state = STABLE
             break
     stagger_bound = staggered(x, unit, head, tail)

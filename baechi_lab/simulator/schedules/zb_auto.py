@@ -208,8 +208,8 @@ def _plan(
         if first[s] == 0.0 and done_counts[s].sum() == 0:
             first[s] = best_start
         code[s, done_counts[s].sum()] = best_kind
-        took = forward[s] if best_kind == 0 else inputs[s] if best_kind == 1 else weights[s]
-        free[s] = best_start + took
+        duration_us = forward[s] if best_kind == 0 else inputs[s] if best_kind == 1 else weights[s]
+        free[s] = best_start + duration_us
         level[s] += (
             held_bytes[s] if best_kind == 0 else weight_bytes[s] - held_bytes[s] if best_kind == 1 else -weight_bytes[s]
         )

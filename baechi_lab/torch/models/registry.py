@@ -37,12 +37,12 @@ def build(
     >>> build("resnet50", batch_size=2, image_size=32, width=4, blocks=(1, 1), classes=5)
     <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
     """
-    maker = MODELS.find(name)
+    build_model = MODELS.find(name)
     check_whole("batch_size", batch_size)
     if optimizer not in ("sgd", None):
         raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")
     generator = torch.Generator().manual_seed(seed)
-    make, inputs, loss, targets = maker(batch_size, generator, dict(config))
+    make, inputs, loss, targets = build_model(batch_size, generator, dict(config))
     return TorchStep(
         name=name,
         build=make,

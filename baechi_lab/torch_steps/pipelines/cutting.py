@@ -54,10 +54,10 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     """
     cutter = _Cutter(program, stage, count)
     received = cutter.received()
-    sized = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
-    if sized is not None:
+    sized_node = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
+    if sized_node is not None:
         raise InvalidInput(
-            f"what {sized.meta['sized']!r} makes has a size that follows from values, and a stage would send it; put the "
+            f"what {sized_node.meta['sized']!r} makes has a size that follows from values, and a stage would send it; put the "
             "calls that read it on its stage"
         )
     cutter.own_what_is_sent(received)
@@ -75,13 +75,13 @@ class _Cutter:
             call: node.target if isinstance(node.target, str) else node.target.__name__
             for node, call in reversed(program.call_of.items())
         }
-        for maker, writer, why in program.together:
-            if stage[maker] < 0:
-                stage[maker] = stage[writer]
-            if stage[maker] != stage[writer]:
+        for producer, writer, why in program.together:
+            if stage[producer] < 0:
+                stage[producer] = stage[writer]
+            if stage[producer] != stage[writer]:
                 raise InvalidInput(
-                    f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[maker]} {key[maker]!r:.60}, {why}; put "
-                    "both on one stage"
+                    f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[producer]} {key[producer]!r:.60}, {why}; "
+                    "put both on one stage"
                 )
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
         empty = sorted(set(range(count)) - set(self.stage.values()))

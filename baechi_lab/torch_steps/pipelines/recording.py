@@ -256,9 +256,9 @@ class Recorder(Handler):
         written = [t for t, v in versions if version(t) != v]
         for t in written:
             self.writers.setdefault(storage_key(t), []).append(node)
-            maker = self.maker.get(storage_key(t), -1)
-            if maker >= 0 and key in self.index:
-                self.program.together.append((maker, self.index[key], "which it writes into"))
+            producer = self.maker.get(storage_key(t), -1)
+            if producer >= 0 and key in self.index:
+                self.program.together.append((producer, self.index[key], "which it writes into"))
             if id(t) in self.users:
                 self.changed[id(t)] = self.names.get(id(t), "")
         if varying:

@@ -156,8 +156,8 @@ class _Levels:
         if (part_of_item < 0).all():
             return None
         for near, end in ((edges[:, 0], edges[:, 1]), (edges[:, 1], edges[:, 0])) * 4:
-            reached = (part_of_item[end] < 0) & (part_of_item[near] >= 0)
-            part_of_item[end[reached]] = part_of_item[near[reached]]
+            is_reached = (part_of_item[end] < 0) & (part_of_item[near] >= 0)
+            part_of_item[end[is_reached]] = part_of_item[near[is_reached]]
         return np.where(part_of_item < 0, part_of_item.max(), part_of_item), labels
 
 

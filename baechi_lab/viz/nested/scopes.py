@@ -98,8 +98,8 @@ def parts_of(name: str, mark: str) -> list[str]:
 
 def updates(graph: OpGraph) -> NDArray[np.bool_]:
     """Returns bool[n]: ops in the scope `optimizer/`, and those colocated with a variable that depend on a backward op."""
-    named = np.array([name.startswith("optimizer/") for name in graph.names], dtype=np.bool_)
-    return named | ((_by_group(graph) >= 0) & _after_backward(graph) & (graph.forward_of < 0))
+    in_optimizer_scope = np.array([name.startswith("optimizer/") for name in graph.names], dtype=np.bool_)
+    return in_optimizer_scope | ((_by_group(graph) >= 0) & _after_backward(graph) & (graph.forward_of < 0))
 
 
 def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:

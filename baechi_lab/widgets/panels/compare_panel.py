@@ -120,7 +120,7 @@ class ComparePanel:
         colors, extras = device_colors(names), []
         for k, values in compared.iterrows():
             placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
-            drawn = shares is not None and step > 0
+            has_chart = shares is not None and step > 0
             pill_notes: list[dict[str, object]] = []
             if values["winner"]:
                 winner = str(values["winner"])
@@ -141,9 +141,9 @@ class ComparePanel:
                         {"name": USE, "hint": f"make {placer} current"},
                         {"name": HOLD, "hint": f"hold {placer} beside the current"},
                     ],
-                    "lanes": busy_lanes(shares, colors) if drawn else [],
-                    "span": step / longest if drawn else 0.0,
-                    "label": busy_in_words(shares, names) if drawn else "",
+                    "lanes": busy_lanes(shares, colors) if has_chart else [],
+                    "span": step / longest if has_chart else 0.0,
+                    "label": busy_in_words(shares, names) if has_chart else "",
                 }
             )
         self.rows.show(compared_columns(compared), extras)
@@ -180,8 +180,8 @@ class ComparePanel:
         ]
         summary = table(("", "held", "current"), side_by_side(pinned, current))
         title = f"<b>{len(rows)} of {pinned.coarse.n} groups are elsewhere</b>"
-        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(pinned, current))
-        self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
+        rows_html = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(pinned, current))
+        self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{rows_html}'
 
 
 def compared_columns(table: pandas.DataFrame) -> list[Column]:

@@ -139,12 +139,12 @@ class Header:
     def _advise(self, advice: Sequence[Advice]) -> None:
         """Show one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
         applied = self._applied
-        shown: list[tuple[Advice, bool]] = []
+        advices: list[tuple[Advice, bool]] = []
         if applied is not None and applied[1] == self.model.setting:
-            shown.append((applied[0], True))
-        shown += [(one, False) for one in advice]
+            advices.append((applied[0], True))
+        advices += [(one, False) for one in advice]
         for k, advice_row in enumerate(self.advice_rows):
-            advice_row.show(*(shown[k] if k < len(shown) else (None, False)))
+            advice_row.show(*(advices[k] if k < len(advices) else (None, False)))
 
     def _apply(self, advice: Advice) -> None:
         with Guard(self.model.fail):

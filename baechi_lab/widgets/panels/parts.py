@@ -25,8 +25,8 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
     """Makes the title of a part, with a grey hint behind it."""
-    shown = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
-    return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{shown}</div>', layout=WIDE)
+    note_html = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
+    return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{note_html}</div>', layout=WIDE)
 
 
 def note(text: str = "") -> ipywidgets.HTML:

@@ -149,8 +149,8 @@ class RunPanel:
             )
         if live.run is not None and live.run.native_ratio == live.run.native_ratio:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
-        shown = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
-        self.numbers.value = f'<div class="bl-facts">{shown}</div>'
+        facts_html = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
+        self.numbers.value = f'<div class="bl-facts">{facts_html}</div>'
         if live.run is None and not self.tasks.runner.stopping:
             say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting ...")
         say(self.progress_note, traced_in_words(live))

@@ -60,21 +60,21 @@ class Pictured(ipywidgets.DOMWidget):
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         live = {kind: value for kind, value in data.items() if kind != PICTURE}
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
-        if drawn := self.picture():
+        if svg := self.picture():
             self.add_class(f"bl-live-{self.model_id}")
-            self._shown_picture = display(self._picture_output(drawn), raw=True, display_id=True)
+            self._shown_picture = display(self._picture_output(svg), raw=True, display_id=True)
             display({"text/html": STRAY + picture_rule(self.model_id), "text/plain": ""}, raw=True)
 
     _shown_picture: Any = None
 
-    def _picture_output(self, drawn: str) -> dict[str, str]:
-        marked = drawn.replace("<svg ", f'<svg class="bl-picture-{self.model_id}" ', 1)
-        return {PICTURE: marked, "text/plain": self.in_words()}
+    def _picture_output(self, svg: str) -> dict[str, str]:
+        marked_svg = svg.replace("<svg ", f'<svg class="bl-picture-{self.model_id}" ', 1)
+        return {PICTURE: marked_svg, "text/plain": self.in_words()}
 
     def renew_picture(self) -> None:
         """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
-        if self._shown_picture is not None and (drawn := self.picture()):
-            self._shown_picture.update(self._picture_output(drawn), raw=True)
+        if self._shown_picture is not None and (svg := self.picture()):
+            self._shown_picture.update(self._picture_output(svg), raw=True)
 
 
 class CanvasView(Pictured, anywidget.AnyWidget):
@@ -90,5 +90,5 @@ class CanvasView(Pictured, anywidget.AnyWidget):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        drawn = self.picture()
-        return ({**data, PICTURE: drawn} if drawn else data), metadata
+        svg = self.picture()
+        return ({**data, PICTURE: svg} if svg else data), metadata

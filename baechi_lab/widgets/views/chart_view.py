@@ -76,8 +76,8 @@ def bars(
     labels: Iterable[str], y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = ""
 ) -> Chart:
     """Makes a chart of bars, side by side at every label; hollow bars do not fit."""
-    shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
-    return {**shown, "series": list(series_list), "rules": list(rules)}
+    chart = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
+    return {**chart, "series": list(series_list), "rules": list(rules)}
 
 
 def curves(
@@ -90,8 +90,8 @@ def curves(
     **axis_range: object,
 ) -> Chart:
     """Makes a chart of curves with their names at the ends. `axis_range`: `from`, `to` and `ticks` of the x axis."""
-    shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
-    return {**shown, "series": list(series_list), "rules": list(rules)}
+    chart = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
+    return {**chart, "series": list(series_list), "rules": list(rules)}
 
 
 def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Chart:
@@ -104,5 +104,5 @@ def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequenc
 
     `cells` have `x`, `y` (their column and row), `text`, `tip`, `id`, `fits`, `front` and `good` (0 to 1: colour strength).
     """
-    shown = {"kind": "heat", "labels": list(columns), "rows": list(rows), "x": "", "y": "", "title": title}
-    return {**shown, "cells": [dict(cell) for cell in cells], "series": [], "rules": []}
+    chart = {"kind": "heat", "labels": list(columns), "rows": list(rows), "x": "", "y": "", "title": title}
+    return {**chart, "cells": [dict(cell) for cell in cells], "series": [], "rules": []}

@@ -244,10 +244,10 @@ class GraphView(CanvasView):
         )
         self._hits = hits
         along = len(moving(self.graph, hits, self.group_of))
-        listed = [[i, self.graph.names[i]] for i in hits[:MOST_HITS]]
+        matches = [[i, self.graph.names[i]] for i in hits[:MOST_HITS]]
         hit_index = self._hit_index if following and hits else -1
         self.found = (
-            {"text": text, "total": len(hits), "moving": along, "rows": listed, "at": hit_index} if text else {}
+            {"text": text, "total": len(hits), "moving": along, "rows": matches, "at": hit_index} if text else {}
         )
         self._mark()
         if following and hits:
@@ -278,9 +278,11 @@ class GraphView(CanvasView):
         elif kind == "close":
             self.fold([int(n) for n in content["nodes"]])
         elif kind == "open_all":
-            shown = self.tree.visible(set(self.expanded))
-            count, opened = len(shown), []
-            for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
+            visible_nodes = self.tree.visible(set(self.expanded))
+            count, opened = len(visible_nodes), []
+            for node in visible_nodes[
+                np.argsort(self.tree.low[visible_nodes] - self.tree.high[visible_nodes], kind="stable")
+            ].tolist():
                 added = len(self.tree.children[node]) - 1
                 if added >= 0 and count + added <= MOST_NODES:
                     opened.append(node)

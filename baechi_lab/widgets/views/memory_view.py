@@ -84,8 +84,8 @@ class MemoryView(CanvasView):
         if not 0 <= row < len(self.rows):
             self.live = {}
             return
-        shown = self.rows[row]
-        live = live_bytes(shown.timeline, shown.device, time_us)
+        visible_row = self.rows[row]
+        live = live_bytes(visible_row.timeline, visible_row.device, time_us)
         index = {name: op for op, name in enumerate(self.timelines[0].op_names)}
         self.live = {
             "row": row,

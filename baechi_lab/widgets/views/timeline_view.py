@@ -187,8 +187,12 @@ class TimelineView(CanvasView):
 
     def _received(self, _: object, content: Message, __: object) -> None:
         if content["type"] == "trace" and self.timelines:
-            named = {"type": "download", "name": f"{self.timelines[-1].origin}.trace.json", "mime": "application/json"}
-            self.send(named, [self.chrome_trace()])
+            download = {
+                "type": "download",
+                "name": f"{self.timelines[-1].origin}.trace.json",
+                "mime": "application/json",
+            }
+            self.send(download, [self.chrome_trace()])
             self.status = (
                 f"trace of the {self.timelines[-1].origin} timeline written; open it in Perfetto or chrome://tracing"
             )

@@ -49,12 +49,12 @@ class VerdictView(anywidget.AnyWidget):
         colors = device_colors(len(names))
         step_sections = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
         self._windows = [section.window_us for section in step_sections]
-        drawn = []
+        segments = []
         for section in step_sections:
             device = section.kind == "compute"
             label = short_device(names[section.device]) if device else WORDS[section.kind]
             share = section.us / span
-            drawn.append(
+            segments.append(
                 {
                     "label": label,
                     "kind": section.kind,
@@ -66,7 +66,7 @@ class VerdictView(anywidget.AnyWidget):
             )
         bound = outcome.lower_bound_us
         with self.hold_sync():
-            self.parts = drawn
+            self.parts = segments
             self.bound = bound / span if span > 0 and bound == bound else -1.0
             self.bound_text = f"lower bound {format_us(bound)}" if bound == bound else ""
 

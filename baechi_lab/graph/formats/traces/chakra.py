@@ -118,14 +118,14 @@ def nodes_of_json(text: str) -> list[Node]:
         FormatError: the text is cut off, or a field has the wrong type.
     """
     documents = list(_objects(text))
-    listed = documents[0].get("nodes") if documents else None
+    nodes = documents[0].get("nodes") if documents else None
     for document in documents[:1]:
         _check_version(document.get("version", ""))
-    if listed is None:
-        listed = [x for x in documents if "id" in x or "type" in x]
-    if not isinstance(listed, list):
-        raise FormatError(f"field nodes is {type(listed).__name__}; it must be a list")
-    return [_of_json(x, k) for k, x in enumerate(listed)]
+    if nodes is None:
+        nodes = [x for x in documents if "id" in x or "type" in x]
+    if not isinstance(nodes, list):
+        raise FormatError(f"field nodes is {type(nodes).__name__}; it must be a list")
+    return [_of_json(x, k) for k, x in enumerate(nodes)]
 
 
 def looks_like_chakra(beginning: str) -> bool:
@@ -234,10 +234,10 @@ def _bytes(node: Node) -> int:
     total = 0
     if node.outputs:
         try:
-            listed = json.loads(node.outputs.replace("'", '"'))
+            tensors = json.loads(node.outputs.replace("'", '"'))
         except (ValueError, RecursionError):
-            listed = []
-        for tensor in listed if isinstance(listed, list) else []:
+            tensors = []
+        for tensor in tensors if isinstance(tensors, list) else []:
             if isinstance(tensor, list) and len(tensor) >= 5 and all(type(x) is int for x in tensor[3:5]):
                 total += max(0, tensor[3] * tensor[4])
     if not total:

@@ -144,13 +144,13 @@ def join(
         (by_external, "External id"),
         (_by_order(rows, needed, accesses), "their order on threads"),
     ]
-    joined, how = max(candidates, key=lambda one: sum(id(row) in one[0] for row in needed))
-    if not any(id(row) in joined for row in needed):
+    access_of_row, how = max(candidates, key=lambda one: sum(id(row) in one[0] for row in needed))
+    if not any(id(row) in access_of_row for row in needed):
         raise FormatError(
             "the execution trace has none of the trace's ops (by record function id, External id or order, and name): it is "
             "of another run; give the profiler execution_trace_observer="
         )
-    return joined, [f"ops are found in the execution trace by {how} and by name"] if how else []
+    return access_of_row, [f"ops are found in the execution trace by {how} and by name"] if how else []
 
 
 def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) -> dict[int, Access]:
@@ -173,15 +173,15 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
         if "::" in access.name:
             nodes.setdefault(access.thread, []).append(access)
     needed_ids = set(map(id, needed))
-    joined: dict[int, Access] = {}
+    access_of_row: dict[int, Access] = {}
     for thread_nodes in threads.values():
         best: list[tuple[Row, Access]] = []
         for theirs in nodes.values():
             for pairs in _aligned(thread_nodes, theirs):
                 if sum(id(row) in needed_ids for row, _ in pairs) >= sum(id(row) in needed_ids for row, _ in best):
                     best = pairs
-        joined |= {id(row): access for row, access in best}
-    return joined
+        access_of_row |= {id(row): access for row, access in best}
+    return access_of_row
 
 
 def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
