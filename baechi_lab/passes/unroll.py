@@ -136,14 +136,31 @@ class Unroll(Pass):
 def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
     if not np.any(role == BACKWARD):
         return  # inference uses stored statistics
-    for name, op_type in zip(graph.names, graph.op_types, strict=True):
-        if _STATISTICS.search(op_type) or _STATISTICS.search(name):
-            warn(
-                f"op {name!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is not "
-                "that of the undivided batch",
-                stacklevel=6,
-            )
-            return
+    normalizing = [
+        i
+        for i, (name, op_type) in enumerate(zip(graph.names, graph.op_types, strict=True))
+        if _STATISTICS.search(op_type) or _STATISTICS.search(name)
+    ]
+    if any(graph.op_types[i] == "Rsqrt" for i in normalizing):  # of a variance, which may be a variable
+        varies = _depend_on_inputs(graph)
+        normalizing = [i for i in normalizing if graph.op_types[i] == "Rsqrt" and varies[i]]
+    for i in normalizing[:1]:
+        warn(
+            f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
+            "not that of the undivided batch",
+            stacklevel=6,
+        )
+
+
+def _depend_on_inputs(graph: OpGraph) -> NDArray[np.bool_]:
+    """Returns of each op whether it depends on more than variables and constants."""
+    first, producers = graph.predecessors
+    sources = np.isin(np.array(graph.op_types), ["Const", *_HANDLES])
+    varies = np.zeros(graph.n, dtype=bool)
+    for i in graph.order:
+        before = producers[first[i] : first[i + 1]]
+        varies[i] = varies[before].any() if len(before) else not sources[i]
+    return varies
 
 
 def micro_batch_size(batch_size: int, micro_batches: int) -> int:

@@ -804,7 +804,11 @@ def _mixing_losses():
         frequency = tf.cast(tf.gather(tf.math.bincount(classes, minlength=2), classes), tf.float32)
         return tf.reduce_mean(frequency * tf.reduce_sum((words[:, 0] @ weight) ** 2, -1))
 
+    def shares_of_the_batch(weight, words):
+        return tf.reduce_mean(tf.nn.softmax(words[:, 0] @ weight, axis=0) ** 2)
+
     return {
+        shares_of_the_batch: "works along the samples",
         contrast: "compares samples with each other",
         centred: "reads a value of the whole batch for each of its samples",
         root: "op 'Sqrt' is not linear",
@@ -823,7 +827,7 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(15))
+@pytest.mark.parametrize("kind", range(16))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(
@@ -901,19 +905,72 @@ def test_a_loss_that_is_not_returned_is_warned_of():
         _unrolled(step, WORDS[:2], reduction="mean")
 
 
-def test_statistics_of_the_batch_are_warned_of_once(worker):
+def _statistics():
+    """Numbers of the batch that a step stores, and whether the mean of the micro-batches' numbers is the undivided batch's."""
+    import tensorflow as tf
+
+    return {
+        "loss": (lambda loss, outputs: loss, True),
+        "mean of each output": (lambda loss, outputs: tf.reduce_mean(outputs, 0), True),
+        "count": (lambda loss, outputs: tf.reduce_sum(tf.cast(outputs > 0, tf.int32)), True),
+        "sum": (lambda loss, outputs: tf.reduce_sum(tf.abs(outputs)), False),
+        "maximum": (lambda loss, outputs: tf.reduce_max(outputs), False),
+        "deviation": (lambda loss, outputs: tf.math.reduce_std(outputs), False),
+        "root": (lambda loss, outputs: tf.sqrt(loss), False),
+        "last sample": (lambda loss, outputs: outputs[-1, 0], False),
+    }
+
+
+@pytest.mark.parametrize("name", list(_statistics()))
+def test_stored_numbers_that_are_no_means_are_warned_of(name):
+    import tensorflow as tf
+
+    statistic, proven = _statistics()[name]
+    weight, dtype = tf.Variable(np.ones((4, 5), np.float32), name="w"), tf.int32 if name == "count" else tf.float32
+    stored = tf.Variable(tf.zeros([5] if name == "mean of each output" else [], dtype))
+
+    def step(words):
+        with tf.GradientTape() as tape:
+            outputs = words[:, 0] @ weight
+            loss = tf.reduce_mean(outputs**2)
+        weight.assign_sub(tape.gradient(loss, weight))
+        stored.assign_add(statistic(loss, outputs))
+        return loss
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _unrolled(step, WORDS[:2], reduction=None)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (not proven)
+    assert proven or "which may be no mean over the batch" in messages[0]
+
+
+@pytest.mark.parametrize(("trainable", "name"), [(True, None), (True, "bn"), (False, None), (False, "bn")])
+def test_statistics_of_the_batch_are_warned_of_once(trainable, name):
+    """Whatever the layer is called; a frozen layer normalises by stored statistics, and nothing is said."""
     import keras
 
-    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    normalization = keras.layers.BatchNormalization(trainable=trainable, name=name)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), normalization, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    x, y = np.ones((2, 3), np.float32), np.zeros((2, 1), np.float32)
-    step = bl.trace(model, x, y)
-    placed = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
-    with pytest.warns(UserWarning, match="every micro-batch sees its own") as caught:
-        run = bl.execute(
-            step, placed, steps=1, warmup=0, traced=0, micro_batches=2, schedule="1f1b", kind="cpu", worker=worker
-        )
-    assert run.status == "ok" and len(caught) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        step = bl.trace(model, np.ones((2, 3), np.float32), np.zeros((2, 1), np.float32))
+        graph = bl.profile(step, mode="estimated")
+        pipelined_step(step, bl.Placement(device=[0] * graph.n), None, graph, 2, "gpipe", None)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == trainable
+    assert not trainable or "batchnorm/Rsqrt' normalises by the statistics of its batch" in messages[0]
+
+
+def test_counts_within_each_sample_are_no_mixture(worker):
+    import tensorflow as tf
+
+    def loss(weight, words, labels):
+        counts = tf.cast(tf.math.bincount(labels, minlength=5, axis=-1), tf.float32)
+        return tf.reduce_mean((counts - words[:, 0] @ weight) ** 2)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS, LABELS), worker)
 
 
 def test_what_cannot_be_added_up_is_refused():

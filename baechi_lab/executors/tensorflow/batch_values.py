@@ -15,7 +15,7 @@ counts as samples, and a scalar as a total of unknown kind. O(ops + edges).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
@@ -134,6 +134,12 @@ class BatchValues:
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph_def.node}
+        self._normalizing_layers = {name.split("/batchnorm/")[0] for name in self.nodes if "/batchnorm/" in name}
+
+    def is_normalizing(self, node: NodeDef) -> bool:
+        """Whether an op belongs to a batch normalization, of which `bl.unroll` warns."""
+        layer = node.name.rpartition("/moments/")[0]
+        return layer in self._normalizing_layers or any(word in node.name + node.op for word in _NORMALISING)
 
     def of(self, tensor: Tensor) -> Value:
         """Returns the tensor's value; None if it is the same for all micro-batches."""
@@ -154,6 +160,8 @@ class BatchValues:
         if node.op == "Const":
             return tf.make_ndarray(node.attr["value"].tensor)
         shape = self.shape(next(data_inputs(node), tensor))
+        if node.op == "Rank" and shape is not None:
+            return np.array(len(shape))
         if node.op in ("Shape", "Size") and shape is not None and -1 not in shape:
             return np.array(shape) if node.op == "Shape" else np.array(prod(shape))
         compute = _CONSTANTS.get(node.op)
@@ -190,21 +198,29 @@ _CONSTANTS: dict[str, Callable[..., Any]] = {
     "StridedSlice": _slice,
     "Mul": lambda node, x, y: x * y,
     **{op: lambda node, x, y: x + y for op in ("Add", "AddV2")},
+    "Sub": lambda node, x, y: x - y,
     **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan", "FloorDiv")},
     "Maximum": lambda node, x, y: np.maximum(x, y),
     "Pack": lambda node, *parts: np.stack(parts),
+    "Range": lambda node, start, limit, step: np.arange(start, limit, step),
+    "ConcatV2": lambda node, *parts: np.concatenate(parts[:-1], axis=int(parts[-1])),
 }
 """Op -> its evaluation on constants. Numbers of entries, for example, follow from shapes and constants."""
 
 
 def read_batch_values(
-    graph_def: GraphDef, forward: Sequence[str], axes: Mapping[str, int | None], micro_batches: int
+    graph_def: GraphDef,
+    forward: Sequence[str],
+    axes: Mapping[str, int | None],
+    micro_batches: int,
+    trained: Iterable[str] = (),
 ) -> BatchValues:
     """Propagates the batch through the `forward` ops, which are in topological order.
 
     `axes`: input name -> the batch's axis, None if unknown. Inputs that are missing are the same for all micro-batches.
+    `trained`: further ops that count as trained.
     """
-    batch_values = BatchValues(graph_def, micro_batches, [(name, 0) for name in axes])
+    batch_values = BatchValues(graph_def, micro_batches, [(name, 0) for name in axes], trained=set(trained))
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
@@ -538,11 +554,16 @@ class _OpRule:
         rank = None if shape is None else len(shape)
         if output_types(self.node)[output] == _VARIANT:
             return Samples(None, counts, power)
-        if op.startswith(_COUNTING) and any(
-            v.axis is not None for k, v in samples if k or not op.startswith("Unsorted")
+        per_row = op == "DenseBincount" and rank == 2
+        if (
+            op.startswith(_COUNTING)
+            and not per_row
+            and any(v.axis is not None for k, v in samples if k or not op.startswith("Unsorted"))
         ):
             return self._problem("counts or joins entries by their values", Samples(None, counts, power))
         if rank is None or any(v.axis is None for _, v in samples):
+            if self._may_work_along_samples():
+                return self._problem("may work along the samples of the batch", Samples(None, counts, power))
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]
         k, axis = samples[0][0], samples[0][1].axis
@@ -581,6 +602,15 @@ class _OpRule:
         if first is not None and (self.node.op in _SHAPED or self.node.op.startswith("Gather")):
             return first.power
         return powers[0] if len(set(powers)) == 1 else None
+
+    def _may_work_along_samples(self) -> bool:
+        """Whether an op works along an axis that is as long as the batch, or several times as long."""
+        op, source, batch = self.node.op, self.shapes[0], self.batch_values.batch
+        if op not in _ALONG_LAST | _ALONG_SECOND or not source:
+            return False
+        axes = range(len(source)) if op in _ALONG_SECOND else [len(source) - 1]
+        lengths = [source[axis] for axis in axes if op in _ALONG_LAST or self._names_axis(axis, len(source))]
+        return any(length <= 0 or (length % batch == 0 if batch > 1 else length == 1) for length in lengths)
 
     def _names_axis(self, axis: int, rank: int) -> bool:
         axes = self.batch_values.constant(self.inputs[-1])
@@ -653,14 +683,9 @@ class _OpRule:
         return samples.step != 1 or samples.start % batch != 0 or len(samples) % batch != 0
 
     def _problem(self, reason: str, value: Value) -> Value:
-        if not is_normalizing(self.node):
+        if not self.batch_values.is_normalizing(self.node):
             self.batch_values.problems.setdefault(self.node.name, reason)
         return value
-
-
-def is_normalizing(node: NodeDef) -> bool:
-    """Whether an op belongs to a batch normalization, of which `bl.unroll` warns."""
-    return any(word in node.name or word in node.op for word in _NORMALISING)
 
 
 def _added_counts(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
@@ -722,15 +747,37 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
         results = {name: of_op.get(name) for name in forward if name in behind & returned}
         alike = len({value.power for value in results.values() if value is not None}) == 1
         terms.update(results if alike else {end: of_op[end]})
-    leads_to_loss |= set(terms)
-    for name in reversed(forward):
-        if name in leads_to_loss:
-            leads_to_loss |= {producer for producer, _ in data_inputs(values.nodes[name])}
+    leads_to_loss = ancestors(values, forward, leads_to_loss | set(terms))
     problems, unclear = (
         {name: reason for name, reason in ops.items() if name in leads_to_loss}
         for ops in (values.problems, values.unclear)
     )
     return Loss(terms, problems, unclear)
+
+
+def ancestors(values: BatchValues, ops: Sequence[str], names: set[str]) -> set[str]:
+    """Returns `names` and the ops from which they follow; `ops` in topological order."""
+    leading = set(names)
+    for name in reversed(ops):
+        if name in leading:
+            leading |= {producer for producer, _ in data_inputs(values.nodes[name])}
+    return leading
+
+
+def unproven_statistic(values: BatchValues, ops: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
+    """Returns the first number of `tensors` that is not proven to be a mean over the batch, or of integers a sum over it.
+
+    `values`: an analysis in which inputs count as trained, so that what follows from them alone is exact or not.
+    """
+    import tensorflow as tf
+
+    for tensor in tensors:
+        value, kind = values.of(tensor), tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
+        proven = isinstance(value, Total) and value.exact and value.power == int(kind.is_integer)
+        proven = proven and not values.problems.keys() & ancestors(values, ops, {tensor[0]})
+        if value is not None and kind != tf.bool and not proven:
+            return tensor
+    return None
 
 
 def mixing_gradients(

@@ -37,11 +37,11 @@ from .batch_values import (
     Loss,
     Samples,
     Total,
-    is_normalizing,
     loss_of,
     mixing_gradients,
     read_batch_values,
     share_with_gradients,
+    unproven_statistic,
 )
 from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
 from .replica_rings import Rings, Shares
@@ -123,6 +123,7 @@ class _Unroller:
         )
         self._read_batch(axes, reduction)
         self._refuse_samples(once, rows)
+        self._warn_of_statistics(once, rows, axes)
         self.totals = BatchTotals(self.graph_def, self.values, self.repeated, self._name, self.count)
         self.portions: dict[str, str] = {}
         self.penalties = self._penalties(once, rows) if self.reduction == "sum" else set()
@@ -211,6 +212,7 @@ class _Unroller:
             split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
         }
         loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
+        self.loss_terms = loss.terms.keys()
         powers = {value.power if isinstance(value, Total) and value.exact else None for value in loss.terms.values()}
         self.reduction = reduction or ("sum" if powers == {1} and not loss.unclear else "mean")
         if self.count == 1:
@@ -221,7 +223,7 @@ class _Unroller:
 
     def _warn_of_mixing_gradients(self, loss: Loss, axes: Mapping[str, int | None]) -> None:
         """Warns of a backward pass that combines samples where the loss does not; statistics of the batch are warned of."""
-        if loss.problems or any(is_normalizing(self.nodes[name]) for name in self.forward):
+        if loss.problems or any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
             return
         role = roles(self.graph)
         ops = [self.graph.names[i] for i in self.graph.order.tolist() if role[i] != UPDATE]
@@ -291,12 +293,31 @@ class _Unroller:
                         "conditional, and update variables from gradients or statistics alone"
                     )
 
+    def _warn_of_statistics(self, once: list[str], rows: set[Tensor], axes: Mapping[str, int | None]) -> None:
+        """Warns of a number that updates read, other than gradients, if it is not proven to be that of the undivided batch."""
+        read = {tensor: name for name in once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward}
+        tensors = [t for t in read if t[0] in self.repeated and t not in rows and t[0] not in self.loss_terms]
+        if self.count == 1 or not tensors:
+            return
+        forward = list(self.forward)
+        values = read_batch_values(self.source_def, forward, axes, self.count, trained=axes)
+        statistic = unproven_statistic(values, forward, tensors)
+        if statistic is not None:
+            message = (
+                f"op {read[statistic]!r} of step {self.source.name!r} reads the number {statistic[0]!r} of every micro-batch, "
+                "which may be no mean over the batch: floats are averaged and integers are added, and what the op writes may "
+                "differ from the undivided batch's"
+            )
+            warnings.warn(message, stacklevel=6)
+
     def _is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
 
         Statistics that are no gradients are always averaged, because a metric may divide by a constant number of samples.
         """
-        return self.reduction == "mean" or tensor[0] not in self._varying or (self.trains and tensor[0] in self.forward)
+        if self.trains and tensor[0] in self.forward and tensor[0] not in self.loss_terms:
+            return True
+        return self.reduction == "mean" or tensor[0] not in self._varying
 
     def _is_mean(self, tensor: Tensor) -> bool:
         """Whether the step returns the mean of `tensor` over micro-batches instead of the sum."""
