@@ -232,6 +232,36 @@ def test_gradients_of_a_shared_weight_are_added_up():
     assert 6 * weight <= peak(graph) <= 6 * weight + 3 * 4 * 8 * 64
 
 
+def test_gradients_that_two_ops_send_are_added():
+    """a of 4 bytes is read twice: the second gradient to come is added to the first, which moves three tensors."""
+    op = lambda name, read, make: ProgramOp(name, "Neg", (Kernel(moved_bytes=8.0),), (read,), (make,))  # noqa: E731
+    ops = (op("n", "w", "a"), op("p", "a", "b"), op("q", "a", "c"))
+    size = dict.fromkeys("wabc", 4)
+    by_name = {o.name: o for o in add_backward_and_updates(Program("fork", ops, size, {"w": True}, ("b", "c"))).ops}
+    moved = [[k.moved_bytes for k in by_name[f"{name}/backward"].kernels] for name in "qp"]
+    assert moved == [[8.0], [8.0, 12.0]]
+
+
+def test_a_reader_may_know_the_kernels_of_gradients():
+    """Those of the weight and of the input apart for a product, together for others; none where it knows none."""
+    asked = []
+
+    def gradients(values):
+        asked.append(tuple(values))
+        return () if values == ["w"] else (Kernel(moved_bytes=1.0 * len(values)),)
+
+    product = ProgramOp("m", "MatMul", (Kernel(flops=10.0, matrix=True),), ("x", "w"), ("y",), gradients=gradients)
+    norm = ProgramOp("n", "Norm", (Kernel(moved_bytes=8.0),), ("y", "v"), ("z",), gradients=gradients)
+    first = ProgramOp("f", "Neg", (Kernel(moved_bytes=8.0),), ("u",), ("x",))
+    ops = add_backward_and_updates(Program("p", (first, product, norm), {}, dict.fromkeys("uvw", True), ("z",))).ops
+    by_name = {o.name: o.kernels for o in ops}
+    assert asked == [("y", "v"), ("w",), ("x",)]
+    assert by_name["n/backward"] == (Kernel(moved_bytes=2.0),) and by_name["m/backward/input"] == (
+        Kernel(moved_bytes=1.0),
+    )
+    assert by_name["m/backward/weight"][0].flops == 10.0
+
+
 def test_training_products_are_three_times_the_forward_ones():
     """Of a chain of products whose input needs no gradient: 3 * FLOPs, without the first one's input gradient."""
     op = lambda name, x, w, y: ProgramOp(name, "MatMul", (Kernel(flops=100.0, matrix=True),), (x, w), (y,))  # noqa: E731

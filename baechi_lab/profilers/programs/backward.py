@@ -12,8 +12,8 @@ For each op whose output's gradient is needed, in reverse order:
                                             states, and reads gradients
 
 Ops that add or rearrange save nothing, ops in `_SAVES_OUTPUT` save their output, all others save their inputs. Gradients of
-one value from several readers are summed where they are read; the sum is not an op of its own. A gradient has the size of
-its value. Outputs of an op without gradients (`no_grad`) get none.
+one value from several readers are added by the later ones of the ops that make them. A gradient has the size of its value.
+Outputs of an op without gradients (`no_grad`) get none.
 
 Gradients of parameters are persistent bytes of the first backward op that makes them, whose reuse kind is `GROWS`. If several
 ops read a parameter, each later backward op holds its own gradient and the new sum while it runs. States are persistent bytes
@@ -126,18 +126,19 @@ class _BackwardBuilder:
         inputs = [v for v in gradient_targets if v not in self.program.parameters]
         recurrent = any(k.steps > 1 for k in op.kernels)  # whose gradients go back through the steps together
         if not op.is_product or recurrent or len(inputs) > 2 or (len(inputs) == 2 and weights):
-            kernels = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
+            assumed = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
+            kernels = self._kernels(op, gradient_targets, assumed)
             self._add_op(i, "backward", kernels, [*upstream, *self._saved_values(op)], inputs, weights, after)
             return
         if weights:
             other_reads = [v for v in op.reads if v not in self.program.parameters]
-            self._add_op(
-                i, "backward/weight", _gradient_kernels(op, weights[0]), [*upstream, *other_reads], [], weights, after
-            )
+            kernels = self._kernels(op, weights, _gradient_kernels(op, weights[0]))
+            self._add_op(i, "backward/weight", kernels, [*upstream, *other_reads], [], weights, after)
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
             other_reads = [v for v in op.reads if v != value]
-            self._add_op(i, label, _gradient_kernels(op, value), [*upstream, *other_reads], [value], [], after)
+            kernels = self._kernels(op, [value], _gradient_kernels(op, value))
+            self._add_op(i, label, kernels, [*upstream, *other_reads], [value], [], after)
 
     def add_update(self, i: int, values: list[str], states: int) -> None:
         """Adds the op that updates the parameters that op `i` holds."""
@@ -185,6 +186,8 @@ class _BackwardBuilder:
             self.size_bytes[gradient] = size if value in inputs else CONTROL_BYTES
             if value in weights and value in self.gradients:
                 kernels, temporary = (*kernels, Kernel(moved_bytes=3.0 * size)), temporary + 2 * size
+            elif value in inputs and self.gradients.get(value):
+                kernels = (*kernels, Kernel(moved_bytes=3.0 * size))
             elif value in weights:
                 gradient_bytes += size * self.precision.gradient_share
                 temporary += size * (self.precision.gradient_share > 1)  # it is added to the gradient that is kept
@@ -200,6 +203,11 @@ class _BackwardBuilder:
         if kind in _SAVES_NOTHING or not op.moves_data:
             return ()
         return op.makes if kind in _SAVES_OUTPUT else op.reads
+
+    def _kernels(self, op: ProgramOp, values: list[str], assumed: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """Returns the kernels of the gradients of `values`: those that the reader of the program knows, else `assumed`."""
+        known = op.gradients(values) if op.gradients is not None else ()
+        return tuple(map(self.precision.kernel, known)) or assumed
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
         doubled = []

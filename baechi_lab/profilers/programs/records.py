@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,6 +38,8 @@ class ProgramOp:
         persistent_bytes: bytes kept besides parameters; a backward op keeps gradients from its start.
         output_shapes: types and shapes of what it makes, as `OpGraph.output_shapes` has them.
         detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
+        gradients: function from some of `reads` to the kernels of their gradients; without it, or if these are none, they follow
+            from those of the forward pass (`backward`).
     """
 
     name: str
@@ -52,6 +54,7 @@ class ProgramOp:
     persistent_bytes: int = 0
     output_shapes: str = ""
     detached: bool = False
+    gradients: Callable[[Sequence[str]], tuple[Kernel, ...]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_product(self) -> bool:

@@ -183,9 +183,9 @@ class _Reader:
             return
         func = _operator(target)
         keyword_only = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
-        args, kwargs, reads = [], {}, []
+        args, kwargs, reads = [], {}, {}
         for entry in node["inputs"]:
-            reads += list(self.labels(entry["arg"]))
+            reads |= {label: self.tensor(label) for label in self.labels(entry["arg"])}
             if keyword_only.get(entry["name"], False):
                 kwargs[entry["name"]] = self.argument(entry["arg"])
             else:

@@ -96,7 +96,7 @@ class _Reader:
         target = node.target if isinstance(node.target, torch._ops.OpOverload) else None
         name, several = self.name_of(node), isinstance(value, (list, tuple))
         outputs = {f"{name}.{k}" if several else name: t for k, t in enumerate(tensors(value))}
-        reads = [self.name_of(n) for n in node.all_input_nodes]
+        reads = {self.name_of(n): self._argument(n) for n in node.all_input_nodes}
         module = innermost(node.meta.get("nn_module_stack"))
         self.builder.add(node.name, module, str(node.target), (target, args, kwargs), reads, outputs, self.detached)
 

@@ -47,6 +47,7 @@ class Counter(OperatorObserver):
         super().__init__()
         self.precision, self.on_cpu = precision or Precision(), on_cpu
         self.owner: PhaseCall | None = None
+        self.is_ended = False  # True after the forward pass
         self.rows: list[tuple[PhaseCall, Kernel]] = []
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
@@ -105,7 +106,7 @@ class WorkWatch(MemoryWatch):
 
     def end(self, frame: Frame, outputs: object) -> object:
         """Assigns what runs until the backward pass reaches a call to no call."""
-        self.counter.owner = None
+        self.counter.owner, self.counter.is_ended = None, True
         return outputs
 
     @contextmanager

@@ -123,6 +123,8 @@ class Recorder(Counter):
             self._assign_node(node, behind, self.of_view)
             return
         index, kind = len(self.ops), func.overloadpacket.__name__
+        if self.is_ended and node is None:  # the gradient of an output, which a loss would make
+            kernel = Kernel(metadata=True)
         self._assign_node(node, index, self.of_node)
         self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node), output_shapes(tensors(out))))
         for key in inputs:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InvalidInput
+from ...torch_runtime.storage import tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 from ...torch_steps.tracing import output_shapes
 from ..programs.records import Program, ProgramOp
@@ -40,24 +41,43 @@ class _KernelRecorder(TorchDispatchMode):
 
 
 def _kernels(
-    func: OpOverload, args: Args, kwargs: Kwargs, outputs: Sequence[torch.Tensor]
-) -> tuple[tuple[Kernel, ...], str]:
-    """Returns the kernels of a call, and why they are a guess (empty if they are none).
+    call: tuple[OpOverload | None, Args, Kwargs], outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
+) -> tuple[Kernel, ...]:
+    """Returns the kernels of a call, or of the gradients of those of its arguments that are `targets`; none if it does not run.
 
-    The call runs on fake tensors of the CPU, as a model does in an estimate, so that both count the same kernels.
+    The call runs on fake tensors of the CPU, as a model does in an estimate, so that both count the same kernels. Its `outputs`
+    get the order in memory that these kernels write.
     """
-    if func is not None:
-        counting, mode = _KernelRecorder(), FakeTensorMode(allow_non_fake_inputs=True)
-        with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), torch.no_grad(), mode:
-            args, kwargs = map_tensors(
-                (args, kwargs), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
-            )
-            with use_fused_kernels(), counting:
-                run = getattr(*_FUNCTIONS[func]) if func in _FUNCTIONS else func
-                run(*args, **kwargs)
-            return tuple(k for k in counting.kernels if not k.metadata) or (Kernel(metadata=True),), ""
-    moved_bytes = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *outputs))
-    return (Kernel(moved_bytes=float(moved_bytes)),), "an operator that does not run on meta tensors"
+    func, args, kwargs = call
+    if func is None:
+        return ()
+    twins: dict[int, torch.Tensor] = {}
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in twins:
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            needs_gradient = any(tensor is target for target in targets) if targets else tensor.is_floating_point()
+            twins[id(tensor)] = copy.requires_grad_(needs_gradient)  # PyTorch folds other products with weights
+        return twins[id(tensor)]
+
+    kernels: list[Kernel] = []
+    written: list[torch.Tensor] = []
+    forward, backward = _KernelRecorder(), _KernelRecorder()
+    fake, training = FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(bool(targets))
+    with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), training, fake, use_fused_kernels():
+        args, kwargs = map_tensors((args, kwargs), twin)
+        with forward:
+            out = (getattr(*_FUNCTIONS[func]) if func in _FUNCTIONS else func)(*args, **kwargs)
+        roots = [t for t in tensors(out) if t.requires_grad]
+        if targets:
+            gradients = [torch.ones_like(t) for t in roots]
+            with backward:
+                torch.autograd.grad(roots, [twins[id(t)] for t in targets], gradients, allow_unused=True)
+        written = list(tensors(out))
+        kernels = (backward if targets else forward).kernels or [Kernel(metadata=True)]
+    for output, tensor in zip(outputs, written, strict=False):
+        output.data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=output.dtype, device="meta")
+    return tuple(k for k in kernels if not k.metadata) or tuple(kernels[:1])
 
 
 _FUNCTIONS = {
@@ -85,26 +105,36 @@ class ProgramBuilder:
         module: str,
         target: str,
         call: tuple[Any, Any, Any],
-        reads: Sequence[str],
+        reads: Mapping[str, Any],
         outputs: Mapping[str, Any],
         detached: bool = False,
     ) -> None:
         """Adds a call.
 
-        `call` is (function or None, arguments, keywords), `outputs` maps values to meta tensors; see `ProgramOp`.
+        `call` is (function or None, arguments, keywords), `reads` and `outputs` map values to meta tensors; see `ProgramOp`.
         """
         if not outputs:  # a check of shapes or types
             return
-        kernels, why = _kernels(*call, list(outputs.values()))
-        if why:
-            self.guessed[len(self.ops)] = why
+        output_tensors = list(outputs.values())
+        kernels = _kernels(call, output_tensors)
+        if not kernels:
+            self.guessed[len(self.ops)] = "an operator that does not run on meta tensors"
+            kernels = (Kernel(moved_bytes=float(sum(map(tensor_bytes, tensors((call[1:], output_tensors)))))),)
         label = f"{module}/{name}" if module else name
         self.label_counts[label] = self.label_counts.get(label, 0) + 1
         label = label if self.label_counts[label] == 1 else f"{label}#{self.label_counts[label]}"
         op_type = target.removeprefix("torch.ops.")
-        shapes = output_shapes(outputs.values())
         self.ops.append(
-            ProgramOp(label, op_type, kernels, tuple(reads), tuple(outputs), output_shapes=shapes, detached=detached)
+            ProgramOp(
+                label,
+                op_type,
+                kernels,
+                tuple(reads),
+                tuple(outputs),
+                output_shapes=output_shapes(output_tensors),
+                detached=detached,
+                gradients=lambda values: _kernels(call, (), [reads[value] for value in values]),
+            )
         )
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 

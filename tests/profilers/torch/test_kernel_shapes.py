@@ -247,14 +247,25 @@ def test_neither_operand_of_a_weights_gradient_lies_along_the_summed_dimension()
         (torch.nn.ConvTranspose2d(16, 8, 4, stride=2), (2, 16, 14, 14)),
         (torch.nn.LayerNorm(4096), (512, 4096)),
         (torch.nn.Softmax(-1), (256, 3000)),
+        (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.RMSNorm(64)), (256, 64)),
+        (
+            torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.GroupNorm(2, 8), torch.nn.MaxPool2d(2)),
+            (2, 8, 64, 64),
+        ),
     ],
     ids=lambda value: getattr(value, "_get_name", lambda: "")(),
 )
 def test_torch_export_has_the_same_time(layer, shape):
+    """Of a forward pass, and of a training step without its updates; of an operator's two gradients, each may be a kernel."""
     x = torch.empty(*shape)
-    direct = bl.torch.profile(layer.eval(), x, hardware="t4").duration_us.sum()
-    exported = bl.profile_program(torch.export.export(layer, (x,)), hardware="t4", training=False).duration_us.sum()
+    program = torch.export.export(layer, (x,))
+    direct = bl.torch.profile(layer, x, hardware="t4", mode="inference").duration_us.sum()
+    exported = bl.profile_program(program, hardware="t4", training=False).duration_us.sum()
     assert exported == pytest.approx(direct, abs=1.0), "a view more or less"
+    direct = bl.torch.profile(layer, x, hardware="t4", mode="training", granularity="operator").duration_us.sum()
+    trained = bl.profile_program(program, hardware="t4")
+    updates = [name.endswith("/update") for name in trained.names]
+    assert trained.duration_us.sum() - trained.duration_us[updates].sum() == pytest.approx(direct, abs=7.0), "a launch"
 
 
 @pytest.mark.parametrize(
