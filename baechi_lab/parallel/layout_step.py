@@ -323,7 +323,7 @@ def _stage_segments(
         if s == len(counts) - 1:
             segments.append(_segment("head", cost(head), 1))
         stages.append(segments)
-    if layout.pp > 1 or not model.tied:  # a tied table has a copy on the last stage
+    if not model.tied or stage_device(layout, len(stages) - 1):  # a tied table has a copy on another device
         last = stages[-1][-1]
         table = model.vocabulary_share(layout.tp) * model.embedding_size
         stages[-1][-1] = replace(last, parameters=last.parameters + table)

@@ -22,7 +22,7 @@ VOCABULARY_MULTIPLE = 128
 """Each device's share of a divided vocabulary is padded to a multiple of this number."""
 
 ALIASES = {
-    "hidden": ("hidden_size", "n_embd", "d_model", "hidden", "dim"),
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model", "hidden", "dim"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layer_num", "layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "head_num", "heads", "attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_head_num", "kv_n_heads"),
@@ -363,7 +363,7 @@ def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
 def from_fields(fields: Mapping[str, Any], source: str = "the configuration") -> Transformer:
     """Reads the sizes from the fields of a Hugging Face configuration, or of another one with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
-        fields = fields["text_config"]
+        fields = _with_defaults(fields["text_config"])
     for section, names in PART_FIELDS.items():
         sizes_of_part = fields.get(section)
         if isinstance(sizes_of_part, Mapping):
@@ -428,6 +428,18 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         windowed_layers=windowed_layers,
         name=str(fields.get("model_name") or fields.get("_name_or_path") or kind or "transformer"),
     )
+
+
+def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the fields of a part of a model, of which files have only those that differ from the defaults of their class."""
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return fields
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return fields
+    return {**CONFIG_MAPPING[kind]().to_dict(), "layer_types": None, **fields}
 
 
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")

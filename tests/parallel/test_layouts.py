@@ -73,6 +73,11 @@ def test_persistent_bytes_are_what_zero_leaves_of_18_bytes_per_parameter() -> No
     for zero, per_parameter in share.items():
         graph = step_of(bl.Layout(dp=8, zero=zero)).graph
         assert graph.persistent_bytes.sum() == pytest.approx(per_parameter * parameters, rel=1e-3)
+    # The tied table has a copy on the last stage, unless that is on the first device.
+    for schedule, tables in (("1f1b", 2), ("zb-v", 1)):
+        graph = step_of(bl.Layout(pp=2, schedule=schedule)).graph
+        copied = (tables - 1) * 50257 * 1024
+        assert graph.persistent_bytes.sum() == pytest.approx(18 * (parameters + copied), rel=1e-3)
 
 
 def test_zero_divides_the_time_of_an_update_once() -> None:

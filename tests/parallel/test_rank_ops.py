@@ -189,6 +189,20 @@ def test_sizes_of_configurations_under_their_many_names() -> None:
         "max_position_embeddings": 512,
     }
     assert not read_transformer(bert).causal
+    bloom = {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880}
+    assert read_transformer(bloom).parameters == pytest.approx(176_247_271_424, rel=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:.* is a model of several parts")
+def test_a_part_of_a_model_has_the_defaults_of_its_class() -> None:
+    """Gemma 3 4B: its file says neither heads, nor their size, nor the vocabulary: 8 and 4 heads of 256, 262,208 tokens."""
+    pytest.importorskip("transformers")
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    gemma = read_transformer({"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}})
+    layer = 2560 * (8 + 2 * 4 + 8) * 256 + 3 * 2560 * 10240 + 2 * 2560
+    assert gemma.parameters == 34 * layer + 262208 * 2560 + 2560
+    assert (gemma.window, gemma.windowed_layers) == (1024, 29)  # every sixth layer attends to all
 
 
 def test_distilbert_names_its_sizes_differently() -> None:
