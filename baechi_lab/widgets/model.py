@@ -38,7 +38,7 @@ from .guard import Guard, Problem
 from .history import History
 from .move_previews import preview_moves
 from .moves import move, named_ops, shortest_names
-from .setting import GIVEN_SUBJECT, OWN, Setting
+from .setting import GIVEN_SUBJECT, OWN, Setting, named_hardware
 
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
@@ -376,12 +376,13 @@ class WorkbenchModel:
 
 
 def first_setting(subject: Subject | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
-    """Returns the first setting of a workbench: placer `auto`, unless `fields` name another."""
-    fields.setdefault("placer", "auto")
+    """Returns the first setting: placer `auto` and the hardware of the cluster's first device, unless `fields` name others."""
+    cluster = Cluster.uniform(4) if cluster is None else cluster
+    fields = {"placer": "auto", "hardware": named_hardware(cluster), **fields}
     if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
         fields.setdefault("batch_size", subject.info["params"]["batch_size"])
     field_names = Setting.__dataclass_fields__
     for key in fields:
         if key not in field_names:
             raise InvalidInput(f"unknown setting {key!r}; known: {', '.join(k for k in field_names if k != 'cluster')}")
-    return Setting(Cluster.uniform(4) if cluster is None else cluster, **fields)
+    return Setting(cluster, **fields)

@@ -32,7 +32,7 @@ def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
         y += height + 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
     words = html.escape(words or ", ".join(title for title, _, _ in pictures if title))
-    head += f' role="img" aria-label="{words}"'
+    head += f' style="max-width:100%;height:auto" role="img" aria-label="{words}"'
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
     return f'{head} font-family="Helvetica, Arial, sans-serif"><title>{words}</title>{background}{"".join(body)}</svg>'
 

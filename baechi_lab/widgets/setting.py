@@ -14,7 +14,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link, Placement
 from ..graph.device import DEFAULT_MEMORY, default_memory
-from ..graph.hardware import HARDWARE
+from ..graph.hardware import HARDWARE, kind_named
 from ..graph.link import FREE, PCIE
 from ..graph.link_presets import LINKS as PRESETS
 from ..graph.link_presets import default_link
@@ -257,6 +257,19 @@ def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
     each = speeds * cluster.n if len(speeds) == 1 else speeds
     devices: tuple[Device, ...] = tuple(replace(d, speed=s) for d, s in zip(cluster.devices, each, strict=True))
     return cluster.replace(devices=devices)
+
+
+def named_hardware(cluster: Cluster) -> str:
+    """Returns the hardware that the kind of the first device names or stands for.
+
+    >>> kinds = ("gpu", "H100", "cpu")
+    >>> [named_hardware(Cluster.uniform(2, kind=kind)) for kind in kinds]
+    ['rtx2080', 'h100', 'cpu-core']
+    """
+    kind, default = kind_named(cluster.devices[0].kind), Setting.hardware
+    if kind in HARDWARE or kind == HARDWARE[default].kind:
+        return kind if kind in HARDWARE else default
+    return next((name for name, hardware in HARDWARE.items() if hardware.kind == kind), default)
 
 
 def link_name(cluster: Cluster) -> str:

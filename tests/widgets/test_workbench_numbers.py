@@ -111,6 +111,11 @@ def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
     fits = [row for row in outcome.base.info["table"] if row["feasible"]]
     assert f"the fastest of {len(fits)} that fit" in why_won(outcome)
     assert first_setting(diamond, pair, {"placer": "m-etf"}).placer == "m-etf"
+    # A step is estimated for the devices that it is placed on.
+    assert [first_setting(diamond, bl.Cluster.uniform(2, kind=kind), {}).hardware for kind in ("gpu", "NVIDIA A100", "cpu")] == [
+        "rtx2080", "a100", "cpu-core"
+    ]  # fmt: skip
+    assert first_setting(diamond, bl.Cluster.uniform(2, kind="cpu"), {"hardware": "h100"}).hardware == "h100"
 
 
 @pytest.mark.parametrize("objective", ["step", "throughput"])
