@@ -34,11 +34,11 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 """Errors of a placer that become the text of its row instead of ending the comparison."""
 
 COLUMNS = tuple(
-    str.split(
+    (
         "placer makespan_us lower_bound_us gap feasible peak_bytes device_peak_bytes moved_bytes transfers balance "
         "place_seconds measured_us measured_low_us measured_high_us error one_device_us winner peak_parts "
         "measured_peak_bytes measured_device_peak_bytes measured_peak_parts peak_margin"
-    )
+    ).split()
 )
 
 

@@ -124,8 +124,8 @@ def execute(
 
     A TensorFlow step runs in a separate process: `warmup` steps, then some under a full trace, then `steps` measured
     ones. The traced step of median length becomes the Timeline. If the process crashes, runs out of memory or hangs, the
-    caller gets a Run with what was measured so far. Ctrl-C ends the process and is raised as usual. How a PyTorch step
-    runs says `bl.torch.execute`.
+    caller gets a Run with what was measured so far. Ctrl-C ends the process and is raised as usual. `bl.torch.execute`
+    explains how a PyTorch step runs.
 
     Args:
         step: what `bl.trace` returned, or a `bl.torch.TorchStep`.
@@ -142,7 +142,7 @@ def execute(
             None runs `step` as it is. A PyTorch step is the whole batch, which is cut, its placement one of a
             micro-batch's graph; see `bl.torch.execute`.
         schedule: as in `bl.simulate`: devices work in its order. None lets them take what is ready. Give as `graph` the
-            profile that the simulation has, if the schedule is to be the same where it goes by durations.
+            profile of the simulation, so that a schedule that depends on durations is the same.
         reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's. None finds
             out, from the graph of a TensorFlow step and from a PyTorch step's loss; a loss that is neither is warned of.
         native: also run the step undivided, as the framework itself does, `warmup + steps` steps in this process and on one
@@ -207,9 +207,9 @@ def execute(
 
 
 def step_timer(step: Step | TorchStep, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
-    """A function that runs placements of `step` and returns seconds: the median of `steps` steps after `warmup` discarded ones.
+    """Returns a function that runs placements of `step` and returns seconds: the median of `steps` steps after `warmup` steps.
 
-    Infinite where a run ends otherwise than well, for example out of memory. A worker process is kept between runs.
+    The seconds are infinite if a run fails, for example out of memory. A worker process is kept between runs.
     """
     from ..workers.client import Worker
 

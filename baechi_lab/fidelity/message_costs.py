@@ -158,7 +158,7 @@ def with_shared_caches(
 def share_beside_others(
     start_us: NDArray[np.float64], end_us: NDArray[np.float64], device: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """float64[ops]: the share of each op's time in which another device works.
+    """Returns float64[ops]: the share of each op's time in which another device works.
 
     >>> share_beside_others(np.array([0.0, 4.0]), np.array([10.0, 14.0]), np.array([0, 1])).tolist()
     [0.6, 0.6]
@@ -179,7 +179,7 @@ def share_beside_others(
 
 
 def wire_us(extended: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
-    """float64[messages]: time between the two ends, negative if they overlap."""
+    """Returns float64[messages]: time between the two ends, negative if they overlap."""
     sends = (extended.n - kernels) // 2
     size = np.zeros(sends)
     message = extended.tensor_producer - kernels

@@ -79,12 +79,12 @@ def _timeline(
     tensor, target = crossing(graph, device[: graph.n])
     receive = graph.n + len(tensor)
     transfers = Transfers(
-        tensor,
-        device[graph.tensor_producer[tensor]],
-        target,
-        start_us[graph.n : receive],
-        made_us[receive:],
-        end_us[receive:],
+        tensor=tensor,
+        source=device[graph.tensor_producer[tensor]],
+        target=target,
+        start_us=start_us[graph.n : receive],
+        receive_us=made_us[receive:],
+        end_us=end_us[receive:],
     )
     return Timeline(
         op=np.arange(graph.n),

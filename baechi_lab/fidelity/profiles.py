@@ -66,7 +66,7 @@ def mean_graph(profiles: Sequence[OpGraph]) -> OpGraph:
 
 
 def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
-    """int64[count]: largest temporary bytes of each op of a measured timeline."""
+    """Returns int64[count]: largest temporary bytes of each op of a measured timeline."""
     live, peak = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     log = timeline.memory
     for row in np.flatnonzero(log.category == MEMORY_CATEGORIES.index("temporary")).tolist():

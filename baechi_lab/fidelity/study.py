@@ -205,16 +205,16 @@ def _measure(
     drift = max(profile_us) / max(min(profile_us), 1e-9)
     mean = mean_calibration(costs)
     return _Measured(
-        case.name,
-        mean_graph(profiles),
-        busy_us,
-        mean_pairs(pairs_of_rounds),
-        placed,
-        runs_by_placement,
-        share,
-        disturbed,
-        drift,
-        mean,
+        model=case.name,
+        graph=mean_graph(profiles),
+        beside_us=busy_us,
+        pairs=mean_pairs(pairs_of_rounds),
+        placed=placed,
+        runs_by_placement=runs_by_placement,
+        busy_share=share,
+        others_share=disturbed,
+        drift=drift,
+        costs=mean,
     )
 
 

@@ -22,7 +22,7 @@ ROUNDING_US = 1e-6
 
 
 def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
-    """int64[n]: `temp_bytes` of the ops, with those of updates adjusted to the order of a simulated timeline.
+    """Returns int64[n]: `temp_bytes` of the ops, with those of updates adjusted to the order of a simulated timeline.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> edges = [(0, 1, 4), (0, 3, 4), (1, 2, 80), (1, 3, 4)]  # 3 updates what 1 has read for 2

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMNS = tuple(
-    str.split("way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin")
+    "way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin".split()
 )
 HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 

@@ -303,7 +303,7 @@ class OpGraph(Picklable):
         return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
 
     def tensor_consumers(self, tensor: int) -> NDArray[np.int32]:
-        """int32[k], the ops that read `tensor`. Raises `InvalidInput` for an invalid index."""
+        """Returns int32[k], the ops that read `tensor`. Raises `InvalidInput` for an invalid index."""
         tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
 
@@ -370,7 +370,7 @@ class OpGraph(Picklable):
 
 
 def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
+    """Returns int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
     if not is_list(edges):
         raise InvalidInput(f"edges is {edges!r:.60}; it must be a list of (producer, consumer, bytes)")
     try:

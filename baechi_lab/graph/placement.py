@@ -144,7 +144,7 @@ class Placement(Picklable):
         return None if self.priority is None else -self.priority
 
     def at(self, micro_batch: int) -> NDArray[np.int32]:
-        """int32[n]: the device of every op for one micro-batch, counted from 0; the same for all without replicas.
+        """Returns int32[n]: the device of every op for one micro-batch, counted from 0; the same for all without replicas.
 
         >>> Placement(device=[0, 2], replicas=[(0, 1)]).at(3).tolist()
         [1, 2]
@@ -250,7 +250,7 @@ def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) ->
 
 
 def _indices(key: str, values: object, meaning: str) -> NDArray[np.int32]:
-    """int32[n] of whole numbers from 0."""
+    """Returns int32[n] of whole numbers from 0."""
     column = whole_numbers(key, values, np.int32)
     array = np.asarray(values)
     if column.ndim != 1 or (column.size and array.dtype.kind not in "iuO"):

@@ -148,12 +148,8 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                 judged = replace(judged, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
             if submission.is_homework:
                 judged = _with_homework(judged, values.get("student", {}), values.get("placement", {}))
-        except (
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ):  # a notebook wrote into the pipe
+        except (AttributeError, LookupError, TypeError, ValueError):
+            # A notebook wrote into the pipe.
             return grade.remark("what its process sent is no answer")
         return replace(judged, remarks=(*grade.remarks, *run.remarks, *judged.remarks[len(grade.remarks) :]))
 

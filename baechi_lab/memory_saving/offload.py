@@ -89,14 +89,14 @@ def offload(
     if ops is not None and (isinstance(ops, str) or not is_list(ops)):
         raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
     offload_pass = Offload(
-        cluster.names[device],
-        link.latency_us,
-        link.us_per_byte,
-        None if ops is None else tuple(ops),
-        share,
-        state,
-        lead,
-        other_kinds,
+        host=cluster.names[device],
+        latency_us=link.latency_us,
+        us_per_byte=link.us_per_byte,
+        ops=None if ops is None else tuple(ops),
+        share=share,
+        state=state,
+        lead=lead,
+        others=other_kinds,
     )
     offload_pass.check()
     offloaded = offload_pass.apply(graph)
@@ -327,9 +327,8 @@ class _OffloadBuilder:
         column = lambda values, fill: np.concatenate([values, np.full(added, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
         elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
         reuse = graph.reuse
-        if (
-            reuse is not None
-        ):  # what returns from the host is a view of what was sent there, or of the state that lies there
+        if reuse is not None:
+            # What returns from the host is a view of what was sent there, or of the state that lies there.
             reuse = np.concatenate([reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
             reuse[self.layers] = VIEW
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)

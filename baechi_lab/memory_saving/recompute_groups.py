@@ -102,7 +102,7 @@ class RecomputeGroups:
                 self.readers[g].append(k)
 
     def backward_levels(self, stage: int) -> list[tuple[list[int], int]]:
-        """Yields the groups that the stage's backward ops have read for the last time, and the most other live bytes then."""
+        """Returns pairs: groups that the stage's backward ops have read for the last time, and the most other live bytes then."""
         last = {int(self.group[p]): k for k in self.ops[stage] for p in self.chain.read[k]}
         most_bytes: dict[tuple[int, ...], int] = {}
         for k in self.ops[stage]:

@@ -47,7 +47,7 @@ class Network:
 
 
 def positions(steps: int, units: int) -> NDArray[np.float32]:
-    """float32[steps, units]: sines and cosines of wavelengths from 2 pi to 20,000 pi (section 3.5 of the paper).
+    """Returns float32[steps, units]: sines and cosines of wavelengths from 2 pi to 20,000 pi (section 3.5 of the paper).
 
     >>> positions(2, 4).round(2).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
@@ -103,7 +103,7 @@ class _Attention:
             return self.norm(x + tf.matmul(tf.reshape(mixed, [-1, self.model.units]), self.out))
 
     def _heads(self, x: tf.Tensor, kernel: tf.Variable) -> tf.Tensor:
-        """float32[batch, heads, steps, width]."""
+        """Returns float32[batch, heads, steps, width]."""
         heads, steps = self.model.heads, self.model.sequence_length
         split = tf.reshape(tf.matmul(x, kernel), [-1, steps, heads, self.model.units // heads])
         return tf.transpose(split, [0, 2, 1, 3])

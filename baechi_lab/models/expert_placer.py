@@ -20,8 +20,8 @@ class Expert(Placer):
 
     Idea: rules by name scope, see `baechi_lab.models`; O(ops). Wu et al. 2016 (arXiv:1609.08144) put encoder and
     decoder layer k on device k; B adds the embedding to the first and the output layer to the last, H the attention.
-    Like an expert it chooses before it knows the memory, and has nothing to offer when that does not suffice
-    (B's Table 4). Ops run in the order in which they become ready.
+    Like an expert it chooses before it knows the memory, and raises an error if the memory does not suffice (B's
+    Table 4). Ops run in the order in which they become ready.
 
     Args:
         model: name of the benchmark model; None takes it from the graph's name.

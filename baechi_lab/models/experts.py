@@ -25,7 +25,7 @@ def model_of(graph: OpGraph, model: str | None = None) -> str:
 
 
 def expert(model: str | None, graph: OpGraph, cluster: Cluster, attention: str = "last") -> NDArray[np.int32]:
-    """int32[n]: the expert's device of every op; None takes the model from the graph's name.
+    """Returns int32[n]: the expert's device of every op; None takes the model from the graph's name.
 
     `attention`: whether a translation model's attention goes with the "last" layer (paper H) or with the "first".
     Colocation groups stay together; an op that may not run on the expert's device goes to the first that it may.

@@ -72,7 +72,7 @@ class Embedding:
         self.table = weights.matrix(f"{scope}/table", vocabulary, units)
 
     def __call__(self, words: tf.Tensor) -> list[tf.Tensor]:
-        """int32[steps, batch] -> `steps` tensors float32[batch, units]."""
+        """Returns the vectors of `words` int32[steps, batch]: a tensor float32[batch, units] for every step."""
         with tf.name_scope(f"{self.scope}/lookup"):
             return list(tf.unstack(tf.gather(self.table, words)))
 
@@ -97,7 +97,7 @@ class Attention:
             self.weights = query, tf.reshape(vector, [-1])
 
     def step(self, t: int, query: tf.Tensor) -> tf.Tensor:
-        """float32[batch, memory]: the memory averaged with the weights that `query` gives each position."""
+        """Returns float32[batch, memory]: the memory averaged with the weights that `query` gives each position."""
         kernel, vector = self.weights
         with tf.name_scope(f"{self.scope}/t{t}"):
             hidden = tf.tanh(self.keys + tf.expand_dims(tf.matmul(query, kernel), 1))
@@ -137,5 +137,5 @@ class Projection:
 
 
 def random_words(seed: int, vocabulary: int, steps: int, batch: int) -> NDArray[np.int32]:
-    """int32[steps, batch] of seeded random words."""
+    """Returns int32[steps, batch] of seeded random words."""
     return np.random.default_rng(seed).integers(0, vocabulary, (steps, batch), dtype=np.int32)

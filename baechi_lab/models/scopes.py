@@ -88,7 +88,7 @@ def translation_rule(layers: int, devices: int, attention: str) -> Rule:
 
 
 def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int32]:
-    """int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
+    """Returns int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
     check_whole("devices", devices)
     by_name = [rule(scope_parts(name)) for name in graph.names]
     device = np.array([-1 if number is None else number for number in by_name], dtype=np.int64)

@@ -62,7 +62,7 @@ class Weights:
 
 
 def glorot(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """float32 of `shape`: fan-in and fan-out are the last two axes, times the receptive field (the other axes)."""
+    """Returns float32 of `shape`: fan-in and fan-out are the last two axes, times the receptive field (the other axes)."""
     field_size = int(np.prod(shape[:-2]))
     limit = np.sqrt(6.0 / (field_size * (shape[-2] + shape[-1])))
     return ((random.random(shape, dtype=np.float32) * 2 - 1) * np.float32(limit)).astype(np.float32)

@@ -245,20 +245,20 @@ def make_layout_step(
         for d in range(layout.pp)
     ]
     return LayoutStep(
-        model,
-        layout,
-        graph,
-        _group_cluster(layout, cluster, hardwares, options, collectives),
-        Placement(device=device.astype(np.int32)),
-        micro_batches,
-        options.overhead_bytes,
-        options.reserve_share,
-        np.array([writer.device_us(d) for d in range(layout.pp)]),
-        max(
+        model=model,
+        layout=layout,
+        graph=graph,
+        cluster=_group_cluster(layout, cluster, hardwares, options, collectives),
+        placement=Placement(device=device.astype(np.int32)),
+        micro_batches=micro_batches,
+        overhead_bytes=options.overhead_bytes,
+        reserve_share=options.reserve_share,
+        stage_us=np.array([writer.device_us(d) for d in range(layout.pp)]),
+        compute_us=max(
             sum(p.count * (p.costs.forward.compute_us + p.costs.backward.compute_us) for p in segments)
             for segments in costs
         ),
-        max(
+        tensor_us=max(
             sum(p.count * (t.device_us - t.compute_us) for p in segments for t in (p.costs.forward, p.costs.backward))
             for segments in costs
         ),

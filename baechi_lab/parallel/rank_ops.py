@@ -236,16 +236,16 @@ class _PartWriter:
                 weights = []
             ops.append(op)
         return Part(
-            self.name,
-            tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
-            tuple(ops + weights),
-            self.parameters,
-            self.expert_parameters,
-            int(self.saved),
-            input_bytes,
-            output_bytes,
-            int(transient_bytes),
-            int(self.attention_saved),
+            name=self.name,
+            forward=tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
+            backward=tuple(ops + weights),
+            parameters=self.parameters,
+            expert_parameters=self.expert_parameters,
+            saved_bytes=int(self.saved),
+            input_bytes=input_bytes,
+            output_bytes=output_bytes,
+            transient_bytes=int(transient_bytes),
+            attention_bytes=int(self.attention_saved),
         )
 
 

@@ -43,28 +43,28 @@ ALIASES = {
 """Names of each field in configurations; the first name that occurs is used."""
 
 GATED = frozenset(
-    str.split("""
+    """
         llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text vaultgemma deepseek_v2
         deepseek_v3 youtu minicpm3 olmo olmo2 olmo3 olmoe flex_olmo phi3 phimoe cohere cohere2 granite granitemoe
         granitemoeshared glm glm4 glm4_moe starcoder2_gated smollm3 helium nemotron_gated exaone4 dbrx ernie4_5 seed_oss bitnet
         gpt_oss llama4_text cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2 modernbert
-    """)
+    """.split()
 )
 """Model types whose feed-forward part multiplies two projections (SwiGLU)."""
 
 ROTARY = GATED | frozenset(
-    str.split("""
+    """
         gpt_neox falcon phi stablelm starcoder2 gptj codegen persimmon nemotron gpt_bigcode_rope mpt bloom arcee ctrl
         gpt_neox_japanese jais2 esmc xglm
-    """)
+    """.split()
 )
 """Model types without a table of positions."""
 
 ENCODERS = frozenset(
-    str.split("""
+    """
         bert roberta electra distilbert xlm-roberta deberta camembert mpnet ernie megatron-bert data2vec-text
         roberta-prelayernorm eurobert esmc modernbert
-    """)
+    """.split()
 )
 """Model types whose tokens see all tokens."""
 
@@ -72,12 +72,10 @@ CHECKED = (
     ROTARY
     | ENCODERS
     | frozenset(
-        str.split(
-            """
+        """
             apertus ernie4_5_moe gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2
             xlm-roberta-xl
-            """
-        )
+            """.split()
     )
 )
 """Model types whose parameters were compared with those of transformers 5.24: they differ by at most one percent."""
@@ -99,7 +97,7 @@ REFUSED = {
 """Model types that are no stack of equal transformer blocks, with a description of each."""
 
 EXPERT_PATTERNS = tuple(
-    str.split("interleave_moe_layer_step moe_layer_freq decoder_sparse_step moe_layer_frequency moe_layer_interval")
+    "interleave_moe_layer_step moe_layer_freq decoder_sparse_step moe_layer_frequency moe_layer_interval".split()
 )
 """Fields that say that only every n-th layer has experts."""
 

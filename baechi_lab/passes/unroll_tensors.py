@@ -114,9 +114,8 @@ def _ring_edges(
         updates = [o for o in at.update.tolist() if _reads(graph, o, at.summed[group_sums])]
         for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
             row = _last_row(at, first_row, row_of_sum, group_sums, np.full(len(group_sums), k))
-            if not len(
-                group_sums
-            ):  # gradients are added in place, in any order, so the ring waits for all of this replica
+            if not len(group_sums):
+                # Gradients are added in place, in any order, so the ring waits for all of this replica.
                 replica_batches = np.arange(k, at.count, len(ring.first))
                 ended = (at.first[ring.in_place_adders][None, :] + at.shift[replica_batches][:, None]).ravel()
                 row = ring_row + len(at.rings.producer) + len(makers) + np.arange(len(ended))

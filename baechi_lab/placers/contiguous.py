@@ -176,7 +176,7 @@ def _cut_line(
     cap: NDArray[np.float64],
     memory: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end if no cuts fit.
+    """Returns int64[D]: where each device's run ends, the last at the end of the line; -1 at the end if no cuts fit.
 
     The run of device d that ends at j may begin in a window [low, j]. Both ends of the window move forward, so a queue of
     candidates with rising cost keeps its minimum at the front. Of equal candidates the last is kept: idle devices come last.

@@ -80,7 +80,7 @@ class CriticalPath(Placer):
 
 
 def _path_devices(path: NDArray[np.int32], units: Units, number: int, usage: DeviceUsage) -> list[tuple[int, int]]:
-    """(unit, device) along a path: the first that holds all of it, from the `number`-th fastest device on."""
+    """Returns (unit, device) along a path: the first that holds all of it, from the `number`-th fastest device on."""
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
     first_device = number % len(fastest)
     devices = fastest[first_device:] + fastest[:first_device]

@@ -56,7 +56,7 @@ def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
 
 
 def walk(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: the ops in the order of the visit.
+    """Returns int64[n]: the ops in the order of the visit.
 
     >>> walk(OpGraph.from_edges([1, 1, 5, 1], [(0, 1, 1), (0, 2, 1), (3, 2, 1)])).tolist()
     [0, 2, 1, 3]

@@ -57,7 +57,7 @@ class Hash(Placer):
         return Placement(device=usage.unit_device[units.group])
 
     def draws(self, names: list[str]) -> NDArray[np.float64]:
-        """float64[k] in [0, 1): one number per name."""
+        """Returns float64[k] in [0, 1): one number per name."""
         key = int(self.seed).to_bytes(16, "little")
         digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
         return np.frombuffer(digests, dtype="<u8") / 2.0**64

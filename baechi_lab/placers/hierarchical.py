@@ -74,7 +74,7 @@ _INTEGER_MINIMA = {
 _CHOICES = {"baseline": BASELINES, "grouper_start": STARTS}
 _ABOVE_ZERO = ("temperature", "tanh_constant", "learning_rate", "gradient_norm")
 _BUDGETS = tuple(
-    str.split("time_limit updates workers executor callback checkpoint checkpoint_every resume step reward explain")
+    "time_limit updates workers executor callback checkpoint checkpoint_every resume step reward explain".split()
 )
 
 

@@ -37,7 +37,7 @@ class MTopo(Placer):
 
 
 def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[devices]: bytes that m-TOPO puts on each device, for `need` int64[groups]."""
+    """Returns float64[devices]: bytes that m-TOPO puts on each device, for `need` int64[groups]."""
     memory = cluster.memory_bytes.astype(np.float64)
     share = memory / memory.sum() if memory.sum() > 0 else np.full(cluster.n, 1.0 / cluster.n)
     return need.sum() * share + need.max(initial=0)
@@ -109,7 +109,7 @@ def _assign(
     cap: NDArray[np.float64],
     limit: NDArray[np.int64],
 ) -> NDArray[np.int32]:
-    """int32[groups]: the device of every group."""
+    """Returns int32[groups]: the device of every group."""
     devices = len(cap)
     used, promised, current = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
     group_device = np.zeros(len(need), np.int32)

@@ -79,7 +79,7 @@ def metis_partitions(
     by_bytes: bool = False,
     part_count: int | None = None,
 ) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """(name, device int32[n]) for each tolerance and both of METIS's methods.
+    """Yields (name, device int32[n]) for each tolerance and both of METIS's methods.
 
     `by_bytes` balances bytes instead of work; `part_count` uses only that many devices, the first ones.
     """
@@ -137,7 +137,7 @@ def cut_costs(
 
 
 def fair_shares(capacity: NDArray[np.number]) -> NDArray[np.float64]:
-    """float64[D] that add up to 1, in proportion to capacities of which one at least is above 0.
+    """Returns float64[D] that add up to 1, in proportion to capacities of which one at least is above 0.
 
     None is below a thousandth of the largest: partitioners fail on parts of next to nothing.
 

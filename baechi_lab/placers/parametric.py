@@ -121,7 +121,7 @@ class ListScheduler(Placer):
         return Placement(device=plan.device, order=start_order(plan).astype(np.float64), info=info)
 
     def _key(self, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-        """float64[n], smallest first, without equal numbers: the topological position decides between equals."""
+        """Returns float64[n], smallest first, without equal numbers: the topological position decides between equals."""
         position = graph.position.astype(np.float64)
         if self.priority in ("topological", "ready-time", "earliest-start"):
             return position

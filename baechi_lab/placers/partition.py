@@ -60,7 +60,7 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
 
 
 def units_by_rank(units: Units) -> NDArray[np.int64]:
-    """int64[G]: units by total rank, highest first; ties in topological order."""
+    """Returns int64[G]: units by total rank, highest first; ties in topological order."""
     return np.lexsort((units.first, -units.rank))
 
 

@@ -54,7 +54,7 @@ class PostAdjusted(Placer):
 
 
 def adjust_to_groups(graph: OpGraph, device: Integers, allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
-    """int32[n]: moves every colocation group to the allowed device that `rule` prefers."""
+    """Returns int32[n]: moves every colocation group to the allowed device that `rule` prefers."""
     adjusted_device = np.array(device, dtype=np.int32)
     group = groups_of(graph)
     weight = {

@@ -68,7 +68,7 @@ def _with_order(placement: Placement, scheduler: str, order: NDArray[np.number] 
 
 
 def order_of_starts(graph: OpGraph, start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """int64[n]: the position of each op by its start.
+    """Returns int64[n]: the position of each op by its start.
 
     A device that takes its ready ops in that order makes the same choices: what it ran next started first.
     """

@@ -69,7 +69,7 @@ def apply_buffer_reuse(
 
 
 def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """(time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
+    """Returns (time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
 
     An op without duration ends within its turn, and its messages begin then.
     """

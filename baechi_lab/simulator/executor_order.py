@@ -32,7 +32,7 @@ def has_executor_order(graph: OpGraph) -> bool:
 
 
 def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """int64[n] each: the position of every op, where a step starts with the last ops without inputs, and with the first ones.
+    """Returns the position of every op, int64[n], if a step starts with the last ops without inputs, and if with the first ones.
 
     >>> graph = OpGraph.from_edges([1] * 5, [(0, 2, 8), (0, 3, 8), (2, 4, 8)])
     >>> [order.tolist() for order in executor_orders(graph)]    # 1, 0, 3, 2, 4 and 0, 3, 2, 4, 1

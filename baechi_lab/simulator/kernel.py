@@ -163,7 +163,7 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Flo
 
 
 def lanes(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> Ints:
-    """int64[n]: the lane of every op: its device, or for a collective the number of devices more."""
+    """Returns int64[n]: the lane of every op: its device, or for a collective the number of devices more."""
     return np.where(graph.on_communication_lane, cluster.n + device, device).astype(np.int64)
 
 

@@ -28,6 +28,6 @@ def run_kernel(
 def simulated_peak(
     graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: SchedulerOption | None = None
 ) -> NDArray[np.int64]:
-    """int64[devices]: the peak bytes of every device in one step."""
+    """Returns int64[devices]: the peak bytes of every device in one step."""
     state, _, _ = run_kernel(graph, cluster, placement, scheduler, keep_log=False)
     return state.devices["peak"].copy()

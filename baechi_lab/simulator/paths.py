@@ -40,7 +40,7 @@ def tails(
     consumer_ptr: Ints,
     consumers: NDArray[np.int32],
 ) -> Floats:
-    """float64[n]: the longest path after each op, from arrays as `OpGraph` has them."""
+    """Returns float64[n]: the longest path after each op, from arrays as `OpGraph` has them."""
     tail = np.zeros(len(order))
     for k in range(len(order) - 1, -1, -1):
         i = order[k]
@@ -67,5 +67,5 @@ def heads_and_tails(
 
 
 def computing_us(graph: OpGraph, table: Floats) -> Floats:
-    """float64[n, devices]: the time of the computing lane that ops take, none for collectives; infinite where not allowed."""
+    """Returns float64[n, devices]: the time that ops take of the computing lane, 0 for collectives; infinite if not allowed."""
     return np.where(graph.on_communication_lane[:, None] & np.isfinite(table), 0.0, table)

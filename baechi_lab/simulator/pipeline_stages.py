@@ -254,7 +254,7 @@ class _StageAssigner:
 
 
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
-    """int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
+    """Returns int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
     role = roles(graph)
     # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)

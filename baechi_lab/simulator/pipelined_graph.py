@@ -266,7 +266,7 @@ def make_setting(
 def _activation_bytes(
     graph: OpGraph, device: Integers, stages: PipelineStages
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """float64[S] each: live bytes of one micro-batch after the F of a stage, and between its B and its W."""
+    """Returns float64[S] each: live bytes of one micro-batch after the F of a stage, and between its B and its W."""
     held_bytes, kept_bytes = np.zeros(stages.count), np.zeros(stages.count)
     phase, stage = stages.phase, stages.stage
     # A tensor is on its producer's device from that unit on, and on a reader's device from the reader's first unit on.
@@ -294,7 +294,7 @@ def _activation_bytes(
 def _activation_room(
     graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, held_bytes: Any
 ) -> NDArray[np.float64]:
-    """float64[p]: bytes for activations: the memory limit minus the peak of one micro-batch without its activations."""
+    """Returns float64[p]: bytes for activations: the memory limit minus the peak of one micro-batch without its activations."""
     peak = simulated_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
     line = stages.line
     room_bytes = np.zeros(int(line.max(initial=-1)) + 1)
@@ -335,7 +335,7 @@ def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> N
 
 
 def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> NDArray[np.int32]:
-    """int32[n]: position of every op's unit on its device: 0 for START, then the schedule's units, then END."""
+    """Returns int32[n]: position of every op's unit on its device: 0 for START, then the schedule's units, then END."""
     origin, batch = np.asarray(step_graph.copy_of), np.asarray(step_graph.micro_batch)
     count = int(batch.max(initial=-1)) + 1
     splits = schedule.splits

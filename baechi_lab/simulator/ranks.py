@@ -35,7 +35,7 @@ Bools = NDArray[np.bool_]
 def upward_rank(
     graph: OpGraph, cluster: Cluster | None = None, *, communication: bool | None = None
 ) -> NDArray[np.float64]:
-    """float64[n] microseconds from the start of each op to the end of the step along the longest path.
+    """Returns float64[n] microseconds from the start of each op to the end of the step along the longest path.
 
     Args:
         graph: the ops.
@@ -55,7 +55,7 @@ def upward_rank(
 def downward_rank(
     graph: OpGraph, cluster: Cluster | None = None, *, communication: bool | None = None, own: bool = False
 ) -> NDArray[np.float64]:
-    """float64[n] microseconds from the start of the step to the start of each op along the longest path.
+    """Returns float64[n] microseconds from the start of the step to the start of each op along the longest path.
 
     Args:
         graph: the ops.
@@ -77,7 +77,7 @@ def downward_rank(
 def total_rank(
     graph: OpGraph, cluster: Cluster | None = None, *, communication: bool | None = None
 ) -> NDArray[np.float64]:
-    """float64[n] microseconds: the longest path through each op; the largest is the critical path's length.
+    """Returns float64[n] microseconds: the longest path through each op; the largest is the critical path's length.
 
     Arguments and errors as in `bl.upward_rank`.
 
@@ -92,7 +92,7 @@ def total_rank(
 def critical_path(
     graph: OpGraph, cluster: Cluster | None = None, *, communication: bool | None = None
 ) -> NDArray[np.int64]:
-    """int64[k]: the ops of a longest path from a source to a sink, in order; ties by op index.
+    """Returns int64[k]: the ops of a longest path from a source to a sink, in order; ties by op index.
 
     Arguments and errors as in `bl.upward_rank`.
 
@@ -104,7 +104,7 @@ def critical_path(
 
 
 def longest_path(graph: OpGraph, weight: Floats, edge_weight: Floats | None, free: Bools) -> NDArray[np.int64]:
-    """int64[k]: a longest path through the ops where `free` bool[n] is set; `weight` float64[n], `edge_weight` float64[E]."""
+    """Returns int64[k]: a longest path through the ops where `free` bool[n] is set, by `weight` float64[n] and `edge_weight`."""
     cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
     node_weight = np.ascontiguousarray(weight, dtype=np.float64)
     last, before = _longest_path_tree(
@@ -168,6 +168,6 @@ def rank_costs(
 
 
 def mean_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n]: mean duration over the devices that each op may use."""
+    """Returns float64[n]: mean duration over the devices that each op may use."""
     is_allowed = allowed_devices(graph, cluster)
     return np.where(is_allowed, durations(graph, cluster), 0.0).sum(axis=1) / is_allowed.sum(axis=1)

@@ -37,7 +37,7 @@ def runtime_peaks(
     timeline: Timeline,
     simulate_order: Callable[[Cluster, str, NDArray[np.int64] | None], Timeline] | None = None,
 ) -> NDArray[np.int64]:
-    """int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
+    """Returns int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
 
     `simulate_order` returns the timeline on a cluster, under a scheduler and a planned order, with memory by the plain rules;
     None where the order of ops is enforced.
@@ -86,7 +86,7 @@ def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
-    """int64[devices]: peak bytes where a device sends only when its ops leave it idle; at least the timeline's own.
+    """Returns int64[devices]: peak bytes where a device sends only when its ops leave it idle; at least the timeline's own.
 
     A tensor is held until the busy time of its sender is over, and a copy from the moment at which its tensor is produced. Ops
     keep their times. Measured peaks of workers under placements that keep one device busy lie between both.

@@ -22,9 +22,9 @@ class Throughput:
     """The steady state of endless micro-batches: the load of each resource per micro-batch.
 
     `period_us` is the largest load, the time from one micro-batch to the next. `loads` maps a kind of resource to
-    float64[devices] in microseconds: always "compute", besides it "queue" (`sequential` transfers), "send" and
-    "receive" (`duplex`), nothing (`parallel`), and "communication" in a graph with collectives; with "
-    "`sum=True` only "compute and transfers".
+    float64[devices] in microseconds: always "compute"; besides it "queue" if transfers are `sequential`, "send" and
+    "receive" if they are `duplex`, and nothing if they are `parallel`; "communication" in a graph with collectives. With
+    `sum=True` it has "compute and transfers" instead of compute and queues.
     """
 
     period_us: float
@@ -66,8 +66,8 @@ def throughput(
 
     `sum=True` is the cost model of the dnn-partitioning papers (Tarnawski et al., NeurIPS 2020, section 3) instead: a
     device computes, sends or receives, one at a time, so the load of a device is the sum of the three. A tensor is
-    charged once to its producer's device if that sends it at all (at the dearest of the links that it takes), and once
-    to each device that receives it. The communication mode is then not asked.
+    charged once to its producer's device if that sends it at all (at the most expensive of the links that it takes), and
+    once to each device that receives it. The communication mode has no effect then.
 
     A pipeline stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
     its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues; with `micro_batches`, for
@@ -130,9 +130,9 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
     cost = cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * graph.tensor_bytes[tensor]
     received = _per_device(target, cost, cluster)
     if sum:
-        dearest = np.zeros(graph.tensor_count)
-        np.maximum.at(dearest, tensor, cost)
-        sent_us = _per_device(device[graph.tensor_producer], dearest, cluster)
+        largest_cost = np.zeros(graph.tensor_count)
+        np.maximum.at(largest_cost, tensor, cost)
+        sent_us = _per_device(device[graph.tensor_producer], largest_cost, cluster)
         return {"compute and transfers": compute + sent_us + received, **lane}
     return {"compute": compute, **lane, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
 

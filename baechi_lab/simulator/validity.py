@@ -137,7 +137,7 @@ def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) ->
 
 
 def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
-    """float64[n]: processor time of messages (`Link.overhead_us`).
+    """Returns float64[n]: processor time of messages (`Link.overhead_us`).
 
     Each message is charged to the producer and to the tensor's first reader on the receiving device.
     """
@@ -378,7 +378,7 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
 def _turn_of_op(
     graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
 ) -> NDArray[np.int64] | None:
-    """int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
+    """Returns int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
 
     Without `Timeline.turn` it is the topological order, ops with a duration last.
     """
@@ -444,12 +444,12 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
         grows = graph.reuse == GROWS
         start_event[: graph.n][grows], start_time[: graph.n][grows] = start[grows], start_us[grows]
         transfer_events = Transfers(
-            transfers.tensor,
-            transfers.source,
-            transfers.target,
-            transfers.start_us,
-            received.astype(np.float64),
-            arrived.astype(np.float64),
+            tensor=transfers.tensor,
+            source=transfers.source,
+            target=transfers.target,
+            start_us=transfers.start_us,
+            receive_us=received.astype(np.float64),
+            end_us=arrived.astype(np.float64),
         )
         first = 2 * graph.n
         size[first:], release_event[first:] = merge_reused_intervals(

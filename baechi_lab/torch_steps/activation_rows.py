@@ -72,7 +72,7 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
 
 
 def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
-    """(call, run) of an op. The run is `BACKWARD` for a backward op. None if the op belongs to no call."""
+    """Returns (call, run) of an op. The run is `BACKWARD` for a backward op. None if the op belongs to no call."""
     if op < calls:
         return op, 0
     origin = int(graph.forward_of[op])
@@ -103,7 +103,7 @@ def offloaded_state_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tupl
 
 
 def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
-    """(call, run) -> its op in the graph, for runs after the first."""
+    """Returns (call, run) -> its op in the graph, for runs after the first."""
     run_of = {op: run for op in range(calls, graph.n) if (run := _run_of_op(calls, graph, op)) is not None}
     return {run: op for op, run in run_of.items() if run[1] > 0}
 

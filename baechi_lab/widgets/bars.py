@@ -109,19 +109,19 @@ def build_bars(
     op = np.where(rows["label"] < graph.n, rows["label"], -1)
     span = max((t.makespan_us for t in timelines), default=0.0)
     return Bars(
-        tuple(lanes),
-        tuple(names),
-        np.array(pointer),
-        rows["start"],
-        rows["end"],
-        rows["color"],
-        op,
-        rows["label"],
-        rows["peer"],
-        rows["bytes"],
-        rows["critical"],
-        rows["elsewhere"],
-        max(span, float(rows["end"].max(initial=0.0))),
+        lanes=tuple(lanes),
+        names=tuple(names),
+        pointer=np.array(pointer),
+        start_us=rows["start"],
+        end_us=rows["end"],
+        color=rows["color"],
+        op=op,
+        label=rows["label"],
+        peer=rows["peer"],
+        size_bytes=rows["bytes"],
+        critical=rows["critical"],
+        elsewhere=rows["elsewhere"],
+        span_us=max(span, float(rows["end"].max(initial=0.0))),
     )
 
 

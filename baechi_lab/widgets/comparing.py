@@ -148,11 +148,11 @@ def difference(first: Outcome, second: Outcome) -> Difference | None:
     groups: NDArray[np.int64]
     groups, first_op = np.unique(group_of[ops], return_index=True)
     return Difference(
-        groups,
-        tuple(first.coarse.names[g] for g in groups.tolist()),
-        tuple(names[d] for d in a[ops[first_op]].tolist()),
-        tuple(names[d] for d in b[ops[first_op]].tolist()),
-        first.coarse.duration_us[groups],
-        ops,
-        second.timeline.makespan_us - first.timeline.makespan_us,
+        groups=groups,
+        names=tuple(first.coarse.names[g] for g in groups.tolist()),
+        before=tuple(names[d] for d in a[ops[first_op]].tolist()),
+        after=tuple(names[d] for d in b[ops[first_op]].tolist()),
+        duration_us=first.coarse.duration_us[groups],
+        ops=ops,
+        makespan_change_us=second.timeline.makespan_us - first.timeline.makespan_us,
     )

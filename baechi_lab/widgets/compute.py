@@ -158,20 +158,20 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
     alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
     seconds = time.perf_counter() - began
     return Outcome(
-        setting,
-        step,
-        graph,
-        coarse,
-        base,
-        placement,
-        simulated_graph,
-        timeline,
-        once,
-        limits,
-        chain,
-        alone,
-        seconds,
-        as_groups(setting, graph, coarse, base, memo),
+        setting=setting,
+        step=step,
+        graph=graph,
+        coarse=coarse,
+        base=base,
+        placement=placement,
+        executed_graph=simulated_graph,
+        timeline=timeline,
+        once=once,
+        bounds=limits,
+        chain=chain,
+        one_device=alone,
+        seconds=seconds,
+        as_groups_us=as_groups(setting, graph, coarse, base, memo),
     )
 
 

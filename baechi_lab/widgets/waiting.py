@@ -206,12 +206,12 @@ def statistics(
         waited = dict(zip(KINDS, idle[d].tolist(), strict=True))
         rows.append(
             Statistics(
-                span - float(idle[d].sum()),
-                float(idle[d].sum()),
-                waited,
-                int(in_range.sum()),
-                str(names[longest_type]) if longest_type >= 0 else "",
-                float(by_type[longest_type]) if longest_type >= 0 else 0.0,
+                busy_us=span - float(idle[d].sum()),
+                idle_us=float(idle[d].sum()),
+                waited=waited,
+                ops=int(in_range.sum()),
+                most=str(names[longest_type]) if longest_type >= 0 else "",
+                most_us=float(by_type[longest_type]) if longest_type >= 0 else 0.0,
             )
         )
     return tuple(rows)

@@ -26,7 +26,7 @@ _WRITES = re.compile(r"= \w*(Apply|Assign|Scatter)\w*\(")
 
 
 def allocations(kernels: Sequence[Kernel], devices: Sequence[str], offset: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[k, 5]: (device, time, category, delta, op) of every allocation and release, in order of time.
+    """Returns float64[k, 5]: (device, time, category, delta, op) of every allocation and release, in order of time.
 
     Allocations that are released before the kernel ends are temporary. An op that writes a variable may allocate the new
     value: the old value is freed when the op ends, so the bytes are counted until then.
@@ -74,7 +74,7 @@ def replaced_variable_values(
 
 
 def allocator_peaks(kernels: Sequence[Kernel], devices: Sequence[str]) -> NDArray[np.int64]:
-    """int64[devices]: the most bytes that each device's allocator had handed out during or after a kernel.
+    """Returns int64[devices]: the most bytes that each device's allocator had handed out during or after a kernel.
 
     0 if the allocator reports nothing, or serves several devices that ran ops.
     """
@@ -101,7 +101,7 @@ def _of_device(allocator: str, device: str) -> bool:
 
 
 def _changes(records: Sequence[Any], kernel: Kernel) -> Iterator[tuple[float, int, int]]:
-    """(time, category, delta) of a kernel's allocations.
+    """Returns (time, category, delta) of a kernel's allocations.
 
     A record of negative bytes frees the first allocation of that size that is still there.
     """

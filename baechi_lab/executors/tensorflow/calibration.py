@@ -110,14 +110,14 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
     rungs = zip(*(c.cooled for c in calibrations), strict=True)
     cooled = tuple((mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in rungs)
     return Calibration(
-        mean(c.op_us for c in calibrations),
-        mean(c.step_us for c in calibrations),
-        link(lambda c: c.send),
-        link(lambda c: c.receive),
-        link(lambda c: c.wire),
-        min(c.busy_share for c in calibrations),
-        cooled,
-        link(lambda c: c.overlap),
+        op_us=mean(c.op_us for c in calibrations),
+        step_us=mean(c.step_us for c in calibrations),
+        send=link(lambda c: c.send),
+        receive=link(lambda c: c.receive),
+        wire=link(lambda c: c.wire),
+        busy_share=min(c.busy_share for c in calibrations),
+        cooled=cooled,
+        overlap=link(lambda c: c.overlap),
     )
 
 

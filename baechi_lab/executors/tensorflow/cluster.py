@@ -126,8 +126,8 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
                     words = self._last_log_line(index)
                     if words.startswith(REFUSED):
                         raise ExecutionError(
-                            "other users of this machine cannot be kept from TensorFlow's servers, which ask nobody who he "
-                            f"is ({words}); where you trust them all, say so with trusted_users=True (--trusted-users)"
+                            "other users of this machine cannot be kept from TensorFlow's servers, which do not authenticate "
+                            f"clients ({words}); give trusted_users=True (--trusted-users) if you trust them all"
                         )
                     raise ExecutionError(f"worker {index} ended before it listened: {words}")
                 self._output[index] += data

@@ -70,7 +70,7 @@ def serve(request: Message, send: Send) -> None:
 
 
 def _in_turns(measures: Sequence[Callable[[], float]], repeats: int) -> NDArray[np.float64]:
-    """float64[measures, repeats] seconds. Each round calls all, so a drift affects all; the first round is dropped."""
+    """Returns float64[measures, repeats] seconds. Each round calls all, so a drift affects all; the first round is dropped."""
     return np.array([[measure() for measure in measures] for _ in range(repeats + 1)])[1:].T
 
 

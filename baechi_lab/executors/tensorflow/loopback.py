@@ -22,8 +22,8 @@ REFUSAL = (
 )
 
 USERS_REFUSAL = (
-    "TensorFlow's server asks nobody who he is, so all users of this machine could run code as you while it runs; give --secret "
-    "FILE, which keeps them out, or, where you trust them all, say so with --trusted-users"
+    "TensorFlow's server does not authenticate clients, so all users of this machine could run code as you while it runs; give "
+    "--secret FILE, which keeps them out, or --trusted-users if you trust them all"
 )
 
 

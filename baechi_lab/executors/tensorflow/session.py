@@ -181,7 +181,7 @@ def _makes_resource(node: NodeDef) -> bool:
 
 @cache
 def _output_kinds(op: str) -> tuple[tuple[int, str], ...]:
-    """(DataType or 0, name of the attribute that has it) of every output of an op type."""
+    """Returns (DataType or 0, name of the attribute that has it) of every output of an op type."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(op)

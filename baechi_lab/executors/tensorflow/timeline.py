@@ -38,12 +38,12 @@ def to_timeline(
     zero = zero if np.isfinite(zero) else 0.0
     tensor, producers, sizes = _tensors(graph, moves)
     transfers = Transfers(
-        tensor,
-        moves[:, 3].astype(np.int32),
-        moves[:, 4].astype(np.int32),
-        moves[:, 5] - zero,
-        moves[:, 5] - zero,
-        moves[:, 6] - zero,
+        tensor=tensor,
+        source=moves[:, 3].astype(np.int32),
+        target=moves[:, 4].astype(np.int32),
+        start_us=moves[:, 5] - zero,
+        receive_us=moves[:, 5] - zero,
+        end_us=moves[:, 6] - zero,
     )
     copies = _copies(trace, zero, _lent_until(trace, graph), _list_sizes(graph)) if copied else []
     in_bodies = _bytes_of_bodies(trace, zero, graph)

@@ -50,14 +50,14 @@ class Trace:
         op_rows = self.device < devices
         transfer_rows = (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices)
         return Trace(
-            self.op[op_rows],
-            self.device[op_rows],
-            self.start_us[op_rows],
-            self.end_us[op_rows],
-            self.transfers[transfer_rows],
-            self.memory[self.memory[:, 0] < devices],
-            self.in_use[:devices],
-            self.offsets_us[:devices],
+            op=self.op[op_rows],
+            device=self.device[op_rows],
+            start_us=self.start_us[op_rows],
+            end_us=self.end_us[op_rows],
+            transfers=self.transfers[transfer_rows],
+            memory=self.memory[self.memory[:, 0] < devices],
+            in_use=self.in_use[:devices],
+            offsets_us=self.offsets_us[:devices],
         )
 
 

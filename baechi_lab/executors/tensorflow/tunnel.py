@@ -133,6 +133,7 @@ def _start_proxy(secret: str) -> Callable[..., str]:
 
 
 _RUNNING: list[subprocess.Popen[bytes]] = []
+"""Processes of proxies: a collected `Popen` would close the standard input whose end ends them."""
 
 
 def go_through(secret: str | os.PathLike[str]) -> None:
@@ -158,8 +159,8 @@ def enter(secret: str | os.PathLike[str], trusted_users: bool, leave_network: Ca
             _name_proxy(url(listener))
     except OSError as error:
         raise OSError(
-            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
-            "you trust them all, say so with --trusted-users"
+            f"other users of this machine cannot be kept from TensorFlow's server, which does not authenticate clients "
+            f"({error}); give --trusted-users if you trust them all"
         ) from error
 
 

@@ -131,14 +131,14 @@ class _Unroller:
             self.graph_def, rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
         )
         self.rings = Rings(
-            self.graph_def,
-            graph,
-            self.unrolled,
-            self.shares,
-            self.sums,
-            self._gradients(once) if placed.replicas else {},
-            lambda name, output: [join(copy, output) for copy in self._names(name)],
-            SUMS.rstrip("/"),
+            graph_def=self.graph_def,
+            graph=graph,
+            unrolled=self.unrolled,
+            shares=self.shares,
+            sums=self.sums,
+            gradients=self._gradients(once) if placed.replicas else {},
+            copies=lambda name, output: [join(copy, output) for copy in self._names(name)],
+            prefix=SUMS.rstrip("/"),
         )
 
     def step(self) -> Step:

@@ -125,24 +125,26 @@ def run_pipeline(
     batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in micro_steps]
     jobs = [
         Job(
-            rank,
-            len(cut_up.processes),
-            names[device],
-            {s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.stage_ranks[s]},
-            len(cut_up.stage_modules),
-            str(cut_up.schedule),
-            cut_up.stage_ranks,
-            cut_up.tied,
-            batches,
-            step.loss or own_loss,
-            cut_up.program.template,
-            adding.mean,
-            list(adding.divisors),
-            step.optimizer,
-            step.seed,
-            warmup,
-            steps,
-            gradients,
+            rank=rank,
+            world=len(cut_up.processes),
+            device=names[device],
+            stage_modules={
+                s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.stage_ranks[s]
+            },
+            stages=len(cut_up.stage_modules),
+            schedule=str(cut_up.schedule),
+            stage_ranks=cut_up.stage_ranks,
+            tied=cut_up.tied,
+            batches=batches,
+            loss=step.loss or own_loss,
+            template=cut_up.program.template,
+            mean=adding.mean,
+            divisors=list(adding.divisors),
+            optimizer=step.optimizer,
+            seed=step.seed,
+            warmup=warmup,
+            steps=steps,
+            gradients=gradients,
         )
         for rank, device in enumerate(cut_up.processes)
     ]
@@ -192,9 +194,8 @@ def _wait_for_reports(
         ended, running = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
         failed = _errors_of(ended)
         if failed:
-            if all(
-                _LOST_CONNECTION.search(str(error)) for error in failed
-            ):  # the process that failed first may still report why
+            if all(_LOST_CONNECTION.search(str(error)) for error in failed):
+                # The process that failed first may still report why.
                 failed = _errors_of(wait(futures, timeout=_ERROR_WAIT_SECONDS).done)
             return _status_of_errors(failed)
         if not running:

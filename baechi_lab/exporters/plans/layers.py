@@ -150,7 +150,7 @@ def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) ->
 
 
 def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None = None) -> NDArray[np.int32]:
-    """int32[n]: where every op runs when `units` run on `device` (by default their own).
+    """Returns int32[n]: where every op runs when `units` run on `device` (by default their own).
 
     Calls of plain functions run where the op before them does, backward ops where their forward op does.
     """

@@ -131,14 +131,14 @@ def _field(
 
 
 def _milliseconds(nodes: Sequence[Mapping[str, object]], key: str) -> NDArray[np.float64]:
-    """float64: the nodes' latencies in microseconds; the graph refuses what is infinite."""
+    """Returns float64: the nodes' latencies in microseconds; the graph refuses what is infinite."""
     values = numbers(f"nodes.{key}", [_field(x, key, "nodes", k, (int, float)) for k, x in enumerate(nodes)])
     with np.errstate(over="ignore"):
         return values * 1000.0
 
 
 def _bytes(entries: Sequence[Mapping[str, object]], section: str) -> NDArray[np.int64]:
-    """int64: their sizes, rounded where they are no whole numbers; whole ones are exact."""
+    """Returns int64: their sizes, rounded where they are no whole numbers; whole ones are exact."""
     values = [_field(x, "size", section, k, (int, float)) for k, x in enumerate(entries)]
     return whole_numbers(
         f"{section}.size", [round(x) if isinstance(x, float) and abs(x) < 2**53 else x for x in values]

@@ -41,7 +41,7 @@ Document = dict[str, Any]
 
 
 def to_document(record: Record) -> dict[str, object]:
-    """The document of a graph, cluster, placement or timeline.
+    """Returns the document of a graph, cluster, placement or timeline.
 
     >>> to_document(OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)]))["tensors"]
     {'producer': [0], 'size_bytes': [8], 'consumers': [[1]]}
@@ -53,7 +53,7 @@ def to_document(record: Record) -> dict[str, object]:
 
 
 def from_document(document: Any) -> Record:
-    """The record of a document; raises `FormatError` naming field and place."""
+    """Returns the record of a document; raises `FormatError`, which names field and place."""
     check_schema(document)
     return KINDS[document["kind"]][2](document)  # type: ignore[no-any-return]
 
@@ -339,7 +339,7 @@ def _read_timeline(document: Document) -> Timeline:
 
 
 def _table(section: Mapping[str, object], fields: tuple[str, ...], path: str, **limits: int) -> Document:
-    """Columns of equal length; those in `limits` index a table of that size."""
+    """Returns columns of equal length; those in `limits` are indices into a table of that size."""
     out: Document = {}
     for key in fields:
         if key in limits:

@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 def order_of_readiness(
     pointer: Ints, successors: Ints, missing: Ints, duration: NDArray[np.float64]
 ) -> NDArray[np.int32]:
-    """int32[k]: the nodes in the order in which they become ready, ties by index; `k` is below `n` where there is a cycle.
+    """Returns int32[k]: the nodes in the order in which they become ready, ties by index; `k` is below `n` if there is a cycle.
 
     `successors[pointer[i] : pointer[i + 1]]` wait for node `i`; `missing` int64[n], which this changes, counts what each node
     waits for. Without durations it is the topological order with the smallest index first among the ready.

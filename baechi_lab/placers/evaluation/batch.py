@@ -32,12 +32,13 @@ from .work import make_work, padded
 
 
 class Plan(NamedTuple):
-    """The graph and the cluster as arrays, which no placement changes; see also `evaluation.waits.Waits`.
+    """The graph and the cluster as arrays, which no placement changes.
 
-    Indices are unsigned, so compiled code need not test them for negative values.
-    `cost` float64[n * D] durations, `source` ops without inputs, `unit` of each op, `far_unit` of each op in `far`,
-    `far_last` where the next one waits for another tensor, `size` float64 bytes of a tensor; per unit `persistent` bytes,
-    `total_bytes` those and all that is made, `temp` the largest temporary.
+    `degree`, `near*` and `far*` are those of `evaluation.waits.Waits`. Indices are unsigned, so compiled code need not test them
+    for negative values. `cost` float64[n * D]: durations. `source`: ops without inputs. `unit`: of each op. `far_unit`: the unit
+    of each op in `far`. `far_last`: True where the next op in `far` waits for another tensor. `size` float64: bytes of a tensor.
+    Per unit, `persistent` bytes, `total_bytes` (these and all outputs), and `temp`, the largest temporary. Per device, `limit`
+    bytes; per pair of devices, `latency` and `per_byte`.
     """
 
     cost: NDArray[np.float64]
@@ -64,9 +65,12 @@ class Plan(NamedTuple):
 class Scratch(NamedTuple):
     """Scratch space for the simulation of one placement; `received` float64[D] bytes is also a result.
 
-    `woken`: ops that need no further input. `line`: per device, ops that may start now. `pending`: per device, ops that may
-    start later, at `ready_at` (known once the last input is on its way), by time. `arrival` float64[D]: when the current
-    tensor reaches each device.
+    - `missing`: per op, inputs that are not yet on their way. `ready_at`: when the last of them arrives.
+    - `woken`: ops of this instant that need no further input.
+    - `line`: per device, ops that may start now, from `head` to `tail`; those from `fresh` on became ready at `fresh_at`.
+    - `pending`: per device, ops that may start later, by time, from `first` to `last`; the next one at `coming_at`.
+    - `running`: the op of each device, -1 for none, until `busy_until`. `queue_out`, `queue_in`: when queues are free.
+    - `goal`: the devices to which the current tensor is sent. `arrival` float64[D]: when it reaches each device.
     """
 
     missing: NDArray[np.int32]
@@ -107,7 +111,7 @@ class Batch:
         self.order = positions(None, graph.n)  # read by nobody, as ops run first in, first out
         self.work, self.scratch = make_work(self.model), _make_scratch(self.plan)
 
-    def alike(self) -> Batch:
+    def for_another_thread(self) -> Batch:
         """Returns a copy for another thread, with its own scratch space."""
         batch = object.__new__(Batch)
         batch.__dict__.update(self.__dict__)
@@ -136,25 +140,25 @@ def _make_plan(graph: OpGraph, model: Model) -> Plan:
     last = np.append(waits.far_tensor[1:] != waits.far_tensor[:-1], True)
     index = lambda a: np.array(a, dtype=np.uint32)  # noqa: E731
     return Plan(
-        model.table.reshape(-1),
-        waits.degree,
-        index(np.flatnonzero(waits.degree == 0)),
-        index(waits.near_ptr),
-        index(waits.near),
-        index(waits.far_ptr),
-        index(waits.far),
-        index(unit[waits.far]),
-        index(waits.far_tensor),
-        last,
-        graph.tensor_bytes[waits.tensor].astype(np.float64),
-        index(unit),
-        persistent,
-        persistent + output_bytes,
-        temp,
-        model.limit,
-        model.latency,
-        model.per_byte,
-        model.comm,
+        cost=model.table.reshape(-1),
+        degree=waits.degree,
+        source=index(np.flatnonzero(waits.degree == 0)),
+        near_ptr=index(waits.near_ptr),
+        near=index(waits.near),
+        far_ptr=index(waits.far_ptr),
+        far=index(waits.far),
+        far_unit=index(unit[waits.far]),
+        far_tensor=index(waits.far_tensor),
+        far_last=last,
+        size=graph.tensor_bytes[waits.tensor].astype(np.float64),
+        unit=index(unit),
+        persistent=persistent,
+        total_bytes=persistent + output_bytes,
+        temp=temp,
+        limit=model.limit,
+        latency=model.latency,
+        per_byte=model.per_byte,
+        comm=model.comm,
     )
 
 
@@ -164,25 +168,25 @@ def _make_scratch(plan: Plan) -> Scratch:
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
     scratch = Scratch(
-        np.zeros(n, dtype=np.int32),
-        floats(n),
-        indices(n + 1),
-        indices(devices * (n + 1)),
-        ints(devices),
-        ints(devices),
-        ints(devices),
-        floats(devices),
-        indices(devices * (n + 1)),
-        ints(devices),
-        ints(devices),
-        ints(devices),
-        floats(devices),
-        floats(devices),
-        floats(devices),
-        floats(devices),
-        ints(devices + 1),
-        floats(devices),
-        floats(devices),
+        missing=np.zeros(n, dtype=np.int32),
+        ready_at=floats(n),
+        woken=indices(n + 1),
+        line=indices(devices * (n + 1)),
+        head=ints(devices),
+        tail=ints(devices),
+        fresh=ints(devices),
+        fresh_at=floats(devices),
+        pending=indices(devices * (n + 1)),
+        first=ints(devices),
+        last=ints(devices),
+        running=ints(devices),
+        busy_until=floats(devices),
+        coming_at=floats(devices),
+        queue_out=floats(devices),
+        queue_in=floats(devices),
+        goal=ints(devices + 1),
+        arrival=floats(devices),
+        received=floats(devices),
     )
     return padded(scratch)
 

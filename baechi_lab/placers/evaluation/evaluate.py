@@ -1,10 +1,9 @@
 """The fast simulator of searches: makespan and memory overflow of one candidate, tens of thousands of them per second.
 
-Idea: the same rules as `simulator.kernel` (tests require equal numbers), without logs, allocation or a general event
-heap. Each device runs one op, and one collective
-beside it, so the next op end is a minimum over these lanes. Where transfers queue, those to one device
-end in the order in which they were requested, so a linked list per receiver replaces the heap; only `parallel`
-transfers need one. Ready ops come first in, first out from a list, or by priority from a set of bits.
+Idea: the same rules as `simulator.kernel` (tests require equal numbers), without logs, allocation or a general event heap.
+Each device runs one op, and one collective beside it, so the next op end is a minimum over these lanes. Where transfers
+queue, those to one device end in the order in which they were requested, so a linked list per receiver replaces the heap;
+only `parallel` transfers need one. Ready ops come first in, first out from a list, or by priority from a set of bits.
 
 Branches that a processor cannot predict take more time than the rest. So the usual instant, at which one op ends, runs a
 path with few of them: all its consumers are written behind the line of ready ops, the line grows by those that are ready,

@@ -58,45 +58,45 @@ class Work(NamedTuple):
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
     """Allocate the scratch space for `model`."""
-    checkpoint_count, flying = parameters.checkpoints, parameters.in_flight
+    checkpoint_count, in_flight = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
     lanes = devices * (2 if model.lane.any() else 1)
     tensors = len(model.producer)
     slots = int(np.minimum(np.bincount(model.edge_tensor, minlength=tensors), devices - 1).sum()) + 1
     ints = lambda size: np.zeros(size, np.int32)  # noqa: E731
     work = Work(
-        ints(n),
-        np.zeros(lanes * bit_words(n)[1], np.uint64),
-        ints(lanes * (n + 1)),
-        ints(lanes),
-        ints(lanes),
-        ints(lanes),
-        np.zeros(lanes),
-        ints(lanes),
-        np.zeros(lanes),
-        np.zeros(lanes),
-        np.zeros(lanes),
-        ints(lanes),
-        ints(lanes),
-        ints(lanes),
-        np.zeros(slots),
-        np.zeros(slots),
-        ints(3 * slots),
-        ints(slots),
-        ints(lanes),
-        ints(tensors),
-        ints(tensors),
-        ints(tensors * devices),
-        np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64),
-        np.zeros(n),
-        np.zeros(lanes),
-        np.zeros(lanes),
-        np.zeros(n),
-        np.full((2, checkpoint_count), np.inf),
-        np.zeros((2, checkpoint_count, 2 * n + 4 * lanes + 4 * flying + 4), np.int32),
-        np.zeros((2, checkpoint_count, 4 * lanes + flying)),
-        ints(checkpoint_count),
+        missing=ints(n),
+        bits=np.zeros(lanes * bit_words(n)[1], np.uint64),
+        line=ints(lanes * (n + 1)),
+        head=ints(lanes),
+        tail=ints(lanes),
+        fresh=ints(lanes),
+        fresh_at=np.zeros(lanes),
+        running=ints(lanes),
+        busy_until=np.zeros(lanes),
+        queue_out=np.zeros(lanes),
+        queue_in=np.zeros(lanes),
+        list_head=ints(lanes),
+        list_tail=ints(lanes),
+        alloc_next=ints(lanes),
+        slot_end=np.zeros(slots),
+        slot_receive=np.zeros(slots),
+        slot_info=ints(3 * slots),
+        heap=ints(slots),
+        readers=ints(lanes),
+        local_left=ints(tensors),
+        sends_left=ints(tensors),
+        copy_left=ints(tensors * devices),
+        level=np.zeros(devices, np.int64),
+        peak=np.zeros(devices, np.int64),
+        start=np.zeros(n),
+        total=np.zeros(lanes),
+        spent=np.zeros(lanes),
+        base_start=np.zeros(n),
+        checkpoint_time=np.full((2, checkpoint_count), np.inf),
+        checkpoint_ints=np.zeros((2, checkpoint_count, 2 * n + 4 * lanes + 4 * in_flight + 4), np.int32),
+        checkpoint_floats=np.zeros((2, checkpoint_count, 4 * lanes + in_flight)),
+        checkpoint_bank=ints(checkpoint_count),
     )
     return padded(work, parameters)
 
@@ -107,7 +107,7 @@ def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arr
     def padded_copy(a: object) -> Any:
         if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:
             return a
-        around = parameters.spare_bytes // a.itemsize
+        around = parameters.spare_bytes // a.itemsize  # unused entries before and after the array
         interior = np.zeros(a.size + 2 * around, a.dtype)[around : around + a.size].reshape(a.shape)
         interior[...] = a
         return interior

@@ -178,7 +178,7 @@ class ExactModel:
 
 
 def descendants(graph: OpGraph) -> NDArray[np.bool_]:
-    """bool[n, n]: whether a path leads from `i` to `k`."""
+    """Returns bool[n, n]: whether a path leads from `i` to `k`."""
     after = np.zeros((graph.n, graph.n), dtype=bool)
     for i in graph.order[::-1].tolist():
         for t in graph.outputs(i):

@@ -82,7 +82,7 @@ def insertion_schedule(
 
 
 def start_order(plan: Plan) -> NDArray[np.int64]:
-    """int64[n]: position of each op by planned start; at one instant what ends first, then what was scheduled first."""
+    """Returns int64[n]: position of each op by planned start; at one instant what ends first, then what was scheduled first."""
     return inverse(np.lexsort((inverse(plan.sequence), plan.finish, plan.start)))
 
 
@@ -90,7 +90,7 @@ def start_order(plan: Plan) -> NDArray[np.int64]:
 def _arrivals(
     i: int, device: NDArray[np.int32], finish: NDArray[np.float64], sources: Sources, out: NDArray[np.float64]
 ) -> None:
-    """`out` float64[D]: when all inputs of op `i` are on each device."""
+    """Sets `out` float64[D]: when all inputs of op `i` are on each device."""
     producer, size, input_ptr, inputs, latency, per_byte = sources
     out[:] = 0.0
     for e in range(input_ptr[i], input_ptr[i + 1]):
@@ -138,7 +138,7 @@ def _gap(
 
 @njit(cache=True)
 def _occupy(begin_us: NDArray[np.float64], end: NDArray[np.float64], count: int, start: float, finish: float) -> int:
-    """Add an interval, be it of no length, merged with those it touches; returns the new count."""
+    """Adds an interval, which may have no length, merged with those that it touches; returns the new count."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -232,6 +232,7 @@ def _earliest_pair(
 
 @njit(cache=True, interpreted_if=lambda problem, rule, key, *_: len(key) < 2000)
 def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDArray[np.int64]) -> Any:
+    """Returns the fields of a `Plan`; arguments as in `insertion_schedule`."""
     table, allowed, group, mode = problem.table, problem.allowed, problem.group, rule.mode
     producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr
     consumer_ptr, consumers = problem.consumer_ptr, problem.consumers

@@ -17,7 +17,7 @@ from ..problem import output_bytes
 
 
 def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
-    """float64[n]: the position of each op in the order (a topological one).
+    """Returns float64[n]: the position of each op in the order (a topological one).
 
     >>> from baechi_lab import OpGraph
     >>> wide = OpGraph.from_edges([1, 1, 1, 1], [(0, 2, 100), (1, 3, 100)])

@@ -65,7 +65,7 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
 
 
 def topological_orders(graph: OpGraph) -> Iterator[NDArray[np.float64]]:
-    """float64[n] each: the position of every op in every topological order."""
+    """Yields every topological order, as float64[n]: the position of every op."""
     pointer, after = (a.tolist() for a in graph.successors)
     missing = np.diff(graph.predecessors[0]).tolist()
     place = np.zeros(graph.n)

@@ -70,7 +70,7 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
 
 
 def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:
-    """bool[n]: the op and all ops reachable from it."""
+    """Returns bool[n]: the op and all ops reachable from it."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order
 

@@ -24,7 +24,7 @@ MOST_LISTED = 8
 
 
 def promised_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[groups]: persistent bytes of each group (`groups_of`)."""
+    """Returns int64[groups]: persistent bytes of each group (`groups_of`)."""
     group = groups_of(graph)
     total = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     np.add.at(total, group, graph.persistent_bytes)
@@ -152,7 +152,7 @@ def _prove_op_too_large(
 
 
 def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
-    """int64[n]: persistent bytes on an op's device while it runs: those of its group, without bytes that grow later."""
+    """Returns int64[n]: persistent bytes on an op's device while it runs: those of its group, without bytes that grow later."""
     group, grows = groups_of(graph), np.zeros(graph.n, dtype=np.bool_)
     if shared and graph.reuse is not None:
         grows = graph.reuse == GROWS

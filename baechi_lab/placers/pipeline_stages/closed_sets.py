@@ -23,7 +23,7 @@ from .pipeline_units import PipelineUnits
 
 
 def closed_sets(units: PipelineUnits, max_sets: int) -> NDArray[np.uint64]:
-    """uint64[sets, words]: every closed set as bits, smaller ones first.
+    """Returns every closed set as bits, uint64[sets, words], smaller sets first.
 
     Raises InvalidInput if there are more than `max_sets`.
 
@@ -111,6 +111,7 @@ def _relax_nested_pairs(
     goal: tuple[float, float],
     bound: float,
 ) -> None:
+    """Fills the dynamic program's tables: every pair of nested sets i < j makes the stage between them."""
     work, max_replicas = sums[0], chain.run.max() if len(chain.run) else 1
     low, high = np.zeros(4), np.zeros(4)
     for j in range(1, len(sets)):
@@ -158,7 +159,10 @@ def _border_traffic(
     low: NDArray[np.float64],
     high: NDArray[np.float64],
 ) -> None:
-    """Tensors that the stage between sets i and j receives and sends, below (through set i) and above."""
+    """Sets `low` and `high`: count and bytes of the tensors that the stage between sets i and j receives, and that it sends.
+
+    `low` has those that cross its border with the stages before it (set i), `high` those with the stages after it.
+    """
     producer, size, readers = tensors
     pointer, crossed = crossing
     low[:], high[:] = 0.0, 0.0

@@ -64,23 +64,23 @@ def load_model(graph: OpGraph, cluster: Cluster, *, sum: bool = False) -> LoadMo
     units = unit_columns(graph, cluster, group, none, none, count)
     read_ptr, reads = transpose(units.reader_ptr, units.reader, count)
     return LoadModel(
-        group,
-        units.work,
-        units.communication,
-        units.allowed,
-        units.persistent_bytes,
-        units.producer.astype(np.int64),
-        units.size.astype(np.float64),
-        units.reader_ptr,
-        units.reader.astype(np.int64),
-        offsets(units.producer, count),
-        read_ptr,
-        reads,
-        cluster.latency_us,
-        cluster.us_per_byte,
-        cluster.overhead_us,
-        cluster.memory_bytes,
-        SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
+        unit=group,
+        work=units.work,
+        communication=units.communication,
+        allowed=units.allowed,
+        persistent_bytes=units.persistent_bytes,
+        producer=units.producer.astype(np.int64),
+        size=units.size.astype(np.float64),
+        reader_ptr=units.reader_ptr,
+        reader=units.reader.astype(np.int64),
+        made_ptr=offsets(units.producer, count),
+        read_ptr=read_ptr,
+        reads=reads,
+        latency=cluster.latency_us,
+        per_byte=cluster.us_per_byte,
+        overhead=cluster.overhead_us,
+        limit=cluster.memory_bytes,
+        rule=SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
     )
 
 
@@ -115,7 +115,7 @@ def charge_tensor(
 
 @njit(cache=True, nogil=True)
 def loads_of(m: LoadModel, unit_device: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[5, D]: compute, sent, received, message overheads and collectives per device for `unit_device` int64[U].
+    """Returns float64[5, D]: compute, sent, received, message overheads and collectives per device for `unit_device` int64[U].
 
     >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
     >>> from baechi_lab import Link

@@ -73,7 +73,7 @@ def cut_lines(
 
 
 def cheapest_places(units: PipelineUnits, work: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """int64[at most count + 1]: of each stretch of the line the place that the fewest bytes cross, and both ends of the line.
+    """Returns both ends of the line and, of each of up to `count - 1` stretches of it, the place that the fewest bytes cross.
 
     Stretches have equal shares of units and work. `work` float64[n + 1] are sums before each place.
     """
@@ -92,7 +92,7 @@ def cheapest_places(units: PipelineUnits, work: NDArray[np.float64], count: int)
 def sums_across_places(
     producer: Integers, tensor: Integers, reader: Integers, weight: NDArray[np.number], count: int
 ) -> NDArray[np.float64]:
-    """float64[count + 1]: per place, the sum of the weights of the tensors that cross it. Place k is before position k.
+    """Returns float64[count + 1]: per place, the sum of the weights of the tensors that cross it. Place k is before position k.
 
     Args:
         producer: position of each tensor's producer, int[T].

@@ -162,7 +162,7 @@ def _solve(
 def _trace_stages(
     choices: list[Any], counts: list[int], first: int, end: int, level: int, m: int | None = None
 ) -> list[tuple[int, int, list[int]]]:
-    """(first place, end, devices) of the stages on `m` components of a level, devices counted from its first."""
+    """Returns (first place, end, devices) of the stages on `m` components of a level, devices counted from its first."""
     if level < 0:
         return [(first, end, [0])]
     m, size = counts[level] if m is None else m, int(np.prod(counts[:level]))

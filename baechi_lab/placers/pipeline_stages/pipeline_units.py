@@ -225,16 +225,16 @@ def unit_columns(
     along = np.argsort(row[tensor], kind="stable")
     row, reader = row[tensor[along]], reader[along]
     return PipelineUnits(
-        unit.astype(np.int32),
-        source.astype(np.int32),
-        target.astype(np.int32),
-        work,
-        communication,
-        persistent_bytes,
-        gradient,
-        allowed,
-        unit[graph.tensor_producer[crossing]].astype(np.int32),
-        graph.tensor_bytes[crossing],
-        offsets(row, len(crossing)),
-        reader.astype(np.int32),
+        unit=unit.astype(np.int32),
+        source=source.astype(np.int32),
+        target=target.astype(np.int32),
+        work=work,
+        communication=communication,
+        persistent_bytes=persistent_bytes,
+        gradient=gradient,
+        allowed=allowed,
+        producer=unit[graph.tensor_producer[crossing]].astype(np.int32),
+        size=graph.tensor_bytes[crossing],
+        reader_ptr=offsets(row, len(crossing)),
+        reader=reader.astype(np.int32),
     )

@@ -88,7 +88,7 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
 
 
 def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """int64[U]: position in a breadth-first traversal from the units that read nothing, level by level."""
+    """Returns int64[U]: position in a breadth-first traversal from the units that read nothing, level by level."""
     order = np.argsort(edges[0], kind="stable")
     target = edges[1][order].tolist()
     pointer = np.r_[0, np.cumsum(np.bincount(edges[0], minlength=count))].tolist()
@@ -110,7 +110,7 @@ def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def group_embeddings(units: Units, group: NDArray[np.int64], groups: int) -> NDArray[np.float32]:
-    """float32[groups, types + 16 + groups] for a group per unit: log(1 + count) per op type and per output size, and a
+    """Returns float32[groups, types + 16 + groups] for a group per unit: log(1 + count) per op type and per output size, and a
     1 for every group that it has edges to (H, section 2)."""
     kinds = np.zeros((groups, units.types), dtype=np.float32)
     np.add.at(kinds, (group, units.type), 1.0)

@@ -64,13 +64,13 @@ def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.
     np.add.at(count, (group_devices, device), 1)
     members = [np.flatnonzero(group_devices == k).tolist() for k in range(len(used))]
     return LearnedGroups(
-        group_devices,
-        count.argmax(axis=1).astype(np.int32),
-        count.sum(axis=1),
-        count.sum(axis=1) - count.max(axis=1),
-        work[largest],
-        tuple(Counter(graph.op_types[i] for i in ops).most_common(1)[0][0] for ops in members),
-        tuple(_common([scope_of(graph.names[i]) for i in ops]) for ops in members),
+        group=group_devices,
+        device=count.argmax(axis=1).astype(np.int32),
+        ops=count.sum(axis=1),
+        astray=count.sum(axis=1) - count.max(axis=1),
+        duration_us=work[largest],
+        kind=tuple(Counter(graph.op_types[i] for i in ops).most_common(1)[0][0] for ops in members),
+        scope=tuple(_common([scope_of(graph.names[i]) for i in ops]) for ops in members),
     )
 
 

@@ -20,12 +20,12 @@ from .embeddings import Units
 
 
 def random_grouping(units: Units, groups: int, seed: int) -> NDArray[np.int64]:
-    """int64[U]: a group per unit with equal odds (H, section 3: the randomized groupings of Table 2)."""
+    """Returns int64[U]: a group per unit with equal odds (H, section 3: the randomized groupings of Table 2)."""
     return np.random.default_rng(seed).integers(0, groups, units.total)
 
 
 def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int64]:
-    """int64[U]: units by name scope of their first op, as deep as `groups` allow; backward ops with their forward scope.
+    """Returns int64[U]: units by name scope of their first op, as deep as `groups` allow; backward ops with their forward scope.
 
     Where even the outermost scopes are too many, the surplus shares the last group.
     """
@@ -41,7 +41,7 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
 
 
 def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, seed: int) -> NDArray[np.int64]:
-    """int64[U]: about equally many units per group, the cheapest transfers between groups (METIS, k-way; needs pymetis).
+    """Returns int64[U]: about equally many units per group, the cheapest transfers between groups (METIS, k-way; needs pymetis).
 
     Where there are enough groups for that, every unit is in one of its own.
     """
@@ -53,7 +53,7 @@ def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, 
 
 
 def given_grouping(graph: OpGraph, units: Units, grouping: object) -> NDArray[np.int64]:
-    """int64[U] from a group number per op, numbered anew without gaps; ops of one colocation group must agree."""
+    """Returns int64[U] from a group number per op, numbered anew without gaps; ops of one colocation group must agree."""
     group = np.asarray(grouping)
     if group.shape != (graph.n,) or group.dtype.kind not in "iu" or (group.size and group.min() < 0):
         raise InvalidInput(

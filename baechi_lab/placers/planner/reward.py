@@ -42,7 +42,7 @@ class SimulatedReward:
     def __init__(self, graph: OpGraph, cluster: Cluster, workers: int | None = None):
         self.workers = workers or os.cpu_count() or 1
         self.batch = Batch(graph, cluster)
-        self.mine = threading.local()  # scratch space must not be shared
+        self.own = threading.local()  # of each thread, since scratch space must not be shared
         self.pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
 
     def __call__(self, devices: Integers) -> NDArray[np.float64]:
@@ -53,14 +53,14 @@ class SimulatedReward:
         return np.concatenate(list(self.pool.map(self._simulate_part, row_blocks)))
 
     def _simulate_part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        if not hasattr(self.mine, "batch"):
-            self.mine.batch = self.batch.alike()
-        seconds: NDArray[np.float64] = self.mine.batch.seconds(rows)
+        if not hasattr(self.own, "batch"):
+            self.own.batch = self.batch.for_another_thread()
+        seconds: NDArray[np.float64] = self.own.batch.seconds(rows)
         return seconds
 
 
 class MeasuredReward:
-    """Step times from `run(placement) -> seconds`; infinity, `InfeasiblePlacement` and `ExecutionError` mean invalid."""
+    """Step times in seconds that `run(placement)` returns; infinity where it raises an error of memory or execution."""
 
     def __init__(self, graph: OpGraph, run: Callable[[Placement], float]):
         self.graph, self.run = graph, run
@@ -108,12 +108,12 @@ def _ready_for(job: Job) -> Reward:
 
 
 def answer(job: Job, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Seconds per step of `rows` int32[s, n], computed where this is called."""
+    """Returns the seconds per step of `rows` int32[s, n], computed in this process."""
     return _ready_for(job)(rows)
 
 
 def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmup: int) -> Reward:
-    """For `Job`: real runs on the worker's machine."""
+    """Makes the reward of a `Job` that runs the step on the worker's machine."""
     return MeasuredReward(graph, framework_part("executors", "tensorflow").step_timer(step, cluster, steps, warmup))
 
 

@@ -15,7 +15,7 @@ _TIGHT = {"CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1
 
 
 def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: str) -> NDArray[np.float64]:
-    """float64[n + e + 1]: s, x and w at the optimum of `w + weight @ x`.
+    """Returns float64[n + e + 1]: s, x and w at the optimum of `w + weight @ x`.
 
     `solver` is a name that cvxpy knows, such as `CLARABEL` or `SCS`; `UnknownNameError` lists those installed.
     """

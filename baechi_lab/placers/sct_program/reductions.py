@@ -43,7 +43,7 @@ class ReducedProblem:
     free: NDArray[np.bool_]
 
     def expand(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[e]: x of every original edge, from those of `problem`."""
+        """Returns float64[e]: x of every original edge, from those of `problem`."""
         full = np.where(self.free, 0.0, 1.0)
         full[self.edge] = x
         return full
@@ -91,7 +91,7 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
 def _may_bind(
     order: Integers, target: Integers, source: Integers, compute: NDArray[np.float64], transfer: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """bool[e]: whether an edge may decide when `target` starts. `source` is its other end, earlier in `order`."""
+    """Returns bool[e]: whether an edge may decide when `target` starts. `source` is its other end, earlier in `order`."""
     low, high = _start_bounds(
         order.astype(np.int64),
         offsets(target, len(compute)),

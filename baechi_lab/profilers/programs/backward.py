@@ -33,24 +33,24 @@ from ..work import DEPTHWISE_GRADIENT, Kernel
 from .records import Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
-    str.split("""
+    """
         add sub sum mean neg cat concat pad slice split gather embedding copy clone reducesum reducemean
         globalaveragepool averagepool avg_pool2d adaptive_avg_pool2d cast to expand tile transpose resize
         constantofshape rsub index_select
-    """)
+    """.split()
 )
 _SAVES_OUTPUT = frozenset(
-    str.split("""
+    """
         relu sigmoid tanh softmax log_softmax logsoftmax exp sqrt reciprocal elu leakyrelu rsqrt leaky_relu hardtanh
         dropout clamp relu6
-    """)
+    """.split()
 )
 _NO_GRADIENT = frozenset(
-    str.split("""
+    """
         argmax argmin shape size equal eq ne lt le gt ge less greater lessorequal greaterorequal not and or
         logical_not nonzero onehot one_hot range arange isnan isinf zeros_like ones_like full sign floor ceil round
         detach constantofshape
-    """)
+    """.split()
 )
 
 

@@ -27,9 +27,9 @@ Shape = Sequence[int] | None
 Shapes = Sequence[Shape]
 
 SHAPE_OPS = frozenset(
-    str.split("""
+    """
         Reshape Squeeze Unsqueeze Flatten Identity Shape Size Constant Optional OptionalGetElement
-    """)
+    """.split()
 )
 """Operators that move no data: they only reinterpret its shape."""
 

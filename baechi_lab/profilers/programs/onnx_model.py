@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 onnx = onnx_package()
 
 _WIDTH = {
-    **dict.fromkeys(str.split("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ"), 1),
+    **dict.fromkeys("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ".split(), 1),
     **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 2),
     **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 4),
     **dict.fromkeys(("INT64", "UINT64", "DOUBLE", "COMPLEX64"), 8),

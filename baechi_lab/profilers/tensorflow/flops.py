@@ -31,27 +31,25 @@ Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
 METADATA_OPS = frozenset(
-    str.split("""
+    """
         Const VarHandleOp NoOp Placeholder Identity IdentityN StopGradient PreventGradient Reshape ExpandDims Squeeze
         Shape ShapeN Size Rank ReadVariableOp VariableShape BroadcastGradientArgs ConcatOffset Assert ControlTrigger
         DestroyResourceOp EnsureShape Bitcast TensorListReserve EmptyTensorList TensorListLength
         TensorListElementShape TensorListGetItem TensorListSetItem TensorListPushBack TensorListPopBack
-    """)
+    """.split()
 )
 """Ops that move no data: they compute shapes or pass on a buffer."""
 
 _NO_ARITHMETIC = METADATA_OPS | frozenset(
-    str.split("""
+    """
         Transpose Concat ConcatV2 Slice StridedSlice StridedSliceGrad Split SplitV Pack Unpack Pad PadV2 MirrorPad
         Tile Fill ZerosLike OnesLike Gather GatherV2 GatherNd ResourceGather ScatterNd Cast OneHot Range
         AssignVariableOp Reverse ReverseV2 SpaceToBatchND BatchToSpaceND BroadcastTo Select SelectV2 Where While
         StatelessWhile If StatelessIf Case StatelessCase TensorListStack TensorListFromTensor
-    """)
+    """.split()
 )
 
-_REDUCTIONS = frozenset(
-    str.split("Sum Mean Prod Max Min All Any ArgMax ArgMin BiasAddGrad L2Loss EuclideanNorm Cumsum")
-)
+_REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any ArgMax ArgMin BiasAddGrad L2Loss EuclideanNorm Cumsum".split())
 
 _RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal", "Multinomial")
 

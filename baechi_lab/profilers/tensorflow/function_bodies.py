@@ -137,12 +137,12 @@ class Library:
                 input_specs = [tensors.get(r, ((), 0)) for r in op.input if not r.startswith("^")]
                 output_specs = list(_output_specs(op).values())
                 yield BodyOp(
-                    op,
-                    [s for s, _ in input_specs],
-                    [s for s, _ in output_specs],
-                    [t for _, t in input_specs],
-                    [t for _, t in output_specs],
-                    times,
+                    node=op,
+                    inputs=[s for s, _ in input_specs],
+                    outputs=[s for s, _ in output_specs],
+                    input_types=[t for _, t in input_specs],
+                    output_types=[t for _, t in output_specs],
+                    times=times,
                 )
 
     def _rounds(self, node: NodeDef, outer: Scope) -> int | None:

@@ -15,7 +15,7 @@ from .nodes import VIEWS
 from .structure import Structure
 
 IN_PLACE = frozenset(
-    str.split("""
+    """
         Abs Acos Acosh AccumulateNV2 Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr
         BitwiseXor Ceil ClipByValue Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1
         Floor FloorDiv FloorMod Inv InvGrad Invert LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax LogicalAnd
@@ -24,7 +24,7 @@ IN_PLACE = frozenset(
         Sinh SparseSoftmaxCrossEntropyWithLogits Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
         SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy
         Xlog1py Xlogy ZerosLike
-    """)
+    """.split()
 )
 
 

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.op_def_pb2 import OpDef
 
 READ_ONLY = frozenset(
-    str.split("ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp Identity IdentityN")
+    "ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp Identity IdentityN".split()
 )
 """Ops that can take a variable's handle without changing the variable."""
 
 VIEWS = frozenset(
-    str.split("""
+    """
         Bitcast CheckNumerics DebugIdentity EnsureShape ExpandDims GuaranteeConst Identity IdentityN
         PlaceholderWithDefault PreventGradient ReadVariableOp Reshape Snapshot Squeeze StopGradient
-    """)
+    """.split()
 )
 """Ops that pass on the memory of their first input."""
 

@@ -30,10 +30,10 @@ FUSED = "_fused_recurrent_layer"
 """Attribute of a loop that is one kernel on a GPU."""
 
 _PLUMBING = frozenset(
-    str.split("""
+    """
         Transpose TensorListFromTensor TensorListStack TensorListReserve EmptyTensorList InvertPermutation Range Max Fill
         VariableShape
-    """)
+    """.split()
 )
 
 

@@ -144,15 +144,15 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     pairs = sorted({(tensor[p, k], i) for p, k, i in edges})
     row = np.array([t for t, _ in pairs], dtype=np.int64)
     structure = Structure(
-        graph_def,
-        nodes,
-        np.array(producer, dtype=np.int32),
-        np.array(output, dtype=np.int32),
-        np.array(size, dtype=np.int64),
-        tuple(shapes),
-        offsets(row, len(producer)),
-        np.array([i for _, i in pairs], dtype=np.int32),
-        unknown,
+        graph_def=graph_def,
+        nodes=nodes,
+        tensor_producer=np.array(producer, dtype=np.int32),
+        tensor_output=np.array(output, dtype=np.int32),
+        tensor_bytes=np.array(size, dtype=np.int64),
+        shapes=tuple(shapes),
+        consumer_ptr=offsets(row, len(producer)),
+        consumers=np.array([i for _, i in pairs], dtype=np.int32),
+        open_shapes=unknown,
     )
     list_bytes, round_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())

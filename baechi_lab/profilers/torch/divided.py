@@ -7,10 +7,9 @@ that of its Hugging Face configuration (`tp_plan`), or one by the names that lay
 `sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama. Mixtures of experts of
 Mixtral's kind get their tokens evenly (`rank_experts`), and are divided over `ep` of the `dp` ranks.
 
-A collective is an op of type `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`;
-`graph.info["collectives"]` has its axis
-and bytes. Its duration is that of `Collectives` on devices of the hardware behind its fastest link. Data parallelism is the
-pass `passes.data_parallel`.
+A collective is an op of type `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`; `graph.info["collectives"]` has its
+axis and bytes. Its duration is that of `Collectives` on devices of the hardware behind its fastest link. Data parallelism is
+the pass `passes.data_parallel`.
 """
 
 from __future__ import annotations

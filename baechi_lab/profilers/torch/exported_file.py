@@ -30,7 +30,7 @@ ARCHIVE_VERSIONS = (b"0",)
 # torch._export.serde.schema: ScalarType
 _TYPES = (
     None,
-    *str.split("uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"),
+    *"uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16".split(),
 )
 _MOST_ELEMENTS = 2**48
 

@@ -1,9 +1,9 @@
 """Runs a model on fake tensors: shapes and types without data, so that a model of any size runs anywhere.
 
 Every parameter, buffer and input is replaced by a fake tensor on the CPU, even if it was on the meta device, so that code
-that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use,
-or as a CPU runs them.
-Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are random.
+that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use, or as a
+CPU runs them. Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are
+random.
 
 Operators that read values (`item()`, `nonzero()`) run if the values depend only on integer inputs and on tensors that the
 model creates itself (see `known_values`), or if they only ask whether all values are finite. Otherwise `InvalidInput` is

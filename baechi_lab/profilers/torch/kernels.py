@@ -46,21 +46,21 @@ _ALLOCATE = frozenset(
 )
 _TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "slice_scatter", "select_scatter"})
 _WRITES_PART = frozenset(
-    str.split("index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ masked_scatter_")
+    "index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ masked_scatter_".split()
 )
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
 _MOVES = frozenset(
-    str.split("""
+    """
         copy_ _to_copy clone contiguous fill fill_ zero_ where masked_fill masked_fill_ ones_like zeros_like full_like
         alias_copy view_copy expand_copy
-    """)
+    """.split()
 )
 _DRAWN = frozenset({"rand", "randn", "randint", "normal"})
 _REDUCTIONS = frozenset(
-    str.split("""
+    """
         sum mean prod amax amin max min argmax argmin all any logsumexp cumsum cumprod var std var_mean norm
         linalg_vector_norm topk sort nll_loss_forward
-    """)
+    """.split()
 )
 _COPIES = frozenset({"copy_", "_to_copy", "clone", "contiguous"})
 _BATCHED = frozenset({"bmm", "baddbmm"})

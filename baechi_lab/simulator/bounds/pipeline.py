@@ -78,7 +78,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
 
 
 def _same_device_unit(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: colocation group, or else the original op; renumbered without gaps."""
+    """Returns int64[n]: colocation group, or else the original op; renumbered without gaps."""
     original_op = np.arange(graph.n) if graph.copy_of is None else graph.copy_of
     groups = len(graph.colocation_names)
     return np.unique(np.where(graph.colocation >= 0, graph.colocation, groups + original_op), return_inverse=True)[1]

@@ -91,7 +91,7 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
 
 
 def _reach(graph: OpGraph, source: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """uint8[n, n]: 1 if the column's op is an ancestor of the row's op; empty for large graphs."""
+    """Returns uint8[n, n]: 1 if the column's op is an ancestor of the row's op; empty for large graphs."""
     n = graph.n
     if n > REACH_OPS:
         return np.zeros((0, 0), dtype=np.uint8)

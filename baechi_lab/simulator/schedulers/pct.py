@@ -23,7 +23,7 @@ from .base import by_rank
 
 
 def path_computation_time(graph: OpGraph, cluster: Cluster, placement: Placement) -> NDArray[np.float64]:
-    """float64[n]: equation 12, in microseconds.
+    """Returns float64[n]: equation 12, in microseconds.
 
     >>> from baechi_lab import Link
     >>> graph, cluster = OpGraph.from_edges([2, 3], [(0, 1, 10)]), Cluster.uniform(2, link=Link(0.0, 0.5))

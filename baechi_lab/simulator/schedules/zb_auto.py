@@ -126,7 +126,7 @@ def _fits(setting: Setting, orders: Orders) -> bool:
 
 
 def _codes(orders: Orders) -> NDArray[np.int8]:
-    """int8[p, 3 M]: 0, 1, 2 for F, B, W, as `_plan` follows them."""
+    """Returns int8[p, 3 M]: 0, 1, 2 for F, B, W, as `_plan` follows them."""
     return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
 
 
@@ -155,7 +155,7 @@ def _orders(code: NDArray[np.int8]) -> Orders:
 def _plan(
     count: int, costs: Floats, patience: Floats, hold: Floats, ahead: Ints, tail: int, fixed_order: NDArray[np.int8]
 ) -> tuple[NDArray[np.int8], Floats, Floats]:
-    """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
+    """Returns int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
 
     `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `fixed_order` int8[p, 3 M], or empty.
     """

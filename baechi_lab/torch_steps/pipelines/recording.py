@@ -49,7 +49,7 @@ from ..records import Trace
 from ..snapshot import ModelSnapshot
 
 SIZES_ONLY = {
-    **dict.fromkeys(str.split("zeros_like ones_like full_like new_zeros new_ones new_full new_tensor"), 0),
+    **dict.fromkeys("zeros_like ones_like full_like new_zeros new_ones new_full new_tensor".split(), 0),
     **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as"), 1),
 }
 """Functions that read size and type alone of one argument, with its position."""

@@ -105,13 +105,13 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
         chains.append(tuple(chain if forward else chain[::-1]))
     link_ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
     return _Pointed(
-        np.array(layers),
-        np.array(heights),
-        np.array(orders),
-        link_ends[:, 0],
-        link_ends[:, 1],
-        np.array(list(links.values())),
-        tuple(chains),
+        layer=np.array(layers),
+        height=np.array(heights),
+        order=np.array(orders),
+        left=link_ends[:, 0],
+        right=link_ends[:, 1],
+        weight=np.array(list(links.values())),
+        chains=tuple(chains),
     )
 
 

@@ -131,21 +131,21 @@ class _Builder:
         at = np.array([middle[n] for n in self.nodes.tolist()]).reshape(-1, 2)
         frames = np.array([(*middle[n], *self._size(n)) for n in self.frames.tolist()]).reshape(-1, 4)
         return Scene(
-            self.tree,
-            self.nodes,
-            self.frames,
-            owner,
-            at[:, 0],
-            at[:, 1],
-            size[:, 0],
-            size[:, 1],
-            frames,
-            self._duration(self.nodes),
-            persistent_bytes,
-            made_bytes,
-            tuple(self._note(n) for n in self.nodes.tolist()),
-            self._all_arrows(corner),
-            (self.inside[ROOT].width, self.inside[ROOT].height),
+            tree=self.tree,
+            nodes=self.nodes,
+            frames=self.frames,
+            owner=owner,
+            x=at[:, 0],
+            y=at[:, 1],
+            width=size[:, 0],
+            height=size[:, 1],
+            frame_box=frames,
+            duration_us=self._duration(self.nodes),
+            persistent_bytes=persistent_bytes,
+            made_bytes=made_bytes,
+            notes=tuple(self._note(n) for n in self.nodes.tolist()),
+            arrows=self._all_arrows(corner),
+            size=(self.inside[ROOT].width, self.inside[ROOT].height),
         )
 
     # -- sums --------------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ class _Builder:
         is_backward, twin = self.tree.backward[children], self.tree.twin[children]
         index = {int(c): k for k, c in enumerate(children)}
         boxes = Boxes(
-            sizes[:, 0],
-            sizes[:, 1],
-            closed[:, 0],
-            closed[:, 1],
-            order,
-            is_backward,
-            np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
+            width=sizes[:, 0],
+            height=sizes[:, 1],
+            closed_width=closed[:, 0],
+            closed_height=closed[:, 1],
+            order=order,
+            backward=is_backward,
+            twin=np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
         )
         source, target, size, _ = self.arrows[node]
         mirrored = bool(self.tree.backward[node]) if node != ROOT else False
@@ -249,14 +249,14 @@ class _Builder:
                 column.append(values)
         flat = [np.concatenate(c) if c else np.zeros(0) for c in columns]
         return Arrows(
-            flat[0].astype(np.int32),
-            flat[1].astype(np.int32),
-            flat[2].astype(np.int64),
-            flat[3].astype(np.int64),
-            np.array(pointer),
-            np.array(points).reshape(-1, 2),
-            flat[4].astype(np.bool_),
-            self.edge_of,
+            source=flat[0].astype(np.int32),
+            target=flat[1].astype(np.int32),
+            bytes=flat[2].astype(np.int64),
+            tensors=flat[3].astype(np.int64),
+            pointer=np.array(pointer),
+            points=np.array(points).reshape(-1, 2),
+            upright=flat[4].astype(np.bool_),
+            edge_of=self.edge_of,
         )
 
 
@@ -316,13 +316,13 @@ def build_paint(
     on = (follows[graph.edge_source] == graph.consumers) & (scene.arrows.edge_of >= 0)
     on_chain[scene.arrows.edge_of[on]] = True
     return Paint(
-        share.argmax(axis=1),
-        share,
-        sent_bytes,
-        received,
-        critical,
-        crossing_bytes(graph, scene.arrows, device),
-        on_chain,
+        main=share.argmax(axis=1),
+        share=share,
+        sent_bytes=sent_bytes,
+        received_bytes=received,
+        critical=critical,
+        crossing_bytes=crossing_bytes(graph, scene.arrows, device),
+        critical_arrow=on_chain,
     )
 
 

@@ -236,13 +236,13 @@ def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
     for forward_box, backward_box in twins_of_boxes:
         twin[first[id(forward_box)]] = first[id(backward_box)]
     return Tree(
-        tuple(b.name for b, _, _ in rows),
-        tuple(b.label for b, _, _ in rows),
-        np.array([p for _, p, _ in rows], np.int32),
-        np.array([b.kind for b, _, _ in rows], np.uint8),
-        np.array(low),
-        np.array(high),
-        np.array(ops, np.int32),
-        np.array([is_backward for _, _, is_backward in rows], np.bool_),
-        twin,
+        names=tuple(b.name for b, _, _ in rows),
+        labels=tuple(b.label for b, _, _ in rows),
+        parent=np.array([p for _, p, _ in rows], np.int32),
+        kind=np.array([b.kind for b, _, _ in rows], np.uint8),
+        low=np.array(low),
+        high=np.array(high),
+        ops=np.array(ops, np.int32),
+        backward=np.array([is_backward for _, _, is_backward in rows], np.bool_),
+        twin=twin,
     )

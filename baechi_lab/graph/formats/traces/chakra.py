@@ -97,15 +97,15 @@ def nodes_of(data: bytes) -> list[Node]:
         attributes = {a.name: getattr(a, kind) for a in read.attr if (kind := a.WhichOneof("value"))}
         nodes.append(
             Node(
-                read.id,
-                read.name,
-                _type(read.type, k),
-                read.start_time_micros,
-                read.duration_micros,
-                list(read.data_deps),
-                list(read.ctrl_deps),
-                read.outputs.values,
-                attributes,
+                id=read.id,
+                name=read.name,
+                type=_type(read.type, k),
+                start_us=read.start_time_micros,
+                duration_us=read.duration_micros,
+                data=list(read.data_deps),
+                control=list(read.ctrl_deps),
+                outputs=read.outputs.values,
+                attributes=attributes,
             )
         )
     return nodes
@@ -220,12 +220,12 @@ def _event(node: Node, several: bool) -> Event:
         kind = "gpu" if unit == "compute" else unit
     lane = f"rank {node.rank}/{unit}" if several else unit
     return Event(
-        node.name or f"node {node.id}",
-        node.type.removesuffix("_NODE").lower(),
-        lane,
-        float(node.start_us),
-        float(node.start_us + node.duration_us),
-        kind,
+        name=node.name or f"node {node.id}",
+        op_type=node.type.removesuffix("_NODE").lower(),
+        lane=lane,
+        start_us=float(node.start_us),
+        end_us=float(node.start_us + node.duration_us),
+        kind=kind,
     )
 
 
@@ -343,15 +343,15 @@ def _of_json(fields: object, k: int) -> Node:
             number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20
             attributes[entry["name"]] = int(value) if number else value  # type: ignore[arg-type]
     return Node(
-        integer("id"),
-        name,
-        kind,
-        integer("startTimeMicros", "start_time_micros"),
-        integer("durationMicros", "duration_micros"),
-        integers("dataDeps", "data_deps"),
-        integers("ctrlDeps", "ctrl_deps"),
-        values if isinstance(values, str) else "",
-        attributes,
+        id=integer("id"),
+        name=name,
+        type=kind,
+        start_us=integer("startTimeMicros", "start_time_micros"),
+        duration_us=integer("durationMicros", "duration_micros"),
+        data=integers("dataDeps", "data_deps"),
+        control=integers("ctrlDeps", "ctrl_deps"),
+        outputs=values if isinstance(values, str) else "",
+        attributes=attributes,
     )
 
 

@@ -106,12 +106,12 @@ def _args(entry: Mapping[str, object]) -> Mapping[str, object]:
 def _row(entry: Mapping[str, object]) -> Row:
     start, duration = _time(entry, "ts"), _time(entry, "dur") if "dur" in entry else 0
     return Row(
-        str(entry.get("name")),
-        _category(entry),
-        f"cpu/thread {entry.get('tid')!s:.40}",
-        start,
-        start + duration,
-        _args(entry),
+        name=str(entry.get("name")),
+        category=_category(entry),
+        thread=f"cpu/thread {entry.get('tid')!s:.40}",
+        start=start,
+        end=start + duration,
+        args=_args(entry),
     )
 
 

@@ -131,12 +131,12 @@ def _rows(devices: Any) -> Iterator[_Row]:
             end = stats.op_end_rel_nanos / 1e3 or float(stats.op_end_rel_micros)
             label = _LABEL.match(stats.timeline_label)
             event = Event(
-                stats.node_name or "op",
-                label["type"] if label else "op",
-                lane or "cpu",
-                base + start,
-                base + max(end, start),
-                kind,
+                name=stats.node_name or "op",
+                op_type=label["type"] if label else "op",
+                lane=lane or "cpu",
+                start_us=base + start,
+                end_us=base + max(end, start),
+                kind=kind,
                 persistent_bytes=max(0, min(stats.memory_stats.persistent_memory_size, MOST_BYTES)),
                 fixed=host,
             )
