@@ -49,7 +49,7 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
         raise ExecutionError(f"cannot write beside {target}: {error.strerror or error}") from error
     lock_file = lock(partial)
     try:
-        _fill(partial, files)
+        fill_folder(partial, files)
         earlier = _swap_into_place(partial, target)
     except OSError as error:
         _remove(partial)
@@ -71,7 +71,7 @@ def _remove_leftover(folder: Path) -> None:
         _remove(folder)
 
 
-def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
+def fill_folder(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
     """Writes the files and then their list; a folder without the list is incomplete."""
     hashes = {name: _write(partial / name, content) for name, content in files.items()}
     mask = os.umask(0)  # only its owner may open a folder made by mkdtemp: give it the usual permissions
@@ -170,7 +170,7 @@ def _swap_into_place(partial: Path, target: Path) -> Path | None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
             raise
-    previous = _exchange_folders(partial, target)
+    previous = exchange_folders(partial, target)
     if previous is None:
         previous = partial.with_name(partial.name.replace(".partial-", ".earlier-"))
         os.rename(target, previous)
@@ -183,7 +183,7 @@ def _swap_into_place(partial: Path, target: Path) -> Path | None:
         _check_unchanged(previous, target)
     except InvalidInput:
         if previous == partial:
-            _exchange_folders(partial, target)
+            exchange_folders(partial, target)
         else:
             os.rename(target, partial)
             os.rename(previous, target)
@@ -192,7 +192,7 @@ def _swap_into_place(partial: Path, target: Path) -> Path | None:
     return previous
 
 
-def _exchange_folders(partial: Path, target: Path) -> Path | None:
+def exchange_folders(partial: Path, target: Path) -> Path | None:
     """Exchanges the names of two folders in one step; returns the new path of `target`, None if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     names = os.fsencode(partial), os.fsencode(target)

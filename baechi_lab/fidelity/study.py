@@ -126,7 +126,7 @@ def study(
             own_seconds = own_processes([*local.pids, worker.pid])
             counts = (steps, rounds, seed)
             measure = partial(_measure, case, placements, local, worker, calibration, counts, progress)
-            measurement = _measure_undisturbed(wait, own_seconds, measure)
+            measurement = measure_undisturbed(wait, own_seconds, measure)
             costs.append(measurement.costs)
             rows += [_row(measurement, name, local) for name in placements]
         if on_model is not None:
@@ -134,7 +134,7 @@ def study(
     return Report(tuple(rows), mean_calibration(costs))
 
 
-def _measure_undisturbed(
+def measure_undisturbed(
     wait: float | None, own_seconds: Callable[[], float], measure: Callable[[], _Measured]
 ) -> _Measured:
     """Measures a model, and repeats the measurement if other programs disturbed it."""

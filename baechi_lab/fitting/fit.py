@@ -125,11 +125,11 @@ def fit(
                 else try_kind(subject, cluster, placing)
             )
     options += try_combinations(subject, cluster, placing, options, tell, proof, allowed)
-    options = [first, *(_with_time_given_up(option, first) for option in options[1:])]
+    options = [first, *(with_time_given_up(option, first) for option in options[1:])]
     return Fit(tuple(options), missing, cluster, None if first.fits else proof)
 
 
-def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
+def with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
     """Add to `gives_up` the share by which the option's time per sample exceeds that of the step as it is."""
     longer = (
         option.time_per_sample_us / first.time_per_sample_us - 1.0 if first.time_per_sample_us > 0 else float("nan")

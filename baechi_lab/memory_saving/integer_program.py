@@ -125,7 +125,9 @@ class Program:
 
     # -- the rows ------------------------------------------------------------------------------------
 
-    def _build(self, budget: float) -> Rows:
+    def build_rows(self, budget: float) -> Rows:
+        """Returns the program for a budget of bytes besides the persistent ones."""
+        """Returns the program for a budget of bytes besides the persistent ones."""
         rows, self.K, self.M, self.E = Rows(), {}, {}, {}  # type: Rows, Columns, Columns, Columns
         for i, us in enumerate(self.groups.us.tolist()):
             useful = max((self.until[j] for j in self.groups.readers[i]), default=-1)
@@ -186,9 +188,9 @@ class Program:
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         if self.groups.count == 0 or budget_without_persistent < 0:
             return ProgramPlan(None, 0.0, "Infeasible", 0.0)
-        rows = self._build(budget_without_persistent)
+        rows = self.build_rows(budget_without_persistent)
         solver_seconds = None if time_limit is None else time_limit * (1.0 - ROUNDING)
-        answer = rows.solve(solver_seconds, start=None if start is None else self._columns_of(start))
+        answer = rows.solve(solver_seconds, start=None if start is None else self.columns_of(start))
         if answer.values is None and answer.status != INFEASIBLE:
             return self._solve_rounded(budget, answer, time_limit)
         if answer.values is None:
@@ -209,7 +211,9 @@ class Program:
         """The columns of all plans by stage and group."""
         return ("K", self.K), ("M", self.M), ("E", self.E)
 
-    def _columns_of(self, start: ProgramPlan) -> dict[int, float]:
+    def columns_of(self, start: ProgramPlan) -> dict[int, float]:
+        """Returns the values of the program's columns for a plan."""
+        """Returns the values of the program's columns for a plan."""
         return {
             column: start.values.get((kind, *key), 0.0)
             for kind, columns in self.kinds()
@@ -225,7 +229,7 @@ class Program:
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         for step, margin in enumerate(MARGINS):
             limit = None if time_limit is None else time_limit * ROUNDING / 2 ** (step + 1)
-            relaxed = self._build(budget_without_persistent * (1.0 - margin)).solve(limit, integer=False)
+            relaxed = self.build_rows(budget_without_persistent * (1.0 - margin)).solve(limit, integer=False)
             seconds += relaxed.seconds
             if relaxed.values is None:
                 break

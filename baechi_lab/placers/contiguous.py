@@ -137,7 +137,7 @@ def contiguous_splits(
             cross = sums_across_places(source, graph.edge_tensor, reader, transfer_us(graph, cluster), count)
         for cap in caps:
             work_caps = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
-            cuts = _cut_line(work[line], persistent_bytes[line], cross, work_caps, cluster.memory_bytes)
+            cuts = cut_line(work[line], persistent_bytes[line], cross, work_caps, cluster.memory_bytes)
             if cuts[-1] < 0:
                 continue
             group_device = np.empty(count, dtype=np.int64)
@@ -169,7 +169,7 @@ def lines(graph: OpGraph) -> Positions:
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
-def _cut_line(
+def cut_line(
     work: NDArray[np.number],
     persistent_bytes: NDArray[np.int64],
     cross: NDArray[np.float64],

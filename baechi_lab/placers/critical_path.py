@@ -49,21 +49,22 @@ class CriticalPath(Placer):
             check_whole("paths", self.paths, also=", or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+        return within_memory(graph, cluster, lambda limits, careful: self.first_plan(graph, limits))
 
-    def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
+    def first_plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        """Returns the placement before it is simulated or repaired."""
         units = make_units(graph, cluster)
         usage, load = empty_usage(units), np.zeros(cluster.n)
         max_paths = cluster.n if self.paths is None else self.paths
         path_count = 0
-        for path_count, path in enumerate(self._paths(graph, cluster, units, usage.unit_device, max_paths), 1):
+        for path_count, path in enumerate(self.longest_paths(graph, cluster, units, usage.unit_device, max_paths), 1):
             for g, d in _path_devices(path, units, path_count - 1, usage):
                 assign_unit(g, d, usage)
                 load[d] += units.cost[g, d]
         _balance_work(units_by_rank(units), units.cost, load, usage)
         return Placement(device=usage.unit_device[units.group], info={"critical_paths": path_count})
 
-    def _paths(
+    def longest_paths(
         self, graph: OpGraph, cluster: Cluster, units: Units, unit_device: NDArray[np.int32], max_paths: int
     ) -> Iterator[NDArray[np.int32]]:
         """Yields the units of each critical path in order, without those placed already; `unit_device` is read between paths."""

@@ -45,10 +45,12 @@ class Dfs(Placer):
     name = "dfs"
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return within_memory(graph, cluster, lambda limits, careful: _plan(graph, limits))
+        return within_memory(graph, cluster, lambda limits, careful: first_plan(graph, limits))
 
 
-def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
+def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
+    """Returns the placement before it is simulated or repaired."""
+    """Returns the placement before it is simulated or repaired."""
     units = make_units(graph, cluster)
     usage = empty_usage(units)
     _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)

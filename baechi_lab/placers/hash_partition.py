@@ -53,7 +53,7 @@ class Hash(Placer):
         draw = self.draws([graph.names[i] for i in first.tolist()])
         weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
         usage = empty_usage(units)
-        _spread(draw, weight, usage)
+        spread_units(draw, weight, usage)
         return Placement(device=usage.unit_device[units.group])
 
     def draws(self, names: list[str]) -> NDArray[np.float64]:
@@ -64,7 +64,7 @@ class Hash(Placer):
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
-def _spread(draw: NDArray[np.float64], weight: NDArray[np.float64], usage: DeviceUsage) -> None:
+def spread_units(draw: NDArray[np.float64], weight: NDArray[np.float64], usage: DeviceUsage) -> None:
     """Places each unit on the feasible device into whose share of the weights its draw falls."""
     devices = len(weight)
     mask = np.zeros(devices, np.bool_)

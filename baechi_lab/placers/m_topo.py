@@ -53,7 +53,7 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
     cap = caps(cluster, need)
-    group_device = _assign(sequence, need, persistent_bytes, allowed, cap, cluster.memory_bytes)
+    group_device = fill_devices(sequence, need, persistent_bytes, allowed, cap, cluster.memory_bytes)
     info = {"decisions": _decisions(graph, group, group_device, need, cap, allowed)} if explain else {}
     return Placement(device=group_device[group], order=graph.position.astype(np.float64), info=info)
 
@@ -101,7 +101,7 @@ def _reject_reason(
 
 
 @njit(cache=True, nogil=True, interpreted_if=has_few_entries)
-def _assign(
+def fill_devices(
     sequence: NDArray[np.int64],
     need: NDArray[np.int64],
     persistent_bytes: NDArray[np.int64],

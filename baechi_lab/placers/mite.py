@@ -46,10 +46,12 @@ class Mite(Placer):
     name = "mite"
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return within_memory(graph, cluster, lambda limits, careful: _plan(graph, limits))
+        return within_memory(graph, cluster, lambda limits, careful: first_plan(graph, limits))
 
 
-def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
+def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
+    """Returns the placement before it is simulated or repaired."""
+    """Returns the placement before it is simulated or repaired."""
     units = make_units(graph, cluster)
     edges, usage = incoming(graph, cluster, units.group), empty_usage(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)

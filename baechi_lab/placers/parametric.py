@@ -112,7 +112,7 @@ class ListScheduler(Placer):
             ).astype(np.int64)
         mode = {"ready-time": READY_TIME, "earliest-start": EARLIEST_START}.get(self.priority, STATIC)
         return insertion_schedule(
-            problem, self._key(graph, cluster), mode, CHOICES[self.choice], bool(self.insertion), need
+            problem, self.op_keys(graph, cluster), mode, CHOICES[self.choice], bool(self.insertion), need
         )
 
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
@@ -120,7 +120,7 @@ class ListScheduler(Placer):
         info = {"planned_makespan_us": float(plan.finish.max(initial=0.0)), "overflows": plan.overflows}
         return Placement(device=plan.device, order=start_order(plan).astype(np.float64), info=info)
 
-    def _key(self, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
+    def op_keys(self, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
         """Returns float64[n], smallest first, without equal numbers: the topological position decides between equals."""
         position = graph.position.astype(np.float64)
         if self.priority in ("topological", "ready-time", "earliest-start"):

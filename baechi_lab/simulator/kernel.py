@@ -251,7 +251,7 @@ def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
 
 
 @njit(cache=True, allocates=False)
-def _take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler: Scheduler) -> int:
+def take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler: Scheduler) -> int:
     """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes.
 
     Ties: the lowest op. The heap is ordered by the highest score that is possible, then by op. Its nodes are visited from
@@ -393,7 +393,7 @@ def _run(
             if devices[d].running or devices[d].ready_size == 0:
                 continue
             if mode == BY_IDLENESS:
-                op = _take_most_wanted(d, devices, ready, scheduler)
+                op = take_most_wanted(d, devices, ready, scheduler)
             else:
                 op = ready_op[devices[d].ready_first]
                 if mode == BY_UNIT:

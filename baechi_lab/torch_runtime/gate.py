@@ -55,7 +55,7 @@ class Gate:
     def wait(self, op: int) -> None:
         """Block until every blocker of `op` is submitted or the order is dropped."""
         with self.lock:
-            unsubmitted = self._unsubmitted_blockers(op)
+            unsubmitted = self.unsubmitted_blockers(op)
             if not unsubmitted:
                 return
             waiter = self.waiters[op] = _Waiter(unsubmitted)
@@ -78,10 +78,10 @@ class Gate:
         with self.lock:
             self.free = True
             for op in list(self.waiters):
-                self.waiters[op].unsubmitted = self._unsubmitted_blockers(op)
+                self.waiters[op].unsubmitted = self.unsubmitted_blockers(op)
                 self._wake_if_ready(op)
 
-    def _unsubmitted_blockers(self, op: int) -> set[int]:
+    def unsubmitted_blockers(self, op: int) -> set[int]:
         if not self.free:
             return {b for b in self.order.blockers[op] if not self.submitted[b]}
         unsubmitted: set[int] = set()

@@ -182,7 +182,7 @@ class Session(Handler):
         if key in self.divisors:
             run = divided_by(run, self.divisors[key])
         if not self.reorders:
-            return self._submit(state, op, run, args, kwargs)
+            return self.submit(state, op, run, args, kwargs)
         if state.gate is None:
             return self._learn(state, key, op, run, *resolve((args, kwargs)))
         pinned = self._is_pinned(state, module, args, kwargs)
@@ -204,7 +204,7 @@ class Session(Handler):
         args, kwargs = self._await((args, kwargs))
         state.order.append(op)
         try:
-            return self._submit(state, op, run, args, kwargs)
+            return self.submit(state, op, run, args, kwargs)
         finally:
             state.gate.submit(op)
 
@@ -214,7 +214,7 @@ class Session(Handler):
             return True
         return module is not None and (hooked(module) or function_modes() != state.modes)
 
-    def _submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
+    def submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a call on its device: lines 4-15 of Algorithm 1."""
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
@@ -250,7 +250,7 @@ class Session(Handler):
 
     def _learn(self, state: ForwardState, key: str, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         before, generator_before = next_sequence_number(), generator_states()
-        outputs = self._submit(state, op, run, args, kwargs)
+        outputs = self.submit(state, op, run, args, kwargs)
         # A call outside the plan is deferred only if it is a view: then nothing is lost if it runs later.
         lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _view_depends_on_values(run, args, kwargs))
         spec = spec_of(outputs) if lazy else None
@@ -280,7 +280,7 @@ class Session(Handler):
         state.pending.append(future)
         state.inplace_pending |= op in self.plan.inplace
         self.threads_started += 1
-        state.jobs.append(self.threads.start(call, state, future, self._submit))
+        state.jobs.append(self.threads.start(call, state, future, self.submit))
         return defer(spec, future, self._function_of)
 
     def _unplanned(
@@ -296,13 +296,13 @@ class Session(Handler):
         if state.pending and (writes or (state.inplace_pending and reads and not stand_ins)):
             self._settle(state)
         if not stand_ins or writes or spec is None:
-            return self._submit(state, -1, run, *self._await((args, kwargs)))
+            return self.submit(state, -1, run, *self._await((args, kwargs)))
         first, context = set_aside(numbers), Context()
 
         def pull() -> object:
             with context.entered(), torch._C.DisableTorchFunction():
                 arguments = resolve((args, kwargs))
-                outputs = self._submit(state, -1, run, *arguments)
+                outputs = self.submit(state, -1, run, *arguments)
                 renumber(outputs, inputs_of(arguments), first, numbers)
             return outputs
 

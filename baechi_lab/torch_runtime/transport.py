@@ -161,7 +161,7 @@ class StreamTransport(TaggedTransport):
                 return tensor.to(target)
         if tag.device == device:
             return tensor
-        copy, event = self._send(state, tensor, tag, device)
+        copy, event = self.send_copy(state, tensor, tag, device)
         self.compute(state, device).wait_event(event)
         return copy
 
@@ -181,7 +181,7 @@ class StreamTransport(TaggedTransport):
         for position, target, _ in sends:  # a layer on the host fetches its inputs itself
             on_gpu = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
             if on_gpu and self._cuda(target):
-                self._send(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
+                self.send_copy(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
         self._expect(state, output_tensors, sends)
 
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
@@ -194,7 +194,7 @@ class StreamTransport(TaggedTransport):
             elif tag_of(state, tensor) is None:
                 self._set_tag(state, tensor, Tag(state, base.op, base.device, base.event, base.version))
 
-    def _send(
+    def send_copy(
         self, state: ForwardState, tensor: torch.Tensor, tag: Tag, target: int
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
         copied, copy, event = tag.copies.get(target, (-1, tensor, None))
@@ -203,14 +203,17 @@ class StreamTransport(TaggedTransport):
         if tag.event is None or tag.version != version(tensor):  # complete after all that is submitted so far
             tag.version, tag.event = version(tensor), torch.cuda.Event()
             tag.event.record(self.compute(state, tag.device))
-        tx, rx = self._pair(tag.op, tag.device, target)
+        tx, rx = self.stream_pair(tag.op, tag.device, target)
         tx.wait_event(tag.event)
         started = self._mark(tx)
         if tensor.device == self.devices[target]:
             rx.wait_event(tag.event)
-            copy, reader = self._copy(tensor, target, rx, rx), rx  # one GPU: the receiving stream makes the copy
+            copy, reader = (
+                self.copy_on_streams(tensor, target, rx, rx),
+                rx,
+            )  # one GPU: the receiving stream makes the copy
         else:
-            copy, reader = self._copy(tensor, target, tx, rx), tx
+            copy, reader = self.copy_on_streams(tensor, target, tx, rx), tx
         event = torch.cuda.Event()
         event.record(rx)
         if self.record:
@@ -221,7 +224,9 @@ class StreamTransport(TaggedTransport):
             self.on_send(tag.op, target, tensor_bytes(tensor), started, self._mark(rx))
         return copy, event
 
-    def _copy(self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream) -> torch.Tensor:
+    def copy_on_streams(
+        self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream
+    ) -> torch.Tensor:
         """Copy a tensor. Between GPUs torch copies on the sender's stream, and makes it and the receiver's stream wait for each
         other.
         """
@@ -237,7 +242,7 @@ class StreamTransport(TaggedTransport):
         event.record(stream)
         return event, stream.device.index
 
-    def _pair(self, op: int, source: int, target: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    def stream_pair(self, op: int, source: int, target: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         key = (op, source, target)
         if key not in self.pairs:
             self.pairs[key] = (torch.cuda.Stream(self.devices[source]), torch.cuda.Stream(self.devices[target]))

@@ -294,12 +294,12 @@ class Placing:
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Placement:
         name, params = str(self.stage.placer), dict(self.stage.params)
         if "callback" in placer_class(name).__dataclass_fields__:
-            params["callback"] = self._tell
+            params["callback"] = self.take_progress
         if limit := time_limit(name, self.stage.params):  # networks are built before the first placement is found
             self._report(f"{name}: 0 of {limit:g} s, no answer yet", 0.0)
         return Place(name, **params)(graph, cluster)
 
-    def _tell(self, *progress: Any) -> bool:
+    def take_progress(self, *progress: Any) -> bool:
         """Report the progress of the placer; returns True if it should end with its best placement."""
         if len(progress) == 2:
             message, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None

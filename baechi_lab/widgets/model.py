@@ -195,12 +195,12 @@ class WorkbenchModel:
                 self.compute_now()
             return
         setting = self.setting
-        self.worker.submit(lambda ticket: self._compute(setting, ticket), self._arrived, self._idle)
+        self.worker.submit(lambda ticket: self._compute(setting, ticket), self.take_outcome, self._idle)
 
     def compute_now(self) -> Outcome:
         """Compute the outcome in this thread and return it; errors of the stages are raised."""
         outcome, advice = self._compute(self.setting, None)
-        self._arrived((outcome, advice))
+        self.take_outcome((outcome, advice))
         return outcome
 
     def open(self) -> Outcome:
@@ -214,7 +214,7 @@ class WorkbenchModel:
         try:
             outcome, advice = self._compute(self.setting, None)
             if outcome.timeline.feasible:
-                self._arrived((outcome, advice))
+                self.take_outcome((outcome, advice))
                 return outcome
         except InfeasiblePlacement as error:
             refusal = error
@@ -222,13 +222,13 @@ class WorkbenchModel:
         if fitting is None:
             if refusal is not None:
                 raise refusal
-            self._arrived((outcome, advice))
+            self.take_outcome((outcome, advice))
             return outcome
         self.history.push(fitting.outcome.setting)
         self._agreed = (self.setting.placer, self.setting.params)
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
-        self._arrived((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
+        self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
         self.fitted = self.setting
         self.emit("fitted", f"{fitting.changed} changed so that it fits")
         return fitting.outcome
@@ -248,7 +248,9 @@ class WorkbenchModel:
             return outcome, all_advice(outcome, self.subject, self.memo, report)
         return outcome, quick_advice(outcome, self.memo, report)
 
-    def _arrived(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
+    def take_outcome(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
+        """Makes a computed outcome the shown one."""
+        """Makes a computed outcome the shown one."""
         outcome, self.advice = outcome_and_advice
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
         if self.outcome is not None and self.outcome.setting != outcome.setting:

@@ -106,7 +106,7 @@ class Tasks:
         memo = self.model.memo
 
         def on_rows(table: pandas.DataFrame) -> None:
-            self.worker.deliver(lambda: self._compared_so_far(outcome, table))
+            self.worker.deliver(lambda: self.take_comparison(outcome, table))
 
         self.start(
             COMPARISON,
@@ -114,7 +114,9 @@ class Tasks:
             lambda table: self._compared(outcome, table),
         )
 
-    def _compared_so_far(self, outcome: Outcome, table: pandas.DataFrame) -> None:
+    def take_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
+        """Shows the rows of a comparison that goes on, unless it was cancelled."""
+        """Shows the rows of a comparison that goes on, unless it was cancelled."""
         if self.worker.busy and self.job == COMPARISON:
             self._compared(outcome, table)
 

@@ -56,7 +56,7 @@ class Compilations(event.Listener):
         if self.open:
             self.open[-1][1] += seconds
 
-jit._is_on_disk = lambda kernel, arguments: True  # compile small calls too
+jit.is_on_disk = lambda kernel, arguments: True  # compile small calls too
 compilations = Compilations()
 event.register("numba:compile", compilations)
 """

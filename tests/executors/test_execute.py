@@ -10,7 +10,7 @@ import baechi_lab as bl
 from baechi_lab.executors.structure import graph_of
 from baechi_lab.executors.tensorflow import execute_request, session
 from baechi_lab.executors.tensorflow.devices import device_options
-from baechi_lab.executors.tensorflow.execute_request import _replaced_ops
+from baechi_lab.executors.tensorflow.execute_request import replaced_ops
 from baechi_lab.executors.tensorflow.trace import Trace
 from baechi_lab.workers.messages import Message
 from baechi_lab.workers.transport import step_arrays, step_header
@@ -57,14 +57,14 @@ def test_constants_and_shapes_are_not_told_of_as_moved():
 
     import tensorflow as tf
 
-    from baechi_lab.executors.tensorflow.execute_request import _moved_ops
+    from baechi_lab.executors.tensorflow.execute_request import moved_ops
 
     planned, executed = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
     for name, kind in (("c", "Const"), ("s", "Shape"), ("m", "MatMul")):
         planned.node.add(name=name, op=kind, device="/device:CPU:0")
         executed.node.add(name=name, op=kind, device="/device:CPU:1")
     metadata = SimpleNamespace(partition_graphs=[executed])
-    assert _moved_ops(metadata, planned.node) == ["m"]
+    assert moved_ops(metadata, planned.node) == ["m"]
 
 
 def test_what_the_runtime_replaced_is_told():
@@ -78,7 +78,7 @@ def test_what_the_runtime_replaced_is_told():
     for name, op in (("a", "_MklMatMul"), ("b", "Relu"), ("b_S1", "_Recv")):
         partition.node.add(name=name, op=op)
     metadata = SimpleNamespace(partition_graphs=[partition])
-    assert _replaced_ops(metadata, placed.node) == {"a": "_MklMatMul"}
+    assert replaced_ops(metadata, placed.node) == {"a": "_MklMatMul"}
 
 
 @pytest.mark.parametrize(("warmup", "expected"), [(2, ["divided", "plain", "trace", "plain"]), (0, ["both", "plain"])])

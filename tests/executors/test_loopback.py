@@ -10,7 +10,7 @@ from other_users import linux
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
-from baechi_lab.executors.tensorflow.loopback import _is_local, is_loopback, keep_to_loopback
+from baechi_lab.executors.tensorflow.loopback import is_local, is_loopback, keep_to_loopback
 from baechi_lab.workers.isolated import isolated
 
 
@@ -106,7 +106,7 @@ def test_a_trusted_network_is_said():
 )
 def test_addresses_of_the_kernels_table(text, local):
     """127.0.0.1, 192.168.0.2, ::1, and the first two as IPv6 has them; each word of 32 bits with its bytes reversed."""
-    assert _is_local(text) == local
+    assert is_local(text) == local
 
 
 @pytest.mark.parametrize(("host", "local"), [("localhost", True), ("127.1.2.3", True), ("", False), ("::", False)])

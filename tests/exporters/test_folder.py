@@ -103,13 +103,13 @@ def test_an_empty_folder_is_filled(tmp_path):
 
 def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypatch):
     """A file appears between the look at the folder and its replacement: all goes back, the file with it."""
-    fill = module._fill
+    fill = module.fill_folder
 
     def slow(partial, files):
         fill(partial, files)
         (out / "thesis.tex").write_text("mine")
 
-    monkeypatch.setattr(module, "_fill", slow)
+    monkeypatch.setattr(module, "fill_folder", slow)
     with pytest.raises(bl.InvalidInput, match=r"holds 'thesis\.tex'"):
         write_folder(out, LATER_FILES)
     assert content(out) == {**as_bytes(EARLIER_FILES), "thesis.tex": b"mine"}
@@ -118,11 +118,11 @@ def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypa
 
 def test_without_exchange(out, tmp_path, monkeypatch):
     """Where names cannot be exchanged: two renames, and the same refusals."""
-    monkeypatch.setattr(module, "_exchange_folders", lambda partial, target: None)
+    monkeypatch.setattr(module, "exchange_folders", lambda partial, target: None)
     write_folder(out, LATER_FILES)
     assert content(out) == as_bytes(LATER_FILES) and os.listdir(tmp_path) == ["out"]
-    fill = module._fill
-    monkeypatch.setattr(module, "_fill", lambda p, f: (fill(p, f), (out / "late").write_text("mine")))
+    fill = module.fill_folder
+    monkeypatch.setattr(module, "fill_folder", lambda p, f: (fill(p, f), (out / "late").write_text("mine")))
     with pytest.raises(bl.InvalidInput, match="holds 'late'"):
         write_folder(out, EARLIER_FILES)
     assert content(out) == {**as_bytes(LATER_FILES), "late": b"mine"} and os.listdir(tmp_path) == ["out"]
@@ -149,7 +149,7 @@ def _killed_at(moment, out):
 
         for name in CALLS:
             setattr(os, name, counted(getattr(os, name)))
-        module._exchange_folders = counted(module._exchange_folders)
+        module.exchange_folders = counted(module.exchange_folders)
         module._hash = counted(module._hash)
         write_folder(out, LATER_FILES)
         os._exit(0)

@@ -409,10 +409,10 @@ def test_a_model_that_was_disturbed_is_measured_once_more(monkeypatch, shares, c
     measured = [SimpleNamespace(model="m", others_share={"single": share}) for share in shares]
     if counted is None:
         with pytest.raises(ExecutionError, match=r"0\.50 of a core during 2 measurements of 'm'"):
-            study_module._measure_undisturbed(60.0, None, lambda: measured.pop(0))
+            study_module.measure_undisturbed(60.0, None, lambda: measured.pop(0))
     else:
         assert (
-            study_module._measure_undisturbed(60.0, None, lambda: measured.pop(0)).others_share["single"]
+            study_module.measure_undisturbed(60.0, None, lambda: measured.pop(0)).others_share["single"]
             == shares[counted]
         )
-    assert study_module._measure_undisturbed(None, None, lambda: "as it is") == "as it is"
+    assert study_module.measure_undisturbed(None, None, lambda: "as it is") == "as it is"

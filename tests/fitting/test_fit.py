@@ -63,7 +63,7 @@ def test_every_way_is_what_its_simulation_says(devices, share):
 
 def test_bug_a_slower_option_gave_up_nothing():
     """A step of 30 us beside one of 24 us gives up 25 % more time; where batches differ, per sample."""
-    from baechi_lab.fitting.fit import _with_time_given_up
+    from baechi_lab.fitting.fit import with_time_given_up
     from baechi_lab.fitting.record import FitOption
 
     def option(us, gives_up="nothing", batch_size=8):
@@ -72,12 +72,12 @@ def test_bug_a_slower_option_gave_up_nothing():
         return FitOption("recomputation", gives_up=gives_up, batch_size=batch_size, timeline=timeline)
 
     first = option(24.0)
-    assert _with_time_given_up(option(30.0), first).gives_up == "25.0% more time"
-    assert _with_time_given_up(option(30.0, "nothing but time"), first).gives_up == "25.0% more time"
-    assert _with_time_given_up(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
-    assert _with_time_given_up(option(24.0), first).gives_up == "nothing"
-    assert _with_time_given_up(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
-    assert _with_time_given_up(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
+    assert with_time_given_up(option(30.0), first).gives_up == "25.0% more time"
+    assert with_time_given_up(option(30.0, "nothing but time"), first).gives_up == "25.0% more time"
+    assert with_time_given_up(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
+    assert with_time_given_up(option(24.0), first).gives_up == "nothing"
+    assert with_time_given_up(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
+    assert with_time_given_up(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
 
 
 def test_one_device_more_is_enough_and_no_fewer():

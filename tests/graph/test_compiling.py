@@ -12,7 +12,7 @@ def clock(monkeypatch):
     """Seconds that pass only when told to."""
     time_of_clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: time_of_clock[0])
-    monkeypatch.setattr(compiling, "_clock", compiling._Clock())
+    monkeypatch.setattr(compiling, "clock", compiling.Clock())
     return time_of_clock
 
 
@@ -22,34 +22,34 @@ def test_a_kernel_that_is_compiled_is_heard_of_and_one_that_is_there_is_not():
     def double(x):
         return 2 * x
 
-    before = compiling._clock.seconds
+    before = compiling.clock.seconds
     double(1.0)
-    after = compiling._clock.seconds
+    after = compiling.clock.seconds
     double(2.0)
-    assert before < after == compiling._clock.seconds
+    assert before < after == compiling.clock.seconds
 
 
 def test_nested_kernels_count_once_and_the_present_one_counts_so_far(clock):
-    compiling._clock.start()
+    compiling.clock.start()
     clock[0] += 1.0
-    compiling._clock.start()
+    compiling.clock.start()
     clock[0] += 2.0
     assert compiling.working_seconds() == 100.0
-    compiling._clock.end()
+    compiling.clock.end()
     clock[0] += 4.0
-    compiling._clock.end()
+    compiling.clock.end()
     clock[0] += 8.0
     assert compiling.working_seconds() == 108.0
 
 
 def test_a_budget_does_not_pay_for_compiling(clock):
-    compiling._clock.state = 5.0, None
+    compiling.clock.state = 5.0, None
     budget = Budget(10.0, None)
     clock[0] += 1.0
-    compiling._clock.start()
+    compiling.clock.start()
     clock[0] += 40.0
     assert budget.elapsed == pytest.approx(1.0)
-    compiling._clock.end()
+    compiling.clock.end()
     clock[0] += 4.0
     assert budget.elapsed == pytest.approx(5.0)
     assert budget.spent(0) == pytest.approx(0.5)
@@ -58,7 +58,7 @@ def test_a_budget_does_not_pay_for_compiling(clock):
 def test_bug_the_clock_went_back_while_another_thread_compiled(monkeypatch):
     """The clock was read twice: what passed between both readings was taken off once more."""
     readings = iter(range(100))
-    monkeypatch.setattr(compiling, "_clock", compiling._Clock())
+    monkeypatch.setattr(compiling, "clock", compiling.Clock())
     monkeypatch.setattr("time.perf_counter", lambda: float(next(readings)))
-    compiling._clock.start()
+    compiling.clock.start()
     assert compiling.working_seconds() <= compiling.working_seconds()

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 KERNELS = [
     *((kernel, "_run"), (earliest_start, "_schedule"), (insertion, "_schedule"), (mite, "_choose")),
     *((dfs, "_visit"), (dfs, "_choose"), (critical_path, "_balance_work"), (batch_split, "_assign_batches")),
-    *((hash_partition, "_spread"), (contiguous, "_cut_line"), (solver, "_spend_remaining_savings")),
+    *((hash_partition, "spread_units"), (contiguous, "cut_line"), (solver, "_spend_remaining_savings")),
     *((paths, "_heads"), (paths, "tails"), (ranks, "_longest_path_tree")),
-    *((sweep, "sweep"), (stagger, "staggered"), (units, "group_units"), (m_topo, "_assign")),
+    *((sweep, "sweep"), (stagger, "staggered"), (units, "group_units"), (m_topo, "fill_devices")),
 ]
 PLACERS = ("m-topo", "m-etf", "m-sct", "heft", "mite", "dfs", "critical-path", "batch-split", "hash", "contiguous")
 
@@ -48,7 +48,7 @@ def timelines_and_bounds(graph, cluster):
 def test_interpreted_kernels_give_the_same_bytes(comm, monkeypatch):
     graph = bl.generators.random_dag(90, colocation_groups=4, persistent_bytes=1 << 20, temp_bytes=1 << 10, seed=7)
     cluster = bl.Cluster.uniform(3, memory_bytes=60 << 20, link=bl.Link(20.0, 0.001), comm=comm)
-    monkeypatch.setattr(jit, "_is_on_disk", lambda kernel, arguments: True)  # compile them
+    monkeypatch.setattr(jit, "is_on_disk", lambda kernel, arguments: True)  # compile them
     compiled = list(timelines_and_bounds(graph, cluster))
     interpreted = set()
     for module, name in KERNELS:
@@ -151,13 +151,13 @@ def test_after_some_seconds_as_python_a_kernel_is_compiled(monkeypatch):
         return x + 1
 
     add_one = jit.njit(interpreted_if=lambda x: x < 10)(add_one)
-    monkeypatch.setattr(jit, "_is_on_disk", lambda kernel, arguments: False)
+    monkeypatch.setattr(jit, "is_on_disk", lambda kernel, arguments: False)
     assert (add_one(1), add_one(2)) == (None, None) and ran == [(1,), (2,)]
     assert add_one(3) == 4 and len(ran) == 2
 
 
 def test_a_large_call_is_compiled_at_once(monkeypatch):
-    monkeypatch.setattr(jit, "_is_on_disk", lambda kernel, arguments: False)
+    monkeypatch.setattr(jit, "is_on_disk", lambda kernel, arguments: False)
     add_one = jit.njit(interpreted_if=lambda x: x < 10)(lambda x: x + 1)
     assert add_one(10) == 11 and add_one.signatures
 

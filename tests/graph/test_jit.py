@@ -157,6 +157,6 @@ def test_compiling_replaces_no_filters_of_warnings(monkeypatch):
         raise AssertionError("the filters of warnings are replaced")
 
     kernel = numba.njit(lambda x: x + 1)
-    with jit._same_warning_filters(), monkeypatch.context() as patch:
+    with jit.same_warning_filters(), monkeypatch.context() as patch:
         patch.setattr("warnings.catch_warnings", replaced)
         assert kernel(2) == 3

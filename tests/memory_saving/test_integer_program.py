@@ -84,8 +84,8 @@ def test_what_once_finds_is_a_plan_of_all_plans():
     budget = int(0.75 * groups.peak_without_recompute)
     first = Program(groups, once=True).solve(budget)
     program = Program(groups)
-    rows = program._build(budget)
-    values = program._columns_of(first)
+    rows = program.build_rows(budget)
+    values = program.columns_of(first)
     cost = sum(rows.cost[column] * value for column, value in values.items())
     assert cost == pytest.approx(first.plan.work_us) and cost > 0.0
     assert set(values) == set(rows.integers)

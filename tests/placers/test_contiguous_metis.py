@@ -10,7 +10,7 @@ from mixed_clusters import mixed_cluster, restricted_graph
 from baechi_lab import Cluster, Link, OpGraph, place, simulate
 from baechi_lab.errors import InvalidInput, MissingPackage
 from baechi_lab.graph import generators
-from baechi_lab.placers.contiguous import _cut_line, contiguous_splits
+from baechi_lab.placers.contiguous import contiguous_splits, cut_line
 from baechi_lab.placers.metis import metis_partitions
 
 
@@ -35,7 +35,7 @@ def test_cuts_cost_least(seed):
     work, persistent_bytes = rng.integers(1, 9, n).astype(float), rng.integers(0, 5, n)
     cross = rng.integers(1, 20, n + 1).astype(float)
     cap, memory = np.full(devices, work.sum() / devices * 1.3), np.full(devices, 10)
-    cuts = _cut_line(work, persistent_bytes, cross, cap, memory)
+    cuts = cut_line(work, persistent_bytes, cross, cap, memory)
     expected = brute_force_cost(work, persistent_bytes, cross, cap, memory)
     if np.isinf(expected):
         assert cuts[-1] == -1

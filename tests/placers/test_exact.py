@@ -202,7 +202,7 @@ def test_the_solver_has_what_is_left_when_its_model_is_built(monkeypatch):
 
     monkeypatch.setattr(process.time, "monotonic", lambda: 100.0)
     for deadline, seconds in ((103.5, 3.5), (90.0, process.LEAST_SECONDS)):
-        solver, _, _ = process._run_solver(
+        solver, _, _ = process.run_solver(
             Model(), None, {"deadline": deadline, "seconds": 20.0, "seed": 0, "workers": 3}
         )
         assert solver.parameters.max_time_in_seconds == seconds

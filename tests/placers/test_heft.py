@@ -125,7 +125,7 @@ def test_kernel_agrees_with_its_readable_twin(seed):
         if careful:
             np.add.at(need, problem.group, output_bytes(graph) + graph.temp_bytes)
         plan = scheduler.plan(graph, cluster, careful)
-        key = scheduler._key(graph, cluster).tolist()
+        key = scheduler.op_keys(graph, cluster).tolist()
         twin = insertion_reference(problem, key, modes.get(priority, "static"), choice, insertion, need.tolist())
         assert plan.sequence.tolist() == twin.sequence
         assert plan.device.tolist() == [twin.device[i] for i in range(graph.n)]

@@ -3,7 +3,7 @@
 import numpy as np
 
 import baechi_lab as bl
-from baechi_lab.placers.m_topo import _assign, caps
+from baechi_lab.placers.m_topo import caps, fill_devices
 
 
 def test_caps_uniform_and_by_memory():
@@ -44,8 +44,8 @@ def test_without_room_the_device_that_lacks_least_is_chosen():
     need, limit = np.array([6, 5, 2, 4]), np.array([7, 8])
     allowed = np.ones((4, 2), dtype=np.bool_)
     sequence, cap = np.arange(4), np.array([6.0, 6.0])
-    group_device = _assign(sequence, need, need, allowed, cap, limit)
+    group_device = fill_devices(sequence, need, need, allowed, cap, limit)
     # op 3 then lacks 6 + 4 - 7 = 3 bytes on device 0 and 7 + 4 - 8 = 3 on device 1, which is 1 above its cap, not 0
     assert group_device.tolist() == [0, 1, 1, 0]
     allowed[3, 0] = False
-    assert _assign(sequence, need, need, allowed, cap, limit).tolist() == [0, 1, 1, 1]
+    assert fill_devices(sequence, need, need, allowed, cap, limit).tolist() == [0, 1, 1, 1]

@@ -221,10 +221,10 @@ def attempt(name, graph, cluster):
     from baechi_lab.placers import batch_split, critical_path, dfs, mite
 
     plans = {
-        "batch-split": lambda: batch_split.BatchSplit()._plan(graph, cluster),
-        "critical-path": lambda: critical_path.CriticalPath()._plan(graph, cluster),
-        "mite": lambda: mite._plan(graph, cluster),
-        "dfs": lambda: dfs._plan(graph, cluster),
+        "batch-split": lambda: batch_split.BatchSplit().first_plan(graph, cluster),
+        "critical-path": lambda: critical_path.CriticalPath().first_plan(graph, cluster),
+        "mite": lambda: mite.first_plan(graph, cluster),
+        "dfs": lambda: dfs.first_plan(graph, cluster),
     }
     return plans[name]().device.tolist()
 
@@ -259,7 +259,7 @@ def _paths_placed(graph, cluster):
 
     units = make_units(graph, cluster)
     unit_device, total = np.full(len(units.need), -1, np.int32), 0
-    for path in CriticalPath()._paths(graph, cluster, units, unit_device, cluster.n):
+    for path in CriticalPath().longest_paths(graph, cluster, units, unit_device, cluster.n):
         unit_device[path] = 0
         total += len(path)
     return total

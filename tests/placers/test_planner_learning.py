@@ -69,8 +69,8 @@ def chances(trainer):
             for d in itertools.product(range(2), repeat=2):
                 group = np.array([g])
                 rng = Forced(group, [[d]])
-                groups, log_g, _ = trainer._grouped(weights, rng)
-                group_device, log_d, _ = trainer._placed(weights, rng, group)
+                groups, log_g, _ = trainer.sample_groups(weights, rng)
+                group_device, log_d, _ = trainer.sample_devices(weights, rng, group)
                 assert groups.tolist() == [list(g)] and group_device[0, 0].tolist() == list(d)
                 device = np.array(d)[list(g)]
                 reward = -np.sqrt(trainer.reward(device[None])[0])
@@ -154,7 +154,7 @@ def test_a_grouper_keeps_to_its_start_with_the_probability_asked_for():
     trainer = trainer_of(chains(), start=start, groups=3, start_probability=0.9, group_samples=400)
     for name in trainer.weights:
         trainer.weights[name][...] = 0.0  # what the network adds to the start
-    group, _, entropy = trainer._grouped(trainer.weights, np.random.default_rng(0))
+    group, _, entropy = trainer.sample_groups(trainer.weights, np.random.default_rng(0))
     assert np.mean(group == start) == pytest.approx(0.9, abs=0.02)  # 3200 draws: a standard error of 0.005
     assert float(entropy) == pytest.approx(-0.9 * np.log(0.9) - 0.1 * np.log(0.05), abs=1e-5)
     assert not trainer_of(chains(), groups=3).prior.any()

@@ -10,7 +10,7 @@ import baechi_lab as bl
 from baechi_lab.graph.kernels.csr import topological_order
 from baechi_lab.placers.sct_program.favourites import favourites
 from baechi_lab.placers.sct_program.lp import sct_problem, sct_program
-from baechi_lab.placers.sct_program.reductions import _start_bounds, earliest_joint_start, reduce_problem
+from baechi_lab.placers.sct_program.reductions import earliest_joint_start, reduce_problem, start_bounds
 from baechi_lab.placers.sct_program.solver import solve_sct
 
 
@@ -167,7 +167,7 @@ def test_the_kernel_and_its_python_form_agree():
         pointer = np.r_[0, np.cumsum(problem.in_degree)]
         order = topological_order(len(problem.compute), problem.source, problem.target).astype(np.int64)
         arguments = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
-        for compiled, readable in zip(_start_bounds(*arguments), _start_bounds.py_func(*arguments), strict=True):
+        for compiled, readable in zip(start_bounds(*arguments), start_bounds.py_func(*arguments), strict=True):
             assert compiled.tolist() == readable.tolist()
 
 

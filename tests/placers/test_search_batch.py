@@ -47,8 +47,8 @@ def test_compiled_and_readable_agree():
     graph, cluster = random_graph(rng, most=30, groups=True), random_cluster(rng)
     batch = Batch(graph, cluster)
     for home in rng.integers(0, cluster.n, (10, int(groups_of(graph).max()) + 1)):
-        compiled = search_batch._makespan(batch.plan, batch.scratch, home)
-        assert search_batch._makespan.py_func(batch.plan, batch.alike().scratch, home) == compiled
+        compiled = search_batch.makespan_us(batch.plan, batch.scratch, home)
+        assert search_batch.makespan_us.py_func(batch.plan, batch.for_another_thread().scratch, home) == compiled
 
 
 def test_memory_by_hand():

@@ -40,8 +40,8 @@ def random_candidate(instance, rng, by_rank=True):
 
 
 def combined(chain, partner, line, steps, rng):
-    subproblem = chain._subproblem(chain.instance.groups)
-    chain._evaluate(subproblem)
+    subproblem = chain.subproblem_of(chain.instance.groups)
+    chain.evaluate(subproblem)
     donor = Donor(line, make_assignment(partner.device, partner.rank), steps)
     return combine(subproblem.objective, subproblem.state, subproblem.units, donor, rng)
 

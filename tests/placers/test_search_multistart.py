@@ -24,11 +24,11 @@ def test_longer_budgets_are_more_rounds():
     `most_rounds` longer ones."""
     graph = generators.layered_dag(60)
     several = MultiStart(Instance(graph, Cluster.uniform(2)), 2, 0, Budget(None, 10**6), lambda cost, used: None)
-    assert several._affordable(0.9, 0.1 / 100) == SEARCH.rounds
-    assert several._affordable(0.9, 0.1 / (2 * 2 * SEARCH.cycle_steps)) == 18
-    assert several._affordable(0.9, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.most_rounds
-    assert several._affordable(-0.1, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.rounds
-    assert several._affordable(0.9, 0.0) == SEARCH.rounds
+    assert several.affordable_rounds(0.9, 0.1 / 100) == SEARCH.rounds
+    assert several.affordable_rounds(0.9, 0.1 / (2 * 2 * SEARCH.cycle_steps)) == 18
+    assert several.affordable_rounds(0.9, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.most_rounds
+    assert several.affordable_rounds(-0.1, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.rounds
+    assert several.affordable_rounds(0.9, 0.0) == SEARCH.rounds
 
 
 def test_long_budgets_are_several_searches():
@@ -37,13 +37,13 @@ def test_long_budgets_are_several_searches():
     enough = 2 * SEARCH.search_ops // graph.n + 2
 
     def searches(seconds, evaluations):
-        return MultiStart(instance, 2, 0, Budget(seconds, evaluations), lambda cost, used: None)._searches()
+        return MultiStart(instance, 2, 0, Budget(seconds, evaluations), lambda cost, used: None).search_count()
 
     assert [searches(s, None) for s in (0.0, 10.0, 2.1 * SEARCH.search_seconds, 1e6)] == [1, 1, 2, SEARCH.searches]
     assert [searches(None, n) for n in (0, enough // 2, enough, 2 * enough, 10**12)] == [1, 1, 1, 2, SEARCH.searches]
     assert searches(10.0, 10**12) == searches(1e6, 1) == 1
     little = Instance(generators.layered_dag(SEARCH.restart_ops // 2), Cluster.uniform(2))
-    assert MultiStart(little, 2, 0, Budget(1e6, None), lambda cost, used: None)._searches() == 1
+    assert MultiStart(little, 2, 0, Budget(1e6, None), lambda cost, used: None).search_count() == 1
 
 
 def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):

@@ -88,7 +88,7 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     )
     groups = instance.groups
     part_units = Units(groups.ptr[:61], groups.ops[: groups.ptr[60]], groups.of, groups.allowed[:60])
-    short = with_runs(instance, chain._subproblem(part_units))
+    short = with_runs(instance, chain.subproblem_of(part_units))
     moving = set(short.member[part_units.ops].tolist())
     assert moving == set(short.units.ops.tolist())
     assert not moving & set(np.delete(short.member, part_units.ops).tolist())

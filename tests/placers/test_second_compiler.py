@@ -69,9 +69,9 @@ def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeyp
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         monkeypatch.setattr(jit, "_is_second_compiler", True)
-        with pytest.raises(BlockingIOError), jit._alone(path):
+        with pytest.raises(BlockingIOError), jit.holding_lock(path):
             pass
-    with jit._alone(path):  # the other process has finished
+    with jit.holding_lock(path):  # the other process has finished
         pass
     assert issubclass(BlockingIOError, jit.SKIPPED_ERRORS)
 
@@ -87,11 +87,11 @@ def test_the_first_process_reads_what_the_second_compiled(tmp_path):
     program = """
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
-from baechi_lab.placers.hash_partition import _spread
-assert not jit.is_missing(_spread)
+from baechi_lab.placers.hash_partition import spread_units
+assert not jit.is_missing(spread_units)
 jit.become_second_compiler()  # small graphs, too, run compiled kernels
 bl.place(bl.generators.unrolled_rnn(10, 2), bl.Cluster.uniform(3, memory_bytes="4GB"), "hash")
-assert _spread.stats.cache_hits and not _spread.stats.cache_misses, _spread.stats
+assert spread_units.stats.cache_hits and not spread_units.stats.cache_misses, spread_units.stats
 """
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
 

@@ -35,13 +35,13 @@ def test_importing_tensorflow_says_nothing_through_us():
 
 def test_a_failure_shows_what_was_kept_back_and_later_lines_come_through(capfd):
     def fail():
-        with loading._without_notices():
+        with loading.without_notices():
             os.write(2, b"kept\n")
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
         fail()
-    with loading._without_notices():
+    with loading.without_notices():
         os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
         os.write(2, b"I0000 00:00:1795710554.922032   13605 port.cc:153] oneDNN custom operations are on.\n")
         os.write(
@@ -64,7 +64,7 @@ def test_two_threads_that_load_it_leave_standard_error_as_it_was(monkeypatch):
         yield
         inside.pop()
 
-    monkeypatch.setattr(loading, "_without_notices", counted)
+    monkeypatch.setattr(loading, "without_notices", counted)
     monkeypatch.setattr(loading, "_loaded", False)
     monkeypatch.setitem(
         sys.modules, "tensorflow", types.SimpleNamespace(config=types.SimpleNamespace(list_physical_devices=list))
@@ -80,6 +80,6 @@ def test_two_threads_that_load_it_leave_standard_error_as_it_was(monkeypatch):
 def test_a_process_without_standard_error(monkeypatch, capfd):
     """There is nothing to keep back from: descriptor 2 stays what it was, which may be a file of the caller's."""
     monkeypatch.setattr(sys, "stderr", None)
-    with loading._without_notices():
+    with loading.without_notices():
         os.write(2, b"untouched\n")
     assert capfd.readouterr().err == "untouched\n"

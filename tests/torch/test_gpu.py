@@ -136,8 +136,8 @@ def race(record: bool):
         session = distribution(model).session
 
         class Slow(StreamTransport):
-            def _pair(self, op, source, target):
-                tx, rx = super()._pair(op, source, target)
+            def stream_pair(self, op, source, target):
+                tx, rx = super().stream_pair(op, source, target)
                 with torch.cuda.stream(rx):
                     torch.cuda._sleep(200_000_000)  # about 0.1 s: the host is long through with the forward
                 return tx, rx

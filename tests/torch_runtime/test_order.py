@@ -232,9 +232,9 @@ def test_bug_what_comes_after_a_call_that_the_code_left_out_still_comes_after_th
     assert not gate.reach(0)
     assert not gate.reach(2)
     gate.release()
-    assert gate._unsubmitted_blockers(2) == {0}
+    assert gate.unsubmitted_blockers(2) == {0}
     gate.submit(0)
-    assert gate._unsubmitted_blockers(2) == set()
+    assert gate.unsubmitted_blockers(2) == set()
 
 
 def test_bug_what_waited_for_an_op_before_one_that_the_code_left_out_was_never_let_go():

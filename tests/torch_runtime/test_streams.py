@@ -133,10 +133,10 @@ class Gpus(Observer):
 class Checked(StreamTransport):
     """Copies are work too."""
 
-    def _copy(self, tensor, target, tx, rx):
+    def copy_on_streams(self, tensor, target, tx, rx):
         self.gpus.copies += 1
         self.gpus.read(tensor, tx, "a copy")
-        copy = super()._copy(tensor, target, tx, rx)
+        copy = super().copy_on_streams(tensor, target, tx, rx)
         rx.merge(tx.clock)
         self.gpus.write(copy, rx)
         return copy
@@ -178,14 +178,14 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
             with fake:
                 MAKE(*work)
 
-        submit, one_at_a_time = session._submit, threading.Lock()
+        submit, one_at_a_time = session.submit, threading.Lock()
 
         def submit_alone(*work):  # the fake mode is not made for several threads
             with one_at_a_time:
                 return submit(*work)
 
         monkeypatch.setattr(WaitingCall, "make", in_fake_mode)
-        session._submit = submit_alone
+        session.submit = submit_alone
         Interceptor(model, plan.layers, session).install()
         device_inputs = tuple(torch.empty(t.shape, dtype=t.dtype, device=devices[0]) for t in inputs)
         for tensor in device_inputs:
@@ -223,8 +223,8 @@ def test_the_checks_can_fail(monkeypatch):
     assert gpus.unrecorded() and not gpus.faults
 
     class Hasty(Checked):
-        def _send(self, state, tensor, tag, target):
-            copy, _ = super()._send(state, tensor, tag, target)
+        def send_copy(self, state, tensor, tag, target):
+            copy, _ = super().send_copy(state, tensor, tag, target)
             empty = Event()
             empty.clock = {}
             return copy, empty
@@ -233,8 +233,8 @@ def test_the_checks_can_fail(monkeypatch):
     assert any("call" in fault for fault in gpus.faults)
 
     class Early(Checked):
-        def _pair(self, op, source, target):
-            tx, rx = super()._pair(op, source, target)
+        def stream_pair(self, op, source, target):
+            tx, rx = super().stream_pair(op, source, target)
             monkeypatch.setattr(tx, "wait_event", lambda event: None, raising=False)
             return tx, rx
 

@@ -51,7 +51,7 @@ def outputs():
     graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)])
     view = TimelineView()
     view.show(graph, [bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]))])
-    return view.model_id, view._picture_output(view.picture())["image/svg+xml"], STRAY + picture_rule(view.model_id)
+    return view.model_id, view.picture_output(view.picture())["image/svg+xml"], STRAY + picture_rule(view.model_id)
 
 
 @pytest.fixture(scope="module")

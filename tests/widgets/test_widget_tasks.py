@@ -71,7 +71,7 @@ def test_rows_are_shown_as_they_end_and_not_after_a_cancel(graph):
     assert tasks.worker.wait(30)
     assert shown == [NAMES[:1], NAMES[:2], NAMES, NAMES]
     tasks.start("waiting", lambda ticket: gate.wait(10), lambda nothing: None)
-    tasks._compared_so_far(outcome, tasks.table[:1])  # a row of what was cancelled before
+    tasks.take_comparison(outcome, tasks.table[:1])  # a row of what was cancelled before
     assert len(shown) == 4
     gate.set()
     assert tasks.worker.wait(30)

@@ -140,7 +140,7 @@ def test_processors_of_one_process_copy_nothing():
     bench = opened(make_step(), moves=(("layers.2", "gpu:1"),))
     panel, outcome = bench.run, bench.outcome
     measured = replace(outcome, setting=outcome.setting.replace(profile="measured"))
-    bench.model._arrived((measured, ()))
+    bench.model.take_outcome((measured, ()))
     assert len(measured.timeline.transfers) and "before they have no cost" in panel.likeness.value
     assert panel.link.layout.display == "none" and panel.free.layout.display == "inline-flex"
     panel.free.click()
@@ -199,7 +199,7 @@ def test_a_sweep_cuts_the_batch():
         placement = bl.place(graph, cluster, "m-topo")
         wanted = bl.simulate(graph, cluster, placement, micro_batches=count).makespan_us
         assert rows["makespan_us"][row] == pytest.approx(wanted, rel=1e-12)
-    bench.explore._open(1)
+    bench.explore.open_row(1)
     assert bench.model.problem is None
     assert bench.outcome.timeline.makespan_us == pytest.approx(rows["makespan_us"][1], rel=1e-12)
 

@@ -529,7 +529,7 @@ def test_progress_is_held_against_the_limit():
 
     said = []
     placing = Placing(Place("search", time_limit=20), lambda *told: said.append(told))
-    placing._tell(Progress(5.0, 12345, 2000.0, "m-etf"))
+    placing.take_progress(Progress(5.0, 12345, 2000.0, "m-etf"))
     assert said == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]
     # The planner builds networks before it has any answer.
     said.clear()

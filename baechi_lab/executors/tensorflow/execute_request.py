@@ -90,7 +90,7 @@ def _run_steps(
         if phase == "traced":
             (outputs, metadata), seconds = timed(partial(session.trace, batch))
             nodes = parse_graph(placed.graph_def).node
-            differences = {"moved": _moved_ops(metadata, nodes), "replaced": _replaced_ops(metadata, nodes)}
+            differences = {"moved": moved_ops(metadata, nodes), "replaced": replaced_ops(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), differences))
         else:
             run = session.divided if traced and index == 0 else session.call
@@ -105,7 +105,7 @@ def _run_steps(
     send("done")
 
 
-def _moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
+def moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
     """Returns the ops that ran on another device than in the placed graph, except for ops that move no data."""
     device_of = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
     devices_of: dict[str, set[str]] = {}
@@ -117,7 +117,7 @@ def _moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
     )
 
 
-def _replaced_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> dict[str, str]:
+def replaced_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> dict[str, str]:
     """Returns op -> type of the op that replaced it at run time, for example a oneDNN op."""
     types = {node.name: node.op for node in nodes}
     executed = (node for partition in metadata.partition_graphs for node in partition.node)

@@ -60,7 +60,7 @@ def keep_to_loopback(port: int) -> None:
     if not any(state == "0A" for _, state in _connections(port)):
         raise OSError(f"the socket that listens on port {port} is in another network than this thread")
     addresses = (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: listening
-    foreign = [address for address in addresses if not _is_local(address)]
+    foreign = [address for address in addresses if not is_local(address)]
     if foreign:
         raise OSError(f"somebody connected from {foreign[0]} while the server started")
 
@@ -94,7 +94,7 @@ def _connections(port: int) -> Iterator[tuple[str, str]]:
                         yield remote, state
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     """Whether an address in the format of /proc/net/tcp (32-bit words in the machine's byte order) is a loopback address."""
     words = [int(address[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(address), 8)]
     parsed = ipaddress.ip_address(b"".join(words))

@@ -178,7 +178,7 @@ def _collect_reports(
     pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:
         futures = [pool.submit(run_process, data, file) for data in pickled_jobs]
-        status, message = _wait_for_reports(futures, timeout, cancel)
+        status, message = wait_for_reports(futures, timeout, cancel)
         ended = status == "ok"
         return ([f.result() for f in futures] if ended else []), status, message
     finally:
@@ -186,9 +186,10 @@ def _collect_reports(
             pool.kill()
 
 
-def _wait_for_reports(
+def wait_for_reports(
     futures: list[Future[Report]], timeout: float | None, cancel: threading.Event | None
 ) -> tuple[str, str]:
+    """Returns status and message of the processes: "ok" if all have reported, else why they have not."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         ended, running = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)

@@ -7,7 +7,7 @@ import time
 from .jit import HAS_NUMBA
 
 
-class _Clock:
+class Clock:
     """Adds up the time of compilation; kernels that a kernel calls are compiled within its compilation."""
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class _Clock:
         return total if began is None else total + max(now - began, 0.0)
 
 
-_clock = _Clock()
+clock = Clock()
 
 if HAS_NUMBA:
     from numba.core import event
 
     class _CompileListener(event.Listener):  # type: ignore[misc]  # numba has no types
         def on_start(self, _: object) -> None:
-            _clock.start()
+            clock.start()
 
         def on_end(self, _: object) -> None:
-            _clock.end()
+            clock.end()
 
     event.register("numba:compile", _CompileListener())
 
@@ -56,4 +56,4 @@ def working_seconds() -> float:
     True
     """
     now = time.perf_counter()
-    return now - _clock.seconds_until(now)
+    return now - clock.seconds_until(now)

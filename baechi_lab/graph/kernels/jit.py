@@ -114,7 +114,7 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
             and not _is_second_compiler
             and not keywords
             and is_small(*arguments)
-            and not _is_on_disk(kernel, arguments)
+            and not is_on_disk(kernel, arguments)
         ):
             return run
         return compile_for_arguments(*arguments, **keywords)
@@ -123,7 +123,7 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
     return kernel
 
 
-def _is_on_disk(kernel: Dispatcher, arguments: tuple[object, ...]) -> bool:
+def is_on_disk(kernel: Dispatcher, arguments: tuple[object, ...]) -> bool:
     """Whether numba's cache has this kernel for these arguments; True, which leaves it to numba, if the cache is not known."""
     cache = getattr(kernel, "_cache", None)
     index: object = getattr(cache, "_cache_file", None)
@@ -231,10 +231,10 @@ def _compiled_by_one(kernel: Any) -> Any:
     def compile_alone(signature: object) -> object:
         with (
             _compiler_lock,
-            _alone(Path(index._index_path).with_suffix(".lock")),
+            holding_lock(Path(index._index_path).with_suffix(".lock")),
             in_existing_folder(),
             _no_garbage_search(),
-            _same_warning_filters(),
+            same_warning_filters(),
         ):
             return compile_it(signature)
 
@@ -244,7 +244,7 @@ def _compiled_by_one(kernel: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_garbage_search() -> Iterator[None]:
-    """A compiler makes many objects that stay; searching them for garbage is a sixth of its time."""
+    """Disables the search for garbage, which takes a sixth of a compiler's time: it makes many objects that stay."""
     searches = gc.isenabled()
     gc.disable()
     try:
@@ -255,8 +255,8 @@ def _no_garbage_search() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _same_warning_filters() -> Iterator[None]:
-    """numba replaces the process's filters of warnings while it infers types. In a thread that silences what others warn of."""
+def same_warning_filters() -> Iterator[None]:
+    """Keeps the process's filters of warnings, which numba replaces while it infers types; other threads warn meanwhile."""
     catch_warnings = WarningsFixer.catch_warnings
     WarningsFixer.catch_warnings = lambda *_, **__: contextlib.nullcontext()
     try:
@@ -269,8 +269,8 @@ _locked_paths: set[Path] = set()
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold a file's lock, which the system takes back from a process that ends; without one where none can be written."""
+def holding_lock(path: Path) -> Iterator[None]:
+    """Holds a file's lock, which the system releases if the process ends. Holds none if the file cannot be written."""
     if path in _locked_paths:  # a kernel that calls itself
         yield
         return

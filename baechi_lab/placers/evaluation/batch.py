@@ -202,7 +202,7 @@ def _seconds(
     """Fill `result` (`Batch.seconds`) with the `quick` simulation (plan, scratch) or, where memory matters, the exact one."""
     p, s = quick
     model, work, position, at = exact_columns
-    one_lane = len(work.running) == len(model.limit)  # `_makespan` knows no collectives
+    one_lane = len(work.running) == len(model.limit)  # `makespan_us` knows no collectives
     for k in range(len(rows)):
         surely, never = (
             _fits(p, unit_devices[k], s.received, False)
@@ -213,7 +213,7 @@ def _seconds(
             result[k] = np.inf
             continue
         if surely and one_lane:  # copies aside
-            result[k] = 1e-6 * _makespan(p, s, unit_devices[k])
+            result[k] = 1e-6 * makespan_us(p, s, unit_devices[k])
             if _fits(p, unit_devices[k], s.received, True)[0]:
                 continue
         time = evaluate(model, work, Assignment(rows[k], position, at, False), Limits(True, np.inf, 0.0))
@@ -246,7 +246,7 @@ def _fits(p: Plan, unit_device: NDArray[np.int64], received: NDArray[np.float64]
 
 
 @njit(cache=True, nogil=True)
-def _makespan(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
+def makespan_us(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
     """Simulate the placement of every unit on its device `unit_device` int64[units]; returns its makespan in microseconds.
 
     It is one loop without helpers: a call that passes arrays counts references, which takes longer than such a helper.

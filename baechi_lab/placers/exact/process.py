@@ -110,7 +110,7 @@ def answer_request(request: Request) -> Reply:
 
     if request.get("kind") == "loads":
         program = LoadProgram(cp_model, request)
-        solver, status, has_solution = _run_solver(cp_model, program.model, request)
+        solver, status, has_solution = run_solver(cp_model, program.model, request)
         return {
             "status": solver.status_name(status),
             "seconds": solver.wall_time,
@@ -130,7 +130,7 @@ def answer_request(request: Request) -> Reply:
     built.model.add(built.makespan >= request["lowest"])
     if request["device"] is not None:
         built.hint(request["device"], request["start_us"], request["end_us"])
-    solver, status, has_solution = _run_solver(cp_model, built.model, request)
+    solver, status, has_solution = run_solver(cp_model, built.model, request)
     device, order = built.solution(solver) if has_solution else (None, None)
     return {
         "status": solver.status_name(status),
@@ -141,7 +141,7 @@ def answer_request(request: Request) -> Reply:
     }
 
 
-def _run_solver(cp_model: ModuleType, model: CpModel, request: Request) -> tuple[CpSolver, int, bool]:
+def run_solver(cp_model: ModuleType, model: CpModel, request: Request) -> tuple[CpSolver, int, bool]:
     """Returns the solver, its status, and whether it has a solution."""
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)

@@ -125,9 +125,9 @@ class Trainer:
         tensors = {name: tf.constant(value) for name, value in self.weights.items()}
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tensors)
-            group, log_group, spread = self._grouped(tensors, rng)
+            group, log_group, spread = self.sample_groups(tensors, rng)
             group_device, log_probability, entropy = (
-                (group, None, spread) if self.simple else self._placed(tensors, rng, group)
+                (group, None, spread) if self.simple else self.sample_devices(tensors, rng, group)
             )
             # int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one.
             units = self.units
@@ -158,7 +158,7 @@ class Trainer:
         noise = rng.standard_normal(shape, dtype=np.float32)
         return noise * np.float32(self.params.noise_amplitude / np.abs(noise).max())
 
-    def _grouped(
+    def sample_groups(
         self, tensors: object, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], Tensor | None, Tensor | float]:
         """`m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
@@ -175,7 +175,7 @@ class Trainer:
         )
         return group.numpy().astype(np.int64), log_p, entropy
 
-    def _placed(
+    def sample_devices(
         self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], Tensor, Tensor]:
         """`k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""

@@ -92,7 +92,7 @@ def _may_bind(
     order: Integers, target: Integers, source: Integers, compute: NDArray[np.float64], transfer: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Returns bool[e]: whether an edge may decide when `target` starts. `source` is its other end, earlier in `order`."""
-    low, high = _start_bounds(
+    low, high = start_bounds(
         order.astype(np.int64),
         offsets(target, len(compute)),
         np.argsort(target, kind="stable"),
@@ -104,7 +104,7 @@ def _may_bind(
 
 
 @njit(cache=True)
-def _start_bounds(
+def start_bounds(
     order: NDArray[np.int64],
     pointer: NDArray[np.int64],
     edges: NDArray[np.int64],

@@ -42,7 +42,7 @@ class Chain:
         self.best_before_restart = (self.cost, self.best) if restart and self.state is not None else None
         self.name = start.name
         self.state = make_state(start.device, start.rank, self.instance.parameters)
-        self._evaluate(self._subproblem(self.instance.groups))
+        self.evaluate(self.subproblem_of(self.instance.groups))
 
     @property
     def current_cost(self) -> float:
@@ -99,8 +99,8 @@ class Chain:
         """Take over the better segments of `candidates`, until the window ends or no candidate differs."""
         instance, attempt, remaining = self.instance, 0, list(candidates)
         back_to_best(self.state)
-        subproblem = self._subproblem(instance.groups)
-        self._evaluate(subproblem)
+        subproblem = self.subproblem_of(instance.groups)
+        self.evaluate(subproblem)
         while remaining and window.progress(self.used) is not None:
             one = int(self.rng.integers(0, len(remaining)))
             partner = remaining[one]
@@ -117,26 +117,28 @@ class Chain:
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
         """Anneal `units` within the window, on runs of ops if these make simulations shorter."""
-        subproblem, short = self._subproblem(units), None
+        subproblem, short = self.subproblem_of(units), None
         if self.state.by_rank and not len(self.instance.samples.table):
-            self._evaluate(subproblem)
+            self.evaluate(subproblem)
             short = with_runs(self.instance, subproblem)
         if short is None:
             self._anneal(without_implied_edges(self.instance, subproblem), heat, window)
             return
-        self._evaluate(short)
+        self.evaluate(short)
         self._anneal(short, heat, window)
         back_to_best(short.state)
-        self._evaluate(short)
+        self.evaluate(short)
         for device, line in projected(short, self.state.position):
             self.state.device[:], self.state.at[:], self.state.position[:] = device, line, inverse(line)
-            self._evaluate(subproblem)
+            self.evaluate(subproblem)
 
-    def _subproblem(self, units: Units) -> Subproblem:
+    def subproblem_of(self, units: Units) -> Subproblem:
         """Returns the subproblem of single ops, of which `units` move."""
         return Subproblem(self.objective, self.state, units)
 
-    def _evaluate(self, subproblem: Subproblem) -> None:
+    def evaluate(self, subproblem: Subproblem) -> None:
+        """Simulates the subproblem's current candidate; its cost is then in the state."""
+        """Simulates the subproblem's current candidate; its cost is then in the state."""
         evaluate_current(subproblem.objective, subproblem.state)
         self.used += 1
 

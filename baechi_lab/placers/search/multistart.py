@@ -62,7 +62,7 @@ class MultiStart:
         """Spend the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        starts, spent_before, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
+        starts, spent_before, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self.search_count()
         share_left = (1.0 - spent_before) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
         bests = []
         for k in range(searches):
@@ -80,7 +80,7 @@ class MultiStart:
             self.partners = deque(bests, self.parameters.others)
             self._rounds([self.best[1]], 1.0, price, is_late=True)
 
-    def _searches(self) -> int:
+    def search_count(self) -> int:
         """Returns the number of searches into which the budget is divided."""
         if self.small:
             return 1
@@ -111,7 +111,7 @@ class MultiStart:
         self.partners += reversed(candidates_by_result[: self.parameters.others // 2])
         return candidates_by_result
 
-    def _affordable(self, share: float, price: float) -> int:
+    def affordable_rounds(self, share: float, price: float) -> int:
         """Returns the number of rounds in a `share` of the budget if a simulation takes `price` of it."""
         p = self.parameters
         if self.small:
@@ -124,7 +124,7 @@ class MultiStart:
 
         With `is_late` all cycles have the low temperatures of late rounds.
         """
-        p, rounds = self.parameters, self._affordable(until - self._spent(), price)
+        p, rounds = self.parameters, self.affordable_rounds(until - self._spent(), price)
         for k, chain in enumerate(self.chains):
             chain.start_from(candidates[min(k, len(candidates) - 1)])
         for number in range(rounds):

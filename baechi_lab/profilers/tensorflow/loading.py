@@ -34,7 +34,7 @@ def load_tensorflow() -> None:
     with _lock:  # two threads that redirect standard error would restore each other's redirection
         if _loaded:
             return
-        with _without_notices(), uncollected(), in_existing_folder():
+        with without_notices(), uncollected(), in_existing_folder():
             import tensorflow as tf
 
             tf.config.list_physical_devices()
@@ -42,7 +42,7 @@ def load_tensorflow() -> None:
 
 
 @contextmanager
-def _without_notices() -> Iterator[None]:
+def without_notices() -> Iterator[None]:
     """Redirects file descriptor 2 into a file; lines that are not notices of TensorFlow are written out afterwards.
 
     This early, TensorFlow's C++ logs ignore `sys.stderr` and its log level. Other threads may write as well.

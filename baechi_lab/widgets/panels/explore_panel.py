@@ -68,7 +68,7 @@ class ExplorePanel:
         self.chart, self.front, self.reading = ChartView(), ChartView(height=HEAT_HEIGHTS[1]), note()
         for chart in (self.chart, self.front):
             chart.observe(self._clicked, "clicked")
-        self.rows = TableView("settings of the sweep", lambda number, _: self._open(number))
+        self.rows = TableView("settings of the sweep", lambda number, _: self.open_row(number))
         self.state, self.verdict = note(HINT), note()
         self.reasons = note()
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
@@ -205,9 +205,9 @@ class ExplorePanel:
     def _clicked(self, change: Any) -> None:
         if change["new"] >= 0:
             change["owner"].clicked = -1  # so that the same setting can be opened again
-            self._open(change["new"])
+            self.open_row(change["new"])
 
-    def _open(self, number: int) -> None:
+    def open_row(self, number: int) -> None:
         """Make a row of the sweep the setting."""
         with Guard(self.model.fail):
             if self.table is not None:

@@ -62,19 +62,19 @@ class Pictured(ipywidgets.DOMWidget):
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if svg := self.picture():
             self.add_class(f"bl-live-{self.model_id}")
-            self._shown_picture = display(self._picture_output(svg), raw=True, display_id=True)
+            self._shown_picture = display(self.picture_output(svg), raw=True, display_id=True)
             display({"text/html": STRAY + picture_rule(self.model_id), "text/plain": ""}, raw=True)
 
     _shown_picture: Any = None
 
-    def _picture_output(self, svg: str) -> dict[str, str]:
+    def picture_output(self, svg: str) -> dict[str, str]:
         marked_svg = svg.replace("<svg ", f'<svg class="bl-picture-{self.model_id}" ', 1)
         return {PICTURE: marked_svg, "text/plain": self.in_words()}
 
     def renew_picture(self) -> None:
         """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
         if self._shown_picture is not None and (svg := self.picture()):
-            self._shown_picture.update(self._picture_output(svg), raw=True)
+            self._shown_picture.update(self.picture_output(svg), raw=True)
 
 
 class CanvasView(Pictured, anywidget.AnyWidget):

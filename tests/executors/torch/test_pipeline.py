@@ -24,7 +24,7 @@ from torch_cases import ODD, SMALL  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
-from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, run_pipeline  # noqa: E402
+from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline, wait_for_reports  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import layers as layers_module  # noqa: E402
 from baechi_lab.simulator.pipeline_stages import B, W, find_pipeline_stages  # noqa: E402
@@ -871,9 +871,9 @@ def test_whoever_only_saw_another_go_does_not_speak_for_it(late, status, says):
     timer.start()
     if status is None:
         with pytest.raises(ExecutionError, match=says):
-            _wait_for_reports(futures, None, None)
+            wait_for_reports(futures, None, None)
     else:
-        assert _wait_for_reports(futures, None, None) == (status, says)
+        assert wait_for_reports(futures, None, None) == (status, says)
     timer.join()
 
 
