@@ -127,7 +127,6 @@ class Program:
 
     def build_rows(self, budget: float) -> Rows:
         """Returns the program for a budget of bytes besides the persistent ones."""
-        """Returns the program for a budget of bytes besides the persistent ones."""
         rows, self.K, self.M, self.E = Rows(), {}, {}, {}  # type: Rows, Columns, Columns, Columns
         for i, us in enumerate(self.groups.us.tolist()):
             useful = max((self.until[j] for j in self.groups.readers[i]), default=-1)
@@ -212,7 +211,6 @@ class Program:
         return ("K", self.K), ("M", self.M), ("E", self.E)
 
     def columns_of(self, start: ProgramPlan) -> dict[int, float]:
-        """Returns the values of the program's columns for a plan."""
         """Returns the values of the program's columns for a plan."""
         return {
             column: start.values.get((kind, *key), 0.0)

@@ -45,7 +45,6 @@ class BatchSplit(Placer):
 
     def first_plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         """Returns the placement before it is simulated or repaired."""
-        """Returns the placement before it is simulated or repaired."""
         units = make_units(graph, cluster)
         # A device that has worked for this long has its share: all devices together get the whole graph done in it.
         share = np.inf if self.batches == "memory" else units.cost.min(axis=1).sum() / max(units.pace.sum(), 1e-300)

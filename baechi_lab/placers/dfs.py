@@ -50,7 +50,6 @@ class Dfs(Placer):
 
 def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
     """Returns the placement before it is simulated or repaired."""
-    """Returns the placement before it is simulated or repaired."""
     units = make_units(graph, cluster)
     usage = empty_usage(units)
     _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)

@@ -51,7 +51,6 @@ class Mite(Placer):
 
 def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
     """Returns the placement before it is simulated or repaired."""
-    """Returns the placement before it is simulated or repaired."""
     units = make_units(graph, cluster)
     edges, usage = incoming(graph, cluster, units.group), empty_usage(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)

@@ -17,6 +17,21 @@ from .columns import Columns, pack
 from .schedule import Chain, computing, exposed_us, idle
 
 Lane = dict[str, Any]
+"""A lane as the view reads it: its device, its kind, its heading, and sums of times."""
+
+_ROW = np.dtype(
+    [
+        ("start", "f8"),
+        ("end", "f8"),
+        ("color", "i8"),
+        ("label", "i8"),
+        ("peer", "i8"),
+        ("bytes", "f8"),
+        ("critical", "?"),
+        ("elsewhere", "i8"),
+    ]
+)
+"""A bar before it is sorted into a column; `label` is a position in the names of all timelines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,33 +85,12 @@ def build_bars(
     for number, timeline in enumerate(timelines):
         label, title = labels[number], titles[number]
         marked = chain if number == 0 else None
-        folds, computes = idle_folds(timeline), computing(graph, timeline)
-        exposed = exposed_us(timeline, computes)
-        collectives_us = np.bincount(
-            timeline.device[~computes],
-            (timeline.end_us - timeline.start_us)[~computes],
-            minlength=len(timeline.device_names),
-        )
-        for d, waits in enumerate(idle(timeline, computes)):
+        computes = computing(graph, timeline)
+        for d, lane in enumerate(_compute_lanes(timeline, computes, title)):
             # The timeline's title stands above its first device, the name of a group at its start.
             group = groups[d] if d < len(groups) and (d == 0 or groups[d] != groups[d - 1]) else ""
-            lane = {
-                "device": d,
-                "label": short_device(timeline.device_names[d]),
-                "origin": title,
-                "kind": "ops",
-                "heading": ", ".join(filter(None, (headings[number] if len(timelines) > 1 and d == 0 else "", group))),
-                "folded": folds[d] is not None,
-                "fold_label": folds[d] or "",
-                "busy_us": float(timeline.busy_us[d] - collectives_us[d]),
-                "collectives_us": float(collectives_us[d]),
-                "exposed_us": float(exposed[d]),
-                "idle_us": waits.idle_us,
-                "idle_share": waits.share,
-                "bubbles": waits.bubbles,
-                "bubble_us": waits.bubble_us,
-                "longest_us": waits.longest_us,
-            }
+            above = headings[number] if len(timelines) > 1 and d == 0 else ""
+            lane["heading"] = ", ".join(filter(None, (above, group)))
             rows_of = partial(_op_rows, timeline, d, label, marked, device_elsewhere.get(number))
             device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked), "transfers")]
             if not computes.all():
@@ -123,6 +117,33 @@ def build_bars(
         elsewhere=rows["elsewhere"],
         span_us=max(span, float(rows["end"].max(initial=0.0))),
     )
+
+
+def _compute_lanes(timeline: Timeline, computes: NDArray[np.bool_], title: str) -> list[Lane]:
+    """Returns the lane of each device's ops, with its times of collectives and of waiting."""
+    folds, exposed = idle_folds(timeline), exposed_us(timeline, computes)
+    us = timeline.end_us - timeline.start_us
+    collectives_us = np.bincount(timeline.device[~computes], us[~computes], minlength=len(timeline.device_names))
+    return [
+        {
+            "device": d,
+            "label": short_device(timeline.device_names[d]),
+            "origin": title,
+            "kind": "ops",
+            "heading": "",
+            "folded": folds[d] is not None,
+            "fold_label": folds[d] or "",
+            "busy_us": float(timeline.busy_us[d] - collectives_us[d]),
+            "collectives_us": float(collectives_us[d]),
+            "exposed_us": float(exposed[d]),
+            "idle_us": waits.idle_us,
+            "idle_share": waits.share,
+            "bubbles": waits.bubbles,
+            "bubble_us": waits.bubble_us,
+            "longest_us": waits.longest_us,
+        }
+        for d, waits in enumerate(idle(timeline, computes))
+    ]
 
 
 def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
@@ -229,20 +250,6 @@ def short_device(name: str) -> str:
         return name
     task = re.search(r"/job:(?!localhost/)([^/]+)(?:/replica:\d+)?/task:(\d+)", head)
     return (f"{task[1]}:{task[2]}/" if task else "") + tail.lower()
-
-
-_ROW = np.dtype(
-    [
-        ("start", "f8"),
-        ("end", "f8"),
-        ("color", "i8"),
-        ("label", "i8"),
-        ("peer", "i8"),
-        ("bytes", "f8"),
-        ("critical", "?"),
-        ("elsewhere", "i8"),
-    ]
-)
 
 
 def _labels(timeline: Timeline, names: list[str], index_of: dict[str, int]) -> NDArray[np.int64]:

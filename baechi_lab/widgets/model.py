@@ -250,7 +250,6 @@ class WorkbenchModel:
 
     def take_outcome(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
         """Makes a computed outcome the shown one."""
-        """Makes a computed outcome the shown one."""
         outcome, self.advice = outcome_and_advice
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
         if self.outcome is not None and self.outcome.setting != outcome.setting:

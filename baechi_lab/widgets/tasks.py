@@ -116,7 +116,6 @@ class Tasks:
 
     def take_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         """Shows the rows of a comparison that goes on, unless it was cancelled."""
-        """Shows the rows of a comparison that goes on, unless it was cancelled."""
         if self.worker.busy and self.job == COMPARISON:
             self._compared(outcome, table)
 

@@ -86,27 +86,18 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.explain = ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
         self.export, self.fit = ExportPanel(self.tasks), FitPanel(self.tasks)
         self._listening, self._later = True, Later(PICTURE_SECONDS)
-        self.model.on("outcome", self._show)
-        self.model.on("selection", self._selected)
-        self.model.on("previews", self.graph.show_previews)
-        self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
-        self.graph.on_command = self._command
-        self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
-        self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
-        self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
-        self.timeline.observe(lambda change: self._set_against(change.new), "against")
-        for event in ("table", "held"):
-            self.model.on(event, lambda _: self._offer())
-        self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
-        self.header.verdict.on_zoom = self._zoom
-        ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
-        ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
+        self._connect_parts()
         try:
             self.model.open()
         except InfeasiblePlacement as error:
             _, graph = source(self.model.setting, self.model.subject, self.model.memo)
             self.graph.show_graph(graph)
             self.model.fail(Problem.of(error))
+        super().__init__(self._arrange_parts(), layout=WIDE)
+        self.add_class("bl-workbench")
+
+    def _arrange_parts(self) -> list[ipywidgets.Widget]:
+        """Returns the style, the header, the strip of tabs, and the panes between setting and details."""
         graph_pane = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
         memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
         panes = {
@@ -152,10 +143,27 @@ class Workbench(Pictured, ipywidgets.VBox):
         style.add_class("bl-style")
         strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
         strip.add_class("bl-strip")
-        super().__init__([style, self.header.widget, strip, body], layout=WIDE)
-        self.add_class("bl-workbench")
+        return [style, self.header.widget, strip, body]
 
     # -- wiring ----------------------------------------------------------------------------------------
+
+    def _connect_parts(self) -> None:
+        """Makes views and panels follow the model, and the model follow what the user selects."""
+        self.model.on("outcome", self._show)
+        self.model.on("selection", self._selected)
+        self.model.on("previews", self.graph.show_previews)
+        self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.graph.on_command = self._command
+        self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
+        self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
+        self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
+        self.timeline.observe(lambda change: self._set_against(change.new), "against")
+        for event in ("table", "held"):
+            self.model.on(event, lambda _: self._offer())
+        self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.header.verdict.on_zoom = self._zoom
+        ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
+        ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
     def _zoom(self, start_us: float, end_us: float) -> None:
         """Zoom the timeline to an interval, with the critical path marked."""

@@ -138,7 +138,6 @@ class Chain:
 
     def evaluate(self, subproblem: Subproblem) -> None:
         """Simulates the subproblem's current candidate; its cost is then in the state."""
-        """Simulates the subproblem's current candidate; its cost is then in the state."""
         evaluate_current(subproblem.objective, subproblem.state)
         self.used += 1
 

@@ -89,105 +89,103 @@ class SettingPanel:
     # -- controls --------------------------------------------------------------------------------------
 
     def _make_controls(self) -> None:
+        self._make_subject_controls()
+        self._make_cluster_controls()
+        self._make_placement_controls()
+        for control in (self.source, self.preset, self.file, self.link):  # their texts are long
+            control.add_class("bl-stacked")
+
+    def _make_subject_controls(self) -> None:
         from ...graph.hardware import HARDWARE
         from ...models.registry import model_names
-        from ...placers import placer_names
-        from ...simulator.schedulers import SCHEDULERS
-        from ...simulator.schedules import RULES
-
-        def drop(label: str, options: object, hint: str) -> ipywidgets.Dropdown:
-            return hinted(ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
-
-        def text(label: str, example: str, hint: str) -> ipywidgets.Text:
-            widget = ipywidgets.Text(
-                description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE
-            )
-            return hinted(widget, hint)
-
-        def slider(cls: type, label: str, hint: str, **options: object) -> Any:
-            return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
 
         subject = self.model.subject
         first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN_SUBJECT)]
         stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
-        self.source = drop(
+        self.source = _drop(
             "model / graph",
             [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored],
             "the graph that is placed: the given one, one of a model that is built, or a stored one",
         )
-        self.file = text(
+        self.file = _text(
             "or open file",
             "path to a graph: .json, .json.gz, .stg",
             "a graph of this package, of dnn-partitioning, or a task graph (.stg)",
         )
-        self.batch = slider(ipywidgets.SelectionSlider, "batch size", "samples of a step", options=BATCHES)
-        self.hardware = drop(
+        self.batch = _slider(ipywidgets.SelectionSlider, "batch size", "samples of a step", options=BATCHES)
+        self.hardware = _drop(
             "costs for",
             [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")],
             "whose times the ops have: estimated for that hardware, or measured on this machine",
         )
-        self.preset = drop(
+
+    def _make_cluster_controls(self) -> None:
+        self.preset = _drop(
             "hardware",
             [OWN_CLUSTER, *HARDWARE_PRESETS],
             "devices, memory and links that many have; a step that is estimated gets the times of these devices, a stored "
             "graph keeps its own",
         )
         hint = "how many; further ones are like the last"
-        self.devices = slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
+        self.devices = _slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
         # The slider's own readout changes a number that is out of range without a message.
         self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "how many devices, as a number"
-        self.memory = text(
+        self.memory = _text(
             "memory each", "8GB, or one per device: 8GB, 4GB", "one size for all devices, or one for each"
         )
-        self.speeds = text(
+        self.speeds = _text(
             "speeds",
             "1, or one per device: 1, 0.5",
             "1: as fast as the profile says; one for all devices, or one for each",
         )
-        self.link = drop("link", [*LINKS], "what a transfer takes: a latency, and a time per byte")
+        self.link = _drop("link", [*LINKS], "what a transfer takes: a latency, and a time per byte")
         measure_link = Guard(self.model.fail)(self.tasks.measure_link)
         self.measure = button(
             "Measure the link here", "time transfers between two devices of this machine", measure_link
         )
-        self.comm = drop(
+        self.comm = _drop(
             "transfers",
             list(COMMUNICATION_MODES),
             "sequential: a device sends or receives one tensor at a time; parallel: any number at once",
         )
+
+    def _make_placement_controls(self) -> None:
+        from ...placers import placer_names
+        from ...simulator.schedulers import SCHEDULERS
+        from ...simulator.schedules import RULES
+
         self.passes = {name: switch(name, PASS_HINTS[name]) for name in PASSES}
-        self.forward = drop(
+        self.forward = _drop(
             "forward only",
             [("auto", "auto"), ("yes", True), ("no", False)],
             "only ops of the forward pass are placed by choice, each backward op goes to the device of its forward op: fewer "
             "decisions, fewer transfers; auto: where the model fits one device",
         )
-        self.placer = drop(
+        self.placer = _drop(
             "placer",
             placer_names(),
             "the algorithm that chooses a device for every op; auto asks several and takes the fastest answer",
         )
         self.placer_note, self.curve = note(), ChartView(height=130)
-        self.scheduler = drop(
+        self.scheduler = _drop(
             "scheduler",
             [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())],
             "the order in which a device takes ops that are ready; as planned: the placer's own order",
         )
-        self.micro = text(
+        self.micro = _text(
             "micro-batches",
             "whole batch",
             "the batch is cut into so many parts that follow each other through the devices",
         )
-        self.schedule = drop(
+        self.schedule = _drop(
             "schedule",
             [(FREE, ""), *((s, s) for s in RULES)],
             "the order in which devices work on micro-batches, forward and backward",
         )
-        self.replicas = text(
+        self.replicas = _text(
             "replicas", "1", "copies of the placement side by side, each on its share of the devices and micro-batches"
         )
-        for control in (self.source, self.preset, self.file, self.link):  # their texts are long
-            control.add_class("bl-stacked")
 
     def _bind(self) -> None:
         def cluster() -> Cluster:
@@ -339,6 +337,19 @@ class SettingPanel:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
         elif self.model.worker.busy:
             self.curve.show(None)
+
+
+def _drop(label: str, options: object, hint: str) -> ipywidgets.Dropdown:
+    return hinted(ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
+
+
+def _text(label: str, example: str, hint: str) -> ipywidgets.Text:
+    widget = ipywidgets.Text(description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE)
+    return hinted(widget, hint)
+
+
+def _slider(cls: type, label: str, hint: str, **options: object) -> Any:
+    return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
 
 
 def _each(value: str, convert: Any) -> Any:
