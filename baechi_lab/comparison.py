@@ -117,23 +117,12 @@ def compare(
     from .passes.unroll import micro_batch_size
     from .simulator.pipelined_graph import pipeline_options
 
-    if native is not None and not isinstance(native, (bool, str)):
-        raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
-    measure = check_flag("measure", measure) or native not in (False, None)
+    measure = _check_measuring(measure, native, step, steps, backend, workers)
     progress = check_flag("progress", progress)
     if passes is not None and not is_list(passes):
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
-    if not isinstance(workers, (list, tuple)):
-        raise InvalidInput(f"workers is {workers!r:.60}; it must be a list of addresses")
     if params is not None and not isinstance(params, Mapping):
         raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to their parameters")
-    if not measure and (backend is not None or workers):
-        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
-    if measure and step is None:
-        argument = f"native={native!r:.60}" if native else "measure=True"
-        raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
-    if measure:
-        check_whole("steps", steps)
     local: LocalCluster | None = None
     if not isinstance(cluster, Cluster):
         record = getattr(cluster, "cluster", None)
@@ -191,6 +180,25 @@ def compare(
         table["native_ratio"] = table["measured_us"] / fastest
         table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
     return table
+
+
+def _check_measuring(
+    measure: bool, native: bool | str, step: Step | None, steps: int, backend: str | None, workers: Sequence[str]
+) -> bool:
+    """Checks the arguments on real runs; returns whether placements are run."""
+    if native is not None and not isinstance(native, (bool, str)):
+        raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
+    measure = check_flag("measure", measure) or native not in (False, None)
+    if not isinstance(workers, (list, tuple)):
+        raise InvalidInput(f"workers is {workers!r:.60}; it must be a list of addresses")
+    if not measure and (backend is not None or workers):
+        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
+    if measure and step is None:
+        argument = f"native={native!r:.60}" if native else "measure=True"
+        raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+    if measure:
+        check_whole("steps", steps)
+    return measure
 
 
 def _make_placers(

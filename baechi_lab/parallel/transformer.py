@@ -369,21 +369,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     for flag in _FLAGS:
         check_flag(f"{flag} of {source}", fields.get(flag) or False)
     kind = str(fields.get("model_type", "")).lower()
-    refusal = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
-    if refusal:
-        raise InvalidInput(f"{source} is {refusal}; layouts are for models of one stack of equal layers")
-    pattern = next((name for name in EXPERT_PATTERNS if fields.get(name) not in (None, 1)), None)
-    pattern = "mlp_only_layers" if fields.get("mlp_only_layers") else pattern
-    if pattern:
-        raise InvalidInput(
-            f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
-            "but the first ones"
-        )
-    other = next((t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None)
-    if other is not None:
-        raise InvalidInput(
-            f"layer_types of {source} has {other!r:.60}; layouts are for models whose layers are attention"
-        )
+    _refuse_unequal_layers(fields, kind, source)
     sizes: dict[str, Any] = {}
     for field, names in ALIASES.items():
         value = next((fields[name] for name in names if fields.get(name) is not None), 0)
@@ -438,6 +424,25 @@ def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return fields
     return {**CONFIG_MAPPING[kind]().to_dict(), "layer_types": None, **fields}
+
+
+def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) -> None:
+    """Raises `InvalidInput` for models that are no stack of equal transformer blocks."""
+    refusal = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
+    if refusal:
+        raise InvalidInput(f"{source} is {refusal}; layouts are for models of one stack of equal layers")
+    pattern = next((name for name in EXPERT_PATTERNS if fields.get(name) not in (None, 1)), None)
+    pattern = "mlp_only_layers" if fields.get("mlp_only_layers") else pattern
+    if pattern:
+        raise InvalidInput(
+            f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
+            "but the first ones"
+        )
+    other = next((t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None)
+    if other is not None:
+        raise InvalidInput(
+            f"layer_types of {source} has {other!r:.60}; layouts are for models whose layers are attention"
+        )
 
 
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -400,13 +401,40 @@ def _turn_of_op(
 
 def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
     """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release)."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
-    timeline, start_us, end_us = step.timeline, step.start, step.end
-    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
-    turn_of_op = _turn_of_op(graph, placed, timeline, start_us, end_us)
+    graph, cluster = step.graph, step.cluster
+    turn_of_op = _turn_of_op(graph, step.placed, step.timeline, step.start, step.end)
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
+    held = _held_intervals(step, transfer, turn_of_op)
+    for d in range(cluster.n):
+        rows = np.flatnonzero((held.device == d) & (held.size > 0))
+        peak, who = _peak_interval(held.start[rows], held.release[rows], held.size[rows])
+        if peak > cluster.memory_bytes[d]:
+            op, at = int(held.op[rows[who]]), float(held.start_us[rows[who]])
+            message = (
+                f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
+                f"it has {int(cluster.memory_bytes[d])}"
+            )
+            yield Violation("memory", message, d, at, op)
+
+
+class _HeldIntervals(NamedTuple):
+    """Bytes that devices hold from event `start` to event `release`; `op` takes them, at `start_us`."""
+
+    device: NDArray[np.int64]
+    start: NDArray[np.int64]
+    release: NDArray[np.int64]
+    size: NDArray[np.int64]
+    op: NDArray[np.int64]
+    start_us: NDArray[np.float64]
+
+
+def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _HeldIntervals:
+    """Returns the intervals of persistent bytes, temporaries, outputs and received copies, in this order."""
+    graph, placed = step.graph, step.placed
+    timeline, start_us, end_us = step.timeline, step.start, step.end
+    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
     producer = graph.tensor_producer[transfers.tensor]
     end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
     within = (
@@ -455,16 +483,7 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
         size[first:], release_event[first:] = merge_reused_intervals(
             graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
         )
-    for d in range(cluster.n):
-        rows = np.flatnonzero((device == d) & (size > 0))
-        peak, who = _peak_interval(start_event[rows], release_event[rows], size[rows])
-        if peak > cluster.memory_bytes[d]:
-            op, at = int(cause[rows[who]]), float(start_time[rows[who]])
-            message = (
-                f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
-                f"it has {int(cluster.memory_bytes[d])}"
-            )
-            yield Violation("memory", message, d, at, op)
+    return _HeldIntervals(device, start_event, release_event, size, cause, start_time)
 
 
 def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...errors import InvalidInput, UnknownNameError
-from ...graph import Cluster, OpGraph, Placement, Run
+from ...graph import Cluster, OpGraph, Placement, Run, Timeline
 from ...graph.arguments import refuse_replicas
 from ...internal_warnings import collected_warnings
 from ...passes.unroll import unroll
@@ -134,10 +135,8 @@ def execute(
             cancel=cancel,
             gradients=return_gradients,
         )
-        seconds = [float("nan")] * warmup + run.step_seconds.tolist()
-        for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
-            if on_step is not None:
-                on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
+        if on_step is not None:
+            _report_steps(run, warmup, on_step)
         return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
@@ -170,21 +169,9 @@ def execute(
         status, message = running.run_steps("measured", steps)
     measured = None
     if status == "ok":
-        measurement = Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph)
-        try:
-            status, message = running.run_steps("traced", 1, measurement)
-        finally:
-            measurement.remove()
-        if status == "ok":
-            loss_device = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
-            memory_step = None
-            if not measurement.on_gpus:
-                memory_step = running.run_observed_step(
-                    Measurement(
-                        model, traced, step_graph, placed, run_cluster, unrolled_graph, StorageTracker(loss_device)
-                    )
-                )
-            measured = measurement.timeline(memory_step)
+        loss_device = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
+        make_measurement = partial(Measurement, model, traced, step_graph, placed, run_cluster, unrolled_graph)
+        status, message, measured = _measure_timeline(running, make_measurement, loss_device)
     session = distribution(model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
     if schedule is not None:
@@ -193,6 +180,33 @@ def execute(
         info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
+
+
+def _report_steps(run: Run, warmup: int, on_step: Callable[[StepResult], None]) -> None:
+    """Calls `on_step` for every step of a pipeline, whose processes report at the end."""
+    seconds = [float("nan")] * warmup + run.step_seconds.tolist()
+    for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
+        on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
+
+
+def _measure_timeline(
+    runner: _StepRunner, make_measurement: Callable[..., Measurement], loss_device: int
+) -> tuple[str, str, Timeline | None]:
+    """Runs one more step under observation, and on CPUs another one whose memory is tracked.
+
+    Returns status, message and, if the status is "ok", the Timeline.
+    """
+    measurement = make_measurement()
+    try:
+        status, message = runner.run_steps("traced", 1, measurement)
+    finally:
+        measurement.remove()
+    if status != "ok":
+        return status, message, None
+    memory_step = None
+    if not measurement.on_gpus:
+        memory_step = runner.run_observed_step(make_measurement(StorageTracker(loss_device)))
+    return status, message, measurement.timeline(memory_step)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...graph.layout import Layout
 from ...parallel.layout_step import stage_blocks
+from ...parallel.transformer import Transformer
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_RECOMPUTATION: dict[str, dict[str, object]] = {
+    "none": {},
+    "selective": {"--recompute-granularity": "selective"},
+    "full": {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1},
+}
 _FIELDS = {
     "--hidden-dropout": ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "resid_dropout", "dropout"),
     "--attention-dropout": ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout", "attn_dropout"),
@@ -75,27 +82,10 @@ def write(request: LayoutRequest) -> WrittenPlan:
     unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
-    if model.experts:
-        arguments |= {
-            "--num-experts": model.experts,
-            "--moe-router-topk": model.experts_per_token,
-            "--moe-ffn-hidden-size": model.expert_feed_forward,
-            "--expert-model-parallel-size": layout.ep,
-        }
-        if model.shared_feed_forward:
-            arguments["--moe-shared-expert-intermediate-size"] = model.shared_feed_forward
-        if model.dense_layers:
-            arguments["--moe-layer-freq"] = f"([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})"
+    arguments |= _expert_arguments(model, layout) if model.experts else {}
     if model.key_rank:
         switches.append("--multi-latent-attention")
-        arguments |= {
-            "--kv-lora-rank": model.key_rank,
-            "--qk-head-dim": model.head_size,
-            "--v-head-dim": model.value_size,
-        }
-        arguments["--qk-pos-emb-head-dim"] = model.rope_size
-        if model.query_rank:
-            arguments["--q-lora-rank"] = model.query_rank
+        arguments |= _latent_attention_arguments(model)
     if layout.sequence_parallel:
         switches.append("--sequence-parallel")
     elif layout.tp > 1 and model.experts:
@@ -109,18 +99,35 @@ def write(request: LayoutRequest) -> WrittenPlan:
         arguments |= {"--data-parallel-sharding-strategy": _SHARDING[layout.zero], "--ckpt-format": "fsdp_dtensor"}
     if request.precision == "mixed-bf16":
         switches.append("--bf16")
-    if layout.recompute == "full":
-        arguments |= {
-            "--recompute-granularity": "full",
-            "--recompute-method": "uniform",
-            "--recompute-num-layers": 1,
-        }
-    elif layout.recompute == "selective":
-        arguments["--recompute-granularity"] = "selective"
+    arguments |= _RECOMPUTATION[layout.recompute]
     unsupported += _divide_into_stages(request, arguments)
     value = arguments | dict.fromkeys(switches)
     text = shlex.join(str(word) for pair in value.items() for word in pair if word is not None) + "\n"
     return WrittenPlan("megatron", value, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+
+
+def _expert_arguments(model: Transformer, layout: Layout) -> dict[str, object]:
+    arguments: dict[str, object] = {
+        "--num-experts": model.experts,
+        "--moe-router-topk": model.experts_per_token,
+        "--moe-ffn-hidden-size": model.expert_feed_forward,
+        "--expert-model-parallel-size": layout.ep,
+    }
+    if model.shared_feed_forward:
+        arguments["--moe-shared-expert-intermediate-size"] = model.shared_feed_forward
+    if model.dense_layers:
+        arguments["--moe-layer-freq"] = f"([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})"
+    return arguments
+
+
+def _latent_attention_arguments(model: Transformer) -> dict[str, object]:
+    arguments: dict[str, object] = {
+        "--kv-lora-rank": model.key_rank,
+        "--qk-head-dim": model.head_size,
+        "--v-head-dim": model.value_size,
+        "--qk-pos-emb-head-dim": model.rope_size,
+    }
+    return arguments | ({"--q-lora-rank": model.query_rank} if model.query_rank else {})
 
 
 def _attend(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:

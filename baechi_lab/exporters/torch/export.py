@@ -11,12 +11,15 @@ import os
 import warnings
 from pathlib import Path
 
+from torch import nn
+
 from ...errors import InvalidInput
 from ...executors.torch.execution import StepDivision, divide, known_graph
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...simulator.schedules import ScheduleOption
+from ...torch_runtime.plan import Plan
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.plan import make_plan, torch_devices
 from ...torch_steps.step import TorchStep
@@ -102,6 +105,19 @@ def folder_files(
     run_cluster = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
     plan = make_plan(traced, placed, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
+    return {
+        "train.py": _script(step, model, plan, division, sources),
+        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
+        "placed_plan.json": json.dumps(plan.to_json(), indent=1),
+        "weights.pt": saved(model.state_dict()),
+        "batch.pt": saved({"inputs": step.inputs, "targets": list(step.targets)}),
+        **sources.files,
+        **runtime_files(),
+    }
+
+
+def _script(step: TorchStep, model: nn.Module, plan: Plan, division: StepDivision, sources: Sources) -> str:
+    """Returns the text of `train.py`; adds to `sources` what it imports."""
     values = {
         "MICRO_BATCHES": repr(len(division.micro_steps)),
         "MAX_IN_FLIGHT": repr(division.in_flight),
@@ -122,12 +138,4 @@ def folder_files(
         script = script.replace(plain, counted if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
-    return {
-        "train.py": script,
-        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
-        "placed_plan.json": json.dumps(plan.to_json(), indent=1),
-        "weights.pt": saved(model.state_dict()),
-        "batch.pt": saved({"inputs": step.inputs, "targets": list(step.targets)}),
-        **sources.files,
-        **runtime_files(),
-    }
+    return script

@@ -69,22 +69,6 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
     count: dict[str, int] = {}
     for text in names:
         count[text] = count.get(text, 0) + 1
-    # The forward node that each backward node names, or the only forward node of its colour; -1 when neither.
-    by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
-    only: dict[object, int] = {}
-    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
-        if colour is not None and not node.get("isBackwardNode"):
-            only[colour] = k if colour not in only else -1
-    forward_of = np.full(len(nodes), -1, dtype=np.int32)
-    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
-        if not node.get("isBackwardNode"):
-            continue
-        matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
-        forward_ops = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
-        if forward_ops and forward_ops[0] != k:
-            forward_of[k] = forward_ops[0]
-        elif colour in only:
-            forward_of[k] = only[colour]
     size = _bytes(edges, "edges")
     end_ids = []
     for k, edge in enumerate(edges):
@@ -103,9 +87,29 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
         colocation_names=tuple(f"color{c}" for c in groups),
         allowed=allowed,
         allowed_sets=(("cpu",),) if on_cpu else (),
-        forward_of=forward_of,
+        forward_of=_forward_nodes(nodes, colours),
         name=name,
     )
+
+
+def _forward_nodes(nodes: list[Mapping[str, object]], colours: list[Any]) -> NDArray[np.int32]:
+    """Returns the forward node that each backward node names, or the only forward node of its colour; -1 if neither."""
+    by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
+    only: dict[object, int] = {}
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if colour is not None and not node.get("isBackwardNode"):
+            only[colour] = k if colour not in only else -1
+    forward_of = np.full(len(nodes), -1, dtype=np.int32)
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if not node.get("isBackwardNode"):
+            continue
+        matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
+        forward_ops = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
+        if forward_ops and forward_ops[0] != k:
+            forward_of[k] = forward_ops[0]
+        elif colour in only:
+            forward_of[k] = only[colour]
+    return forward_of
 
 
 def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:

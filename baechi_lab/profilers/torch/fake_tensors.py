@@ -262,8 +262,31 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     dropout keeps a mask of the type of its input, and attention with dropout keeps its scores.
     """
     _REPLACING.acquire()
+    own_thread = threading.get_ident()
+    fused = {} if on_cpu else _fused_functions(own_thread)
+    functions = {name: getattr(functional, name) for name in fused}
+    recurrent = {name: getattr(torch._VF, name) for name in KINDS}
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    for name, function in fused.items():
+        setattr(functional, name, function)
+    for name, function in recurrent.items():
+        setattr(torch._VF, name, _fused_recurrent(function, own_thread))
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for name, function in functions.items():
+            setattr(functional, name, function)
+        for name, function in recurrent.items():
+            setattr(torch._VF, name, function)
+        _REPLACING.release()
+
+
+def _fused_functions(own_thread: int) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of `torch.nn.functional` that run as one kernel on GPUs, for the thread `own_thread`, by name."""
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
-    rms_norm, own_thread = functional.rms_norm, threading.get_ident()
+    rms_norm = functional.rms_norm
 
     @functools.wraps(dropout)
     def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -306,34 +329,25 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
             return rms_norm(input, normalized_shape, weight, eps)
         return functional.layer_norm(input, normalized_shape, weight, eps=eps or 1e-5)
 
-    def fused_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def fused(*args: Any) -> Any:
-            if threading.get_ident() != own_thread:
-                return function(*args)
-            if has_torch_function(args[:2]):
-                return handle_torch_function(fused, args[:2], *args)
-            return run_layers(function, *args)
+    return {
+        "dropout": fused_dropout,
+        "rms_norm": fused_rms_norm,
+        "scaled_dot_product_attention": fused_attention,
+    }
 
-        return fused
 
-    if not on_cpu:
-        functional.dropout, functional.rms_norm = fused_dropout, fused_rms_norm  # type: ignore[assignment]
-        functional.scaled_dot_product_attention = fused_attention  # type: ignore[assignment]
-    recurrent = {name: getattr(torch._VF, name) for name in KINDS}
-    for name, function in recurrent.items():
-        setattr(torch._VF, name, fused_recurrent(function))
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
-        functional.rms_norm = rms_norm  # type: ignore[assignment]
-        for name, function in recurrent.items():
-            setattr(torch._VF, name, function)
-        _REPLACING.release()
+def _fused_recurrent(function: Callable[..., Any], own_thread: int) -> Callable[..., Any]:
+    """Returns a function of recurrent layers that runs as one kernel for the thread `own_thread`."""
+
+    @functools.wraps(function)
+    def fused(*args: Any) -> Any:
+        if threading.get_ident() != own_thread:
+            return function(*args)
+        if has_torch_function(args[:2]):
+            return handle_torch_function(fused, args[:2], *args)
+        return run_layers(function, *args)
+
+    return fused
 
 
 @contextmanager

@@ -89,16 +89,7 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     >>> made.graph.duration_us.tolist(), made.notes     # one microsecond passed before b, and nobody knows why
     ([2.0, 4.0], ("waits that nothing in the trace explains add up to 8% of all lanes' time; each counts with the op after it",))
     """
-    if not events:
-        raise FormatError("the trace holds no operator")
-    for event in events:
-        if not (-1e15 < event.start_us <= event.end_us < 1e16):
-            raise FormatError(
-                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
-            )
-        for size in (*event.reads.values(), event.persistent_bytes):
-            if not 0 <= size <= MOST_BYTES:
-                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
+    _check_events(events)
     order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
     place = {i: k for k, i in enumerate(order)}
     lane, parallel = _lanes([events[i] for i in order])
@@ -150,6 +141,19 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         ),
         tuple(sentences),
     )
+
+
+def _check_events(events: Sequence[Event]) -> None:
+    if not events:
+        raise FormatError("the trace holds no operator")
+    for event in events:
+        if not (-1e15 < event.start_us <= event.end_us < 1e16):
+            raise FormatError(
+                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
+            )
+        for size in (*event.reads.values(), event.persistent_bytes):
+            if not 0 <= size <= MOST_BYTES:
+                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
 
 
 def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
