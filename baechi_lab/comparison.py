@@ -285,7 +285,7 @@ def _simulate_row(
         _, placement = place_in_groups(
             graph, prepared, cluster, optimize, lambda groups, devices: place(groups, devices, placer), memo
         )
-        if placement.info.get("interrupted"):  # an anytime placer takes Ctrl-C for the end of its search
+        if placement.interrupted:  # an anytime placer takes Ctrl-C for the end of its search
             raise KeyboardInterrupt
         timeline = simulate(graph, cluster, placement, scheduler, **pipeline)
     except ROW_ERRORS as error:

@@ -220,7 +220,7 @@ def test_ctrl_c_ends_a_comparison(monkeypatch):
     from baechi_lab.placers.search.placer import Search
 
     def interrupted(self, graph, cluster):
-        return bl.Placement(device=[0] * graph.n, info={"interrupted": True})
+        return bl.Placement(device=[0] * graph.n, interrupted=True)
 
     monkeypatch.setattr(Search, "assign", interrupted)
     graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 4)])

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_timeline(facts)
         if finer:
             print(f"note: {finer}")
-    if placed.info.get("interrupted"):
+    if placed.interrupted:
         print("baechi-lab place: interrupted; the placement is the best so far", file=sys.stderr)
         return 130
     return 0

@@ -64,10 +64,11 @@ def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[
             )
         return _subject_of_model(subject, {}, batch_size, hardware)
     if isinstance(subject, Step):
-        if "model" not in subject.info:
+        built_from = subject.built_from
+        if built_from is None:
             return Subject(_profile(subject, hardware), batch_size, None, "bl.profile(step)")
-        params = dict(subject.info["params"])
-        return _subject_of_model(subject.info["model"], params, batch_size or params.get("batch_size"), hardware)
+        size = batch_size or built_from.batch_size
+        return _subject_of_model(built_from.model, built_from.other_params, size, hardware)
     if callable(subject):
         if batch_size is None:
             raise InvalidInput(
@@ -80,11 +81,11 @@ def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[
     )
 
 
-def _subject_of_model(name: str, params: Mapping[str, object], batch_size: int | None, hardware: object) -> Subject:
+def _subject_of_model(name: str, other_params: Mapping[str, Any], batch_size: int | None, hardware: object) -> Subject:
+    """Returns the subject of a model with these parameters besides the batch size, by default the model's own."""
     from ..models.building import build
     from ..models.registry import make_model
 
-    other_params = {k: v for k, v in params.items() if k != "batch_size"}
     size = batch_size or make_model(name, **other_params).get_params()["batch_size"]
     rebuild = lambda n: _profile(build(name, **other_params, batch_size=n), hardware)  # noqa: E731
     return Subject(rebuild(size), size, rebuild, model_code(name, other_params, hardware))

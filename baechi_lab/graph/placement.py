@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -38,7 +38,7 @@ class Placement(Picklable):
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).
         graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; files do not hold it.
         gave_up: the arguments of `bl.recompute` and `bl.offload` that make `graph` of the given one, by function.
-
+        interrupted: whether Ctrl-C ended a search, and this is the best placement until then; files do not hold it.
     >>> Placement(device=[0, 0, 1]).n
     3
     """
@@ -57,6 +57,7 @@ class Placement(Picklable):
     info: Mapping[str, Any] = field(default_factory=dict)
     graph: OpGraph | None = None
     gave_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _indices("device", self.device, "device indices"))
@@ -230,7 +231,7 @@ def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) ->
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _checked_replicas(replicas: object, device: NDArray[np.int32]) -> tuple[tuple[int, ...], ...]:
+def _checked_replicas(replicas: Sequence[Sequence[int]], device: NDArray[np.int32]) -> tuple[tuple[int, ...], ...]:
     """Returns the groups of devices that repeat a stage; ops are placed on the first device of each alone."""
     if not is_list(replicas):
         raise InvalidInput(f"replicas is {replicas!r:.60}; it must be groups of two or more devices")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,29 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class BuiltFrom:
+    """The benchmark model from which `bl.models.build` made a step.
+
+    Args:
+        model: name of the model.
+        params: all its parameters, as `bl.models.make_model(model).get_params()` returns them.
+    """
+
+    model: str
+    params: Mapping[str, Any]
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the step."""
+        return int(self.params["batch_size"])
+
+    @property
+    def other_params(self) -> dict[str, Any]:
+        """All parameters but the batch size."""
+        return {key: value for key, value in self.params.items() if key != "batch_size"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +87,7 @@ class Step:
         slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
         updates: ops that must run although no output needs them: variable assignments and other side effects.
         info: notes of tracing.
+        built_from: the benchmark model from which `bl.models.build` made the step; None for any other step.
         source: gives what the step was traced from, for as long as it stays in the process that traced it; it is
             neither sent nor stored.
     """
@@ -78,6 +102,7 @@ class Step:
     slots: dict[str, str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+    built_from: BuiltFrom | None = None
     source: Callable[[], Source] | None = None
 
     def __getstate__(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Step
-from ..graph.step import Source
+from ..graph.step import BuiltFrom, Source
 from .registry import make_model
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def build(name: str, /, **params: object) -> Step:
     """The traced training step of a benchmark model, with seeded weights and a seeded batch. Needs TensorFlow.
 
     `params` are the model's own (`bl.models.make_model(name)` shows them with their defaults); `step.name` is `name`
-    and `step.info["params"]` holds all of them.
+    and `step.built_from.params` holds all of them.
 
     Raises:
         UnknownNameError: no such model or parameter; InvalidInput: a parameter makes no sense.
@@ -38,9 +38,10 @@ def build(name: str, /, **params: object) -> Step:
     except MemoryError as error:
         raise InvalidInput(f"the step of model {name!r} takes more memory than there is: {error}") from error
     step = trace(training.function, *training.inputs, name=name)
-    info = {**step.info, "model": name, "params": model.get_params()}
+    built_from = BuiltFrom(name, model.get_params())
+    info = {**step.info, "model": name, "params": built_from.params}  # for readers; the package reads `built_from`
     # Made anew when asked for: the step has the weights as data, and should not hold them twice.
-    return replace(step, info=info, source=partial(_source, model))
+    return replace(step, info=info, built_from=built_from, source=partial(_source, model))
 
 
 def _source(model: Model) -> Source:

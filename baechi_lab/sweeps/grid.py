@@ -123,8 +123,8 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
     hardware = by_kind(profiling.hardware or DEFAULT_HARDWARE) if profiling.mode == "estimated" else None
     costs = (profiling.mode, hardware, profiling.model_params)
     if isinstance(subject, Step):  # its costs do not depend on the values of its variables
-        built_from = (subject.info.get("model"), subject.info.get("params"))
-        return content_digest((__version__, "step", subject.key, built_from, batch_size, costs))
+        origin = (None, None) if subject.built_from is None else (subject.built_from.model, subject.built_from.params)
+        return content_digest((__version__, "step", subject.key, origin, batch_size, costs))
     return content_digest((__version__, "model", subject, model_class(subject), batch_size, costs))
 
 

@@ -28,19 +28,18 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
     """Returns the graph of a step; another batch size requires a step from `bl.models.build`."""
     from ..profilers import profile
 
-    params = dict(step.info.get("params", {}))
-    if batch_size is None or params.get("batch_size") == batch_size:
+    built_from = step.built_from
+    if batch_size is None or (built_from is not None and built_from.batch_size == batch_size):
         return profile(step, progress=False, **profiling.options)
-    if "model" not in step.info:
+    if built_from is None:
         raise InvalidInput(
             f"step {step.name!r} was traced for one batch size; sweep over a model's name, or a function from batch "
             "size to graph, to vary it"
         )
-    model_params = tuple({**params, **dict(profiling.model_params)}.items())
-    model_profiling = Profiling(
-        profiling.mode, profiling.hardware, tuple((k, v) for k, v in model_params if k != "batch_size")
-    )
-    return model_graph(step.info["model"], batch_size, model_profiling)
+    model_params = {**built_from.params, **dict(profiling.model_params)}
+    del model_params["batch_size"]
+    model_profiling = Profiling(profiling.mode, profiling.hardware, tuple(model_params.items()))
+    return model_graph(built_from.model, batch_size, model_profiling)
 
 
 def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling) -> bytes:

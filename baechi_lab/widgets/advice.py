@@ -205,7 +205,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     setting, step = outcome.setting, outcome.step
     is_torch = is_torch_step(step)  # its batch can be cut
     batch = outcome.samples if is_torch else setting.batch_size
-    rebuilt = is_torch or (isinstance(step, Step) and "model" in step.info)
+    rebuilt = is_torch or (isinstance(step, Step) and step.built_from is not None)
     if not rebuilt or setting.profile != "estimated" or batch is None or setting.pipeline:
         return
     count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_COPIES), 0)

@@ -70,9 +70,8 @@ class Outcome:
             return self.setting.batch_size
         if is_torch_step(self.step):
             return self.step.batch_size
-        model_params = self.step.info.get("params", {}) if isinstance(self.step, Step) else {}
-        size = model_params.get("batch_size")
-        return size * (self.setting.micro_batches or 1) if isinstance(size, int) and size > 0 else None
+        built_from = self.step.built_from if isinstance(self.step, Step) else None
+        return None if built_from is None else built_from.batch_size * (self.setting.micro_batches or 1)
 
     @property
     def bubble(self) -> float:
@@ -247,14 +246,13 @@ def given_step(setting: Setting, subject: Subject | None, memo: Memo, report: Re
         return subject
     size = setting.built_batch
     if not name and isinstance(subject, Step) and size is not None:
-        made_for = subject.info.get("params", {})
-        if made_for.get("batch_size") == size:
-            return subject
-        if "model" not in subject.info:
+        if subject.built_from is None:
             raise InvalidInput(
                 f"step {subject.name!r} was traced for its own batch; choose a model to change the batch size"
             )
-        name, params = subject.info["model"], {k: v for k, v in made_for.items() if k != "batch_size"}
+        if subject.built_from.batch_size == size:
+            return subject
+        name, params = subject.built_from.model, subject.built_from.other_params
     if not name:
         return subject if isinstance(subject, Step) else None
     if size is not None:

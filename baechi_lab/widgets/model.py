@@ -345,13 +345,13 @@ class WorkbenchModel:
     @cached_property
     def built(self) -> Built | None:
         """The model and parameters from which a given step was built; None for a traced step and for a graph."""
-        info = self.subject.info if isinstance(self.subject, Step) else {}
-        if "model" not in info:
+        built_from = self.subject.built_from if isinstance(self.subject, Step) else None
+        if built_from is None:
             return None
         from ..models.registry import make_model
 
-        usual = make_model(info["model"]).get_params()
-        return info["model"], {key: x for key, x in info["params"].items() if key not in usual or usual[key] != x}
+        name, usual = built_from.model, make_model(built_from.model).get_params()
+        return name, {key: x for key, x in built_from.params.items() if key not in usual or usual[key] != x}
 
     def code(self, export: str = "") -> str:
         """Returns the setting as library code; if its groups did not fit, with the passes of the placed groups."""
@@ -380,8 +380,8 @@ def first_setting(subject: Subject | None, cluster: Cluster | None, fields: dict
     """Returns the first setting: placer `auto` and the hardware of the cluster's first device, unless `fields` name others."""
     cluster = Cluster.uniform(4) if cluster is None else cluster
     fields = {"placer": "auto", "hardware": named_hardware(cluster), **fields}
-    if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
-        fields.setdefault("batch_size", subject.info["params"]["batch_size"])
+    if isinstance(subject, Step) and subject.built_from is not None:
+        fields.setdefault("batch_size", subject.built_from.batch_size)
     field_names = Setting.__dataclass_fields__
     for key in fields:
         if key not in field_names:

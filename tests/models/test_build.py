@@ -83,7 +83,7 @@ def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_build_names_the_step_and_its_parameters(name):
     assert built(name).name == name
-    assert built(name).info["params"] == make_model(name, **TINY[name]).get_params()
+    assert built(name).info["params"] == built(name).built_from.params == make_model(name, **TINY[name]).get_params()
 
 
 @pytest.mark.parametrize("name", ["mlp", "gnmt"])

@@ -241,11 +241,11 @@ def test_an_interrupted_start_ends_the_proof(monkeypatch):
 
     def interrupted(self, *arguments):
         placed = assign(self, *arguments)
-        return placed.replace(info={**placed.info, "interrupted": True})
+        return placed.replace(interrupted=True)
 
     monkeypatch.setattr(Search, "assign", interrupted)
     placed = place(OpGraph.from_edges([3, 4, 5], [(0, 2, 80)]), Cluster.uniform(2), "exact", time_limit=5)
-    assert placed.info["interrupted"]
+    assert placed.interrupted
     assert not placed.info["solves"]
 
 

@@ -200,7 +200,7 @@ def test_an_interrupt_returns_the_best_so_far():
 
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)
     placement = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=interrupt)
-    assert placement.info["interrupted"] and simulate(graph, cluster, placement).feasible
+    assert placement.interrupted and simulate(graph, cluster, placement).feasible
 
 
 def test_p90_takes_the_placement_that_errors_hurt_less():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.step import BuiltFrom
 from baechi_lab.widgets.background import Background
 from baechi_lab.widgets.codegen import from_code, to_code
 from baechi_lab.widgets.guard import Guard, Problem
@@ -62,7 +63,7 @@ def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(di
 
     params = make_model("mlp", layers=4, batch_size=8).get_params()
     empty = {"graph_def": b"", "inputs": (), "outputs": (), "example_inputs": (), "variables": (), "initial_values": ()}
-    step = bl.Step("mine", **empty, info={"model": "mlp", "params": params})
+    step = bl.Step("mine", **empty, built_from=BuiltFrom("mlp", params))
     made = WorkbenchModel(step, first_setting(step, pair, {"placer": "m-topo"}))
     made.refresh = lambda: None  # nothing is computed
     assert "step = bl.models.build('mlp', layers=4, batch_size=8)\n" in made.code()

@@ -89,7 +89,7 @@ class Proof:
             "solves": tuple(self.solves),
             "interrupted": self.interrupted,
         }
-        return self.best.replace(info=info)
+        return self.best.replace(info=info, interrupted=self.interrupted)
 
     # -- what is known -------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Proof:
         )
         try:
             placement = search.assign(self.graph, self.cluster)
-            self.interrupted = bool(placement.info["interrupted"])  # Ctrl-C: the start is the answer
+            self.interrupted = placement.interrupted  # then the start is the answer
             self.stopped = self.stopped or self.interrupted
             return placement.replace(info={})
         except InfeasiblePlacement as refused:

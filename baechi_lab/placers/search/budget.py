@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from ...graph import Placement
 from ...graph.kernels.compiling import working_seconds
 
 
@@ -70,3 +72,23 @@ class Window:
         if self.budget.evaluations is None:
             return None
         return int(np.ceil(self.last * self.budget.evaluations)) - (used - self.before)
+
+
+class SearchReport(NamedTuple):
+    """The entries of a search in `Placement.info`.
+
+    `start` names the start and `start_us` is its objective. `evaluations` and `seconds` are what the search spent, `interrupted`
+    says whether Ctrl-C ended it. `history` has (seconds, evaluations, best objective in us) of every improvement.
+    """
+
+    start: str
+    start_us: float
+    evaluations: int
+    seconds: float
+    interrupted: bool
+    history: tuple[tuple[float, int, float], ...]
+
+    @classmethod
+    def of(cls, placement: Placement) -> SearchReport:
+        """Returns the report in the placement that a search returned."""
+        return cls(*(placement.info[key] for key in cls._fields))

@@ -18,7 +18,7 @@ from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.formats.wire import decoded, encoded
 from ...workers.executors import Calls, open_calls
-from .budget import Budget
+from .budget import Budget, SearchReport
 from .parameters import SEARCH
 
 
@@ -33,7 +33,7 @@ def search_on_islands(
     budget, used = Budget(rule.time_limit, rule.evaluations), 0
     placements: list[Placement | None] = [start] * rule.islands
     history: list[tuple[float, int, float]] = []
-    first: dict[str, Any] = {}
+    first: SearchReport | None = None
     with open_calls(rule.executor, rule.islands) as calls:
         shared = calls.share(encoded(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
@@ -45,8 +45,8 @@ def search_on_islands(
                 _result(calls, future, shared, cluster, island_rule)
                 for future, island_rule in zip(futures, island_rules, strict=True)
             ]
-            used += sum(int(r.info["evaluations"]) for r in results)
-            first = first or {key: results[0].info[key] for key in ("start", "start_us")}
+            used += sum(SearchReport.of(r).evaluations for r in results)
+            first = first or SearchReport.of(results[0])
             best = min(_cost(r) for r in results)
             history.append((budget.elapsed, used, best))
             tell(budget, used, best)
@@ -54,16 +54,12 @@ def search_on_islands(
             if budget.stopped:
                 break
     best_result = min(results, key=_cost)
-    info = {
-        **best_result.info,
-        **first,
-        "evaluations": used,
-        "seconds": budget.elapsed,
-        "interrupted": budget.interrupted,
-        "history": tuple(history),
-        "islands": rule.islands,
-    }
-    return best_result.replace(info=info)
+    report = SearchReport.of(best_result) if first is None else first
+    report = report._replace(
+        evaluations=used, seconds=budget.elapsed, interrupted=budget.interrupted, history=tuple(history)
+    )
+    info = {**best_result.info, **report._asdict(), "islands": rule.islands}
+    return best_result.replace(info=info, interrupted=budget.interrupted)
 
 
 def _island_rule(rule: Any, k: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
@@ -104,4 +100,4 @@ def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
 
 def _cost(placement: Placement) -> float:
     """Returns the final objective of a search, in us."""
-    return float(placement.info["history"][-1][2])
+    return SearchReport.of(placement).history[-1][2]

@@ -44,7 +44,7 @@ from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
 from ..memory_trades.selection import check_give_up
 from ..pipeline_stages.objective import Objective
-from .budget import Budget
+from .budget import Budget, SearchReport
 from .instance import Instance
 from .islands import search_on_islands
 from .multistart import MultiStart
@@ -213,17 +213,14 @@ class Search(Placer):
             )
         else:
             best, us, used = search_stages(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
-        info = {
-            "start": name,
-            "start_us": start_us,
-            "evaluations": used,
-            "seconds": budget.elapsed,
-            "interrupted": budget.interrupted,
-            "history": tuple(history),
-            goal.key: us,
-        }
+        report = SearchReport(name, start_us, used, budget.elapsed, budget.interrupted, tuple(history))
         return Placement(
-            device=best.device, replicas=best.replicas, order=best.order, priority=best.priority, info=info
+            device=best.device,
+            replicas=best.replicas,
+            order=best.order,
+            priority=best.priority,
+            info={**report._asdict(), goal.key: us},
+            interrupted=budget.interrupted,
         )
 
     def _resolve_start(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
@@ -315,15 +312,11 @@ class _Run:
         cost, candidate = self.chains.best
         if cost <= self.start_cost:
             best = candidate
-        info = {
-            "start": self.start_name,
-            "start_us": self.start_cost,
-            "evaluations": self.used_before + self.chains.used,
-            "seconds": self.budget.elapsed,
-            "interrupted": self.interrupted,
-            "history": tuple(self.history),
-        }
-        return Placement(device=best.device, order=best.rank, info=info)
+        used = self.used_before + self.chains.used
+        report = SearchReport(
+            self.start_name, self.start_cost, used, self.budget.elapsed, self.interrupted, tuple(self.history)
+        )
+        return Placement(device=best.device, order=best.rank, info=report._asdict(), interrupted=self.interrupted)
 
     def _tell(self, best: float, used: int) -> None:
         """Record progress: `best` is the objective of a placement of the graph, `used` the simulations of this part."""

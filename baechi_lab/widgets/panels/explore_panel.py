@@ -117,7 +117,7 @@ class ExplorePanel:
         if self.memory.value == self.offered:  # otherwise the user has typed it
             largest_memory = int(setting.cluster.memory_bytes.max())
             self.memory.value = self.offered = f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}"
-        step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
+        step = setting.source == "given" and isinstance(subject, Step) and subject.built_from is not None
         self.batches.disabled = not (setting.model or step)
         if self.batches.disabled and self.measure.value == RATE:
             with self.quiet:

@@ -73,13 +73,13 @@ def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | Non
     step, graph = build(setting)
     if is_torch_step(step):
         return Subject(graph if setting.micro_batches is None else build(undivided)[1], step.batch_size, None)
-    if not isinstance(step, Step) or "model" not in step.info or setting.profile != "estimated":
+    if not isinstance(step, Step) or step.built_from is None or setting.profile != "estimated":
         return Subject(graph, None, None)
-    params = dict(step.info["params"])
-    size = setting.batch_size or params["batch_size"]
-    model_params = {k: v for k, v in params.items() if k != "batch_size"}
+    built_from = step.built_from
+    size = setting.batch_size or built_from.batch_size
     rebuild = lambda batch: build(replace(undivided, batch_size=batch))[1]  # noqa: E731
-    return Subject(rebuild(size), size, rebuild, model_code(step.info["model"], model_params, setting.hardware))
+    code = model_code(built_from.model, built_from.other_params, setting.hardware)
+    return Subject(rebuild(size), size, rebuild, code)
 
 
 def unlike(answer: Fit, shown: Outcome | None) -> str:

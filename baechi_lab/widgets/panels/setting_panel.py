@@ -261,8 +261,8 @@ class SettingPanel:
 
             return int(make_model(source.partition(":")[2]).get_params()["batch_size"])
         subject = self.model.subject
-        if source == GIVEN_SUBJECT and isinstance(subject, Step):
-            return subject.info.get("params", {}).get("batch_size")
+        if source == GIVEN_SUBJECT and isinstance(subject, Step) and subject.built_from is not None:
+            return subject.built_from.batch_size
         return None
 
     # -- model -> controls -----------------------------------------------------------------------------
