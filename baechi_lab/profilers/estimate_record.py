@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..graph.hardware import Hardware
+from ..graph.units import format_us
 from .generations import generation_named
 from .precision import Precision
-from .work import Kernel
+from .work import Floats, Kernel
 
 _CPU_ERRORS = {"step": 0.50}
 """Mean relative error of steps on one processor core, see docs/estimates.md."""
 
+HOST_OPERATOR_US = 23.0
+"""Microseconds in which a host runs one operator of a PyTorch step that is not compiled, views among them: the model's Python,
+dispatch and autograd. Median of ten passes of `transformers` models that waited for the host of an H200 (13 to 32 us)."""
 HALF = "bf16 or fp16"
 """The name of a 16-bit type where a reader does not know which one it is."""
 
@@ -41,6 +45,32 @@ def estimate_record(
         "constants": {hardware.name: constants_of(hardware) for hardware in kinds.values()},
         "expected_error": {hardware.name: expected_error(hardware) for hardware in kinds.values()},
     }
+
+
+def host_record(
+    operators: int, kinds: Mapping[str, Hardware], duration_by_kind: Mapping[str, Floats]
+) -> dict[str, dict[str, Any]]:
+    """Returns the entry "host" of the record: what a host needs to run the operators of a PyTorch step one by one; none on a CPU.
+
+    The durations of a graph are those of kernels. Where `us` is more than `kernels_us`, a step takes about `us`, unless it is
+    compiled or replayed as a CUDA graph. Kernels of updates are among those of the graph, their operators are not counted.
+
+    Args:
+        operators: number of operators, views among them.
+        kinds, duration_by_kind: device kind -> hardware, and float64[ops] the microseconds of the graph's ops there.
+
+    >>> import numpy as np
+    >>> host_record(100, {"gpu": Hardware.named("h100")}, {"gpu": np.array([300.0, 400.0])})
+    {'host': {'operators': 100, 'us': 2300.0, 'kernels_us': {'h100': 700.0}}}
+    """
+    kernels_us = {
+        hardware.name: round(float(duration_by_kind[kind].sum()), 1)
+        for kind, hardware in kinds.items()
+        if hardware.launches_hidden
+    }
+    if not kernels_us:
+        return {}
+    return {"host": {"operators": operators, "us": operators * HOST_OPERATOR_US, "kernels_us": kernels_us}}
 
 
 def constants_of(hardware: Hardware) -> dict[str, float | str]:
@@ -74,13 +104,25 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
 
     >>> describe_estimate({"precision": "tf32", "expected_error": {"v100": {"linear": 0.24, "bmm": 0.6}}})
     {'precision': 'tf32', 'expected error': 'v100: linear 24 %, bmm 60 %'}
+    >>> host = {"operators": 100, "us": 2300.0, "kernels_us": {"h100": 700.0}}
+    >>> describe_estimate({"precision": "fp32", "expected_error": {}, "host": host})["host"]
+    '2.30 ms for 100 operators, unless compiled; h100 waits for it: its kernels take 700.00 us'
     """
     errors = [
         f"{name}: "
         + (", ".join(f"{kernel} {share:.0%}".replace("%", " %") for kernel, share in each.items()) or "unknown")
         for name, each in record["expected_error"].items()
     ]
-    return {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
+    words = {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
+    if host := record.get("host"):
+        waiting = [
+            f"{name} waits for it: its kernels take {format_us(us)}"
+            for name, us in host["kernels_us"].items()
+            if us < host["us"]
+        ]
+        needed = f"{format_us(host['us'])} for {host['operators']} operators, unless compiled"
+        words["host"] = "; ".join((needed, *waiting))
+    return words
 
 
 def main_precision(kernels: Iterable[Kernel], half: str = HALF) -> str:

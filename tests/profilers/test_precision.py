@@ -6,6 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.graph.hardware import Hardware
+from baechi_lab.profilers.estimate_record import describe_estimate
 from baechi_lab.profilers.kernel_model import kernel_us
 from baechi_lab.profilers.precision import NAMES, Precision, profile_mode
 from baechi_lab.profilers.work import Kernel
@@ -74,6 +75,21 @@ def test_float32_is_full_float32_whatever_pytorch_is_set_to():
         assert layer_of_torch(None) == plain == layer_of_torch("fp32") != layer_of_torch("tf32")
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+def test_the_host_needs_time_per_operator(granularity):
+    """One product, and a view of its weights: 46 us, which no kernel of this size takes. A CPU is its own host."""
+    graph = layer_of_torch(None, granularity=granularity)
+    assert graph.info["estimate"]["host"] == {
+        "operators": 2,
+        "us": 46.0,
+        "kernels_us": {"a100": pytest.approx(graph.duration_us.sum(), abs=0.1)},
+    }
+    assert "a100 waits for it" in describe_estimate(graph.info["estimate"])["host"]
+    layer, inputs = torch.nn.Linear(WIDTH, WIDTH, device="meta"), torch.empty(ROWS, WIDTH, device="meta")
+    graph = bl.torch.profile(layer, inputs, hardware="cpu-core", granularity=granularity)
+    assert "host" not in graph.info["estimate"] and "host" not in describe_estimate(graph.info["estimate"])
 
 
 def test_only_products_of_float32_become_tf32():

@@ -23,7 +23,7 @@ from ...torch_runtime.storage import tensor_bytes
 from ...torch_runtime.tree import as_arguments, tensors
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
-from ..estimate_record import HALF, estimate_record
+from ..estimate_record import HALF, estimate_record, host_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
@@ -98,8 +98,10 @@ class LayerEstimate:
         layers_by_kind = {kind: self._layers_with_times(hardware, optimizer) for kind, hardware in kinds.items()}
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
+        duration_by_kind = {kind: durations(layers) for kind, layers in layers_by_kind.items()}
+        record |= host_record(len(self.kernels), kinds, duration_by_kind)
         return graph.replace(
-            duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()},
+            duration_by_kind=duration_by_kind,
             temp_bytes=graph.temp_bytes + max(hardware.workspace_bytes for hardware in kinds.values()),
             info={**graph.info, "estimate": record},
         )

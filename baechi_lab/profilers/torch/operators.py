@@ -32,7 +32,7 @@ from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import output_shapes, trace
-from ..estimate_record import estimate_record
+from ..estimate_record import estimate_record, host_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
@@ -83,7 +83,7 @@ class Recorder(Counter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recording = False
+        self.recording, self.operators = False, 0
         self.ops: list[Operator] = []
         self.edges: dict[tuple[int, str], tuple[int, set[int]]] = {}  # (producer, label) -> bytes, readers
         self.memory: dict[int, Memory] = {}
@@ -112,6 +112,7 @@ class Recorder(Counter):
             self._record(func, args, kwargs, out)
 
     def _record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
+        self.operators += 1
         kernel = self.kernel_of(func, args, kwargs, out)
         inputs = {storage_key(t): t for t in tensors((args, kwargs))}
         outputs = {storage_key(t): t for t in tensors(out)}
@@ -299,5 +300,8 @@ def make_operator_graph(
         colocation_names=tuple(ops[group[0]].name for group in groups),
         forward_of=np.array([op.forward_of for op in ops]),
         name=name,
-        info={"estimate": estimate_record(kinds, precision, kernels, half)},
+        info={
+            "estimate": estimate_record(kinds, precision, kernels, half)
+            | host_record(recorder.operators, kinds, columns)
+        },
     )
