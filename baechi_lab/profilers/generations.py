@@ -19,19 +19,24 @@ from ..errors import UnknownNameError
 class Generation:
     """What kernels reach on the devices of one generation. The defaults are those of ideal hardware: a plain roofline.
 
+    In parentheses: the unit, and the rows of `studies.kernels` that tell the constant.
+
     Args:
         name: such as "ampere"; "" for hardware of no known generation.
-        tile_rows, tile_columns: the part of a matrix product's output that one block of threads computes.
-        product_share: share of the peak that the inner loop of a float32 product reaches.
-        matrix_unit_share: the same of products in TF32 and narrower types, which matrix units compute.
-        tile_us: microseconds that a block needs besides its inner loop: first operands, and writing its output.
-        long_row_ps: picoseconds that a FLOP of a float32 product takes more each time that the summed dimension doubles beyond
-            `LONG_ROW` elements, whatever the number of multiprocessors: rows are then too far apart in memory.
-        product_pj: picojoules per FLOP of float32 products; the board's power limit divided by it is the rate that lasts.
-        bandwidth_share: share of the memory's bandwidth that kernels reach.
-        cached_bytes_per_flop: bytes that a kernel reads again from caches in the time of one FLOP at peak.
-        convolution_us: microseconds of a convolution besides its products: choosing an algorithm, and changing layouts.
-        start_us: microseconds that a kernel which is run alone takes besides its own time.
+        tile_rows, tile_columns: the part of a matrix product's output that one block of threads computes (numbers; linear, bmm).
+        product_share: what the inner loop of a float32 product reaches (share of the peak; linear, bmm).
+        matrix_unit_share: the same of products in TF32 and narrower types, which matrix units compute (share of the peak;
+            training iterations, products on an H200).
+        tile_us: what a block needs besides its inner loop: first operands, and writing its output (microseconds; linear, bmm).
+        long_row_ps: what a FLOP of a float32 product takes more each time that the summed dimension doubles beyond `LONG_ROW`
+            numbers, whatever the number of multiprocessors: rows are then too far apart in memory (picoseconds; linear).
+        product_pj: energy of a FLOP in float32 products; the board's power limit divided by it is the rate that lasts (picojoules;
+            linear, bmm).
+        bandwidth_share: what kernels reach of the memory's bandwidth (share; element-wise).
+        cached_bytes_per_flop: what a kernel reads again from caches in the time of one FLOP at peak (bytes; softmax).
+        convolution_us: what a convolution needs besides its products, to choose an algorithm and change layouts (microseconds;
+            convolution).
+        start_us: what a kernel that is run alone needs besides its own time (microseconds; all kinds).
         fitted_on: the devices whose measurements the constants come from.
     """
 

@@ -118,8 +118,8 @@ def estimated_us(
     bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
     kernel = np.maximum(_arithmetic_us(work, hardware, constants), bytes_us)
     if hardware.multiprocessors:
-        memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
-        layout_us = LAYOUT_US * work.product_count + 1e6 * work.layout_bytes / (LAYOUT_SHARE * memory)
+        layout_bandwidth = LAYOUT_SHARE * _bandwidth(hardware, constants)
+        layout_us = LAYOUT_US * work.product_count + 1e6 * work.layout_bytes / layout_bandwidth
         convolution_us = np.where(work.precision == FP32, constants.convolution_us, layout_us)
         multiprocessor_us = work.multiprocessor_us / _busy_multiprocessors(work, hardware)
         kernel = np.maximum(kernel, multiprocessor_us) + work.wait_us + np.where(work.convolution, convolution_us, 0.0)
@@ -233,12 +233,17 @@ def _products_us(
     return best
 
 
+def _bandwidth(hardware: Hardware, constants: Generation) -> float:
+    """Returns the bytes/s that kernels reach."""
+    return hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+
+
 def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[Floats, Floats]:
     """Returns the time of every kernel's bytes in memory, and of the rows that it reads again from the L2 cache.
 
     The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
     """
-    memory = np.full(len(work.op), hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share)
+    memory = np.full(len(work.op), _bandwidth(hardware, constants))
     if hardware.multiprocessors:
         writes_tiles = work.matrix & (work.precision == TF32) & (work.product_count > 0) & ~work.convolution
         memory *= np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
@@ -248,6 +253,5 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
     in_flight = hardware.multiprocessors * blocks * work.row_bytes / hardware.l2_bytes
     missed = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
     cache = constants.cached_bytes_per_flop * hardware.peak_flops
-    return 1e6 * (work.moved_bytes + missed * work.reread_bytes) / memory, 1e6 * (
-        1 - missed
-    ) * work.reread_bytes / cache
+    memory_us = 1e6 * (work.moved_bytes + missed * work.reread_bytes) / memory
+    return memory_us, 1e6 * (1 - missed) * work.reread_bytes / cache
