@@ -30,7 +30,7 @@ class Generation:
         tile_us: what a block needs besides its inner loop: first operands, and writing its output (microseconds; linear, bmm).
         long_row_ps: what a FLOP of a float32 product takes more each time that the summed dimension doubles beyond `LONG_ROW`
             numbers, whatever the number of multiprocessors: rows are then too far apart in memory (picoseconds; linear).
-        product_pj: energy of a FLOP in float32 products; the board's power limit divided by it is the rate that lasts (picojoules;
+        product_pj: energy of a FLOP in float32 products; the board's power limit divided by it is the lasting rate (picojoules;
             linear, bmm).
         bandwidth_share: what kernels reach of the memory's bandwidth (share; element-wise).
         cached_bytes_per_flop: what a kernel reads again from caches in the time of one FLOP at peak (bytes; softmax).
