@@ -139,7 +139,7 @@ def compare(
     if passes is None:
         passes = PASSES if placers is None and micro_batches is None else ()
     memo, optimize = Memo(), Optimize(tuple(passes), forward_only)
-    prepared = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
+    groups = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
     rows: list[dict[str, object]] = []
@@ -150,7 +150,7 @@ def compare(
     for label, placer in bar:
         bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
         _compile_kernels(placer)
-        row, placement = _simulate_row(graph, prepared, cluster, placer, scheduler, pipeline, optimize, memo)
+        row, placement = _simulate_row(graph, groups, cluster, placer, scheduler, pipeline, optimize, memo)
         if placement is not None and "finer_groups" in placement.info:
             finer.append(f"{label}: {placement.info['finer_groups']}")
         if placement is not None and row["feasible"]:
@@ -173,7 +173,7 @@ def compare(
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
-    notes = notes_on(table[:placed], graph, prepared, cluster)
+    notes = notes_on(table[:placed], graph, groups, cluster)
     table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placed], graph)
     if native:
         fastest = table["measured_us"][placed:].min()

@@ -53,28 +53,28 @@ def measure_rows(
     native_runners = native or {}
     rows = [*placements, *native_runners]
     seconds: dict[int, list[NDArray[np.float64]]] = {row: [] for row in rows}
-    failed: dict[int, str] = {}
+    error_of_row: dict[int, str] = {}
     memory_columns: dict[int, dict[str, object]] = {}
     bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
     with bar, _Runner(graph, step, execute_options) as run:
         for round_index in range(rounds):
             for row in rows[:: 1 if round_index % 2 == 0 else -1]:
                 bar.update()
-                if row in failed:
+                if row in error_of_row:
                     continue
                 count = (steps + round_index) // rounds
                 try:
                     completed: Run | NativeRun
                     completed = native_runners[row](count) if row in native_runners else run(placements[row], count)
                 except BaechiLabError as error:
-                    failed[row] = str(error)
+                    error_of_row[row] = str(error)
                     continue
                 seconds[row].append(completed.step_seconds)
                 if isinstance(completed, Run) and completed.timeline is not None and row not in memory_columns:
                     memory_columns[row] = memory_of(completed.timeline, "measured_")
                 if completed.status != "ok":
-                    failed[row] = completed.message or completed.status
-    return {row: _time_columns(seconds[row], failed.get(row, "")) | memory_columns.get(row, {}) for row in rows}
+                    error_of_row[row] = completed.message or completed.status
+    return {row: _time_columns(seconds[row], error_of_row.get(row, "")) | memory_columns.get(row, {}) for row in rows}
 
 
 def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, object]:

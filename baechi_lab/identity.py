@@ -247,7 +247,7 @@ class _Digester:
     def reduced(self, value: object) -> Iterator[str]:
         """Describes any other object by what `__reduce_ex__` returns, as pickle would."""
         kind = type(value)
-        described = f"a {kind.__name__}"
+        description = f"a {kind.__name__}"
         if kind is object:
             raise Unidentified("an object() that is equal to itself only")
         if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (ModuleType, type(None))):
@@ -255,16 +255,16 @@ class _Digester:
             return
         try:
             described_by = copyreg.dispatch_table.get(kind)
-            reduced = value.__reduce_ex__(4) if described_by is None else described_by(value)
+            reduction = value.__reduce_ex__(4) if described_by is None else described_by(value)
         except Exception as error:
-            raise Unidentified(described) from error
-        if isinstance(reduced, str):
+            raise Unidentified(description) from error
+        if isinstance(reduction, str):
             module = getattr(value, "__module__", None) or kind.__module__
             if not installed(module) and kind.__module__ != "typing":  # a type variable is its name
-                raise Unidentified(described)
-            yield from ("global", module, reduced, version_of(module))
+                raise Unidentified(description)
+            yield from ("global", module, reduction, version_of(module))
             return
-        padded = [*reduced, None, None, None]
+        padded = [*reduction, None, None, None]
         made_by, arguments, state, list_items, items = padded[:5]
         if isinstance(state, dict):
             state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
@@ -302,7 +302,7 @@ def _instruction_arguments(code: CodeType, *opnames: str) -> list[str]:
 
 def _only_added_to(code: CodeType) -> set[str]:
     """Returns the names of globals and closed-over variables whose every use is `name.append(...)` or similar."""
-    added: set[str] = set()
+    added_names: set[str] = set()
     read: set[str] = set()
     loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
     for each in _codes(code):
@@ -310,10 +310,10 @@ def _only_added_to(code: CodeType) -> set[str]:
         for k, one in enumerate(instructions):
             if one.opname in loads:
                 follows = instructions[k + 1].argval if k + 1 < len(instructions) else None
-                (added if follows in _ONLY_ADD else read).add(str(one.argval))
+                (added_names if follows in _ONLY_ADD else read).add(str(one.argval))
             elif one.opname.startswith("LOAD_") and "DEREF" in one.opname:
                 read.add(str(one.argval))
-    return added - read
+    return added_names - read
 
 
 # -- modules -------------------------------------------------------------------------------------------

@@ -181,11 +181,11 @@ class Pipeline:
     def __or__(self, other: Callable[..., object]) -> Pipeline:
         filled = [SLOTS.index(s) for s in self.stages]
         after = max(filled, default=-1)
-        added = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
-        for slot in added:
+        added_stages = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
+        for slot in added_stages:
             if SLOTS.index(slot) <= after:
                 raise InvalidInput(f"stage {slot} comes after {SLOTS[after]}; the order is {' | '.join(SLOTS)}")
-        return Pipeline(self.memo, **{**self.stages, **added})
+        return Pipeline(self.memo, **{**self.stages, **added_stages})
 
     def replace(self, **stages: Callable[..., object] | None) -> Pipeline:
         """Returns the pipeline with some stages replaced (None removes one); it shares remembered results."""

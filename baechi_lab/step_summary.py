@@ -287,11 +287,11 @@ def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
 
     The table has the columns `placer`, `measured_us` and `lower_bound_us`, as `bl.compare` makes them.
     """
-    measured = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
-    if not len(measured):
+    fastest = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
+    if not len(fastest):
         return ()
-    sentence = below_bound(float(measured["measured_us"].iloc[0]), float(measured["lower_bound_us"].iloc[0]), graph)
-    return (f"{measured['placer'].iloc[0]} {sentence}",) if sentence else ()
+    sentence = below_bound(float(fastest["measured_us"].iloc[0]), float(fastest["lower_bound_us"].iloc[0]), graph)
+    return (f"{fastest['placer'].iloc[0]} {sentence}",) if sentence else ()
 
 
 def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:

@@ -98,9 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         measured_run = execute(step, placement, steps=count, cluster=cluster, graph=graph)
     if measured_run.status != "ok":
         raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
-    measured = measured_run.median_seconds * 1e6
-    say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured)} (median)")
-    say.line(below_bound(measured, bounds(graph, cluster).best, graph))
+    measured_us = measured_run.median_seconds * 1e6
+    say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured_us)} (median)")
+    say.line(below_bound(measured_us, bounds(graph, cluster).best, graph))
     say.line(sharing(cluster, len(os.sched_getaffinity(0))))
     with say(f"exporting to {arguments.output}/"):
         export(step, placement, arguments.output, graph=graph)
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "comparison": output.rows_of(table),
                 "best": best,
                 "simulated_us": simulated.makespan_us,
-                "measured_us": measured,
+                "measured_us": measured_us,
                 "steps": len(measured_run.step_seconds),
                 "folder": arguments.output,
             }

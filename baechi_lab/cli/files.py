@@ -84,7 +84,7 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
 def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     from ..graph import load_trace
 
-    rejected = (
+    rejection = (
         arguments.inference,
         arguments.optimizer_states,
         arguments.batch_size,
@@ -93,7 +93,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
         arguments.precision,
         arguments.gradients,
     )
-    if any(rejected) or arguments.mode == "estimated":
+    if any(rejection) or arguments.mode == "estimated":
         raise InvalidInput(
             f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option"
         )

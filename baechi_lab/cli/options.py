@@ -170,14 +170,14 @@ def batch_size_from(arguments: argparse.Namespace, micro_batches: int = 1) -> in
 def whole_number(text: str, option: str, lowest: int) -> int:
     """Parses a whole number of at least `lowest`."""
     try:
-        parsed = int(text)
+        number = int(text)
     except ValueError:
         raise InvalidInput(f"{option} is {text!r:.60}; it must be a whole number") from None
-    if parsed < lowest:
+    if number < lowest:
         raise InvalidInput(f"{option} is {text:.60}; it must be at least {lowest}")
-    if parsed > LARGEST:
+    if number > LARGEST:
         raise InvalidInput(f"{option} is {text:.60}; it must be at most {LARGEST}")
-    return parsed
+    return number
 
 
 def number(text: str, option: str) -> float:
@@ -310,12 +310,12 @@ def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> 
     for path in outputs:
         if path is None or "\0" in path:
             continue
-        resolved = os.path.realpath(path)
-        if resolved in used:
+        real_path = os.path.realpath(path)
+        if real_path in used:
             raise InvalidInput(
-                f"{path} would replace {used[resolved]}, which this command reads or writes; name another file"
+                f"{path} would replace {used[real_path]}, which this command reads or writes; name another file"
             )
-        used[resolved] = path
+        used[real_path] = path
 
 
 def one_of(value: str, option: str, choices: Sequence[str]) -> str:

@@ -90,7 +90,7 @@ def print_descriptions(descriptions: Mapping[str, str]) -> None:
 def print_comparison(table: pandas.DataFrame) -> None:
     """Prints the table of `bl.compare`, then why rows are not feasible, and further remarks."""
     rows = rows_of(table)
-    measured = any(row.get("measured_us") is not None for row in rows)
+    has_measurements = any(row.get("measured_us") is not None for row in rows)
     header = [
         "placer",
         "step",
@@ -103,8 +103,8 @@ def print_comparison(table: pandas.DataFrame) -> None:
         "balance",
         "placed in",
     ]
-    header += ["measured", "peak, measured"] * measured + ["to native"] * ("native_ratio" in table)
-    print_rows(header, [_comparison_row(row, measured) for row in rows])
+    header += ["measured", "peak, measured"] * has_measurements + ["to native"] * ("native_ratio" in table)
+    print_rows(header, [_comparison_row(row, has_measurements) for row in rows])
     for row in rows:
         if row["error"]:
             print(f"  {row['placer']}: {row['error']}")

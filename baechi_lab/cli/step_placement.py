@@ -43,9 +43,9 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
     cluster = options.cluster_from(arguments)
     if arguments.placement:
         placement = load_placement(arguments.placement)
-        needed = int(placement.device.max(initial=0)) + 1
-        if needed > cluster.n:
-            raise InvalidInput(f"{arguments.placement} uses {needed} devices; --devices is {cluster.n}")
+        device_count = int(placement.device.max(initial=0)) + 1
+        if device_count > cluster.n:
+            raise InvalidInput(f"{arguments.placement} uses {device_count} devices; --devices is {cluster.n}")
         return steps.step_from(arguments), placement, cluster, None
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)

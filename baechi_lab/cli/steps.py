@@ -81,14 +81,14 @@ def step_of_file(spec: str) -> Step | TorchStep:
     Raises `FormatError` or `UnknownNameError` for a missing file or function, and `InvalidInput` for what the function raises.
     """
     path, _, function = spec.rpartition(":")
-    loaded = importlib.util.spec_from_file_location(_module_name(path), path)
-    if loaded is None or loaded.loader is None or not os.path.isfile(path):
+    module_spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    if module_spec is None or module_spec.loader is None or not os.path.isfile(path):
         raise FormatError(f"{path}: no such Python file")
-    module = importlib.util.module_from_spec(loaded)
-    sys.modules[loaded.name] = module  # where classes look for the file that defines them
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where classes look for the file that defines them
     # The file may import its neighbours, but they hide nobody's: TensorFlow would import a random.py among them.
     sys.path.append(str(Path(path).resolve().parent))
-    _run_theirs(path, loaded.loader.exec_module, module)
+    _run_theirs(path, module_spec.loader.exec_module, module)
     if not callable(getattr(module, function, None)):
         functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UnknownNameError.of(f"function in {path}:", function, functions)
@@ -119,12 +119,12 @@ def step_of_file(spec: str) -> Step | TorchStep:
 def _module_name(path: str) -> str:
     """Returns a module name for the file that no other module has, even if the file is a random.py."""
     name = Path(path).stem
-    loaded = sys.modules.get(name)
-    is_this_file = loaded is not None and os.path.basename(getattr(loaded, "__file__", None) or "") == os.path.basename(
+    module = sys.modules.get(name)
+    is_this_file = module is not None and os.path.basename(getattr(module, "__file__", None) or "") == os.path.basename(
         path
     )
     try:
-        is_used = not is_this_file and (loaded is not None or importlib.util.find_spec(name) is not None)
+        is_used = not is_this_file and (module is not None or importlib.util.find_spec(name) is not None)
     except (ImportError, ValueError):  # a name with a dot
         is_used = True
     return f"{name}_file".replace(".", "_") if is_used or name in sys.stdlib_module_names else name

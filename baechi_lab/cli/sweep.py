@@ -79,9 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.time_limit is not None:
         from ..placers.registry import placer_class
 
-        limited = [name for name in axes["placer"] if "time_limit" in placer_class(name).__dataclass_fields__]
+        placers_with_limit = [
+            name for name in axes["placer"] if "time_limit" in placer_class(name).__dataclass_fields__
+        ]
         axes["params"] = {  # if no placer has a time limit, the first one refuses it
-            name: options.with_time_limit(name, arguments.time_limit, {}) for name in limited or axes["placer"][:1]
+            name: options.with_time_limit(name, arguments.time_limit, {})
+            for name in placers_with_limit or axes["placer"][:1]
         }
     with _executor(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)

@@ -84,14 +84,14 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
     shape = profile(step, mode="estimated", hardware="cpu-core")
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     twice = pipelined_step(step, alone, local.cluster, shape, 2, None, "mean")
-    added = np.array([kind == ACCUMULATE for kind in twice.graph.op_types])
-    is_second = (np.asarray(twice.graph.micro_batch) == 1) & ~added
+    is_accumulation = np.array([kind == ACCUMULATE for kind in twice.graph.op_types])
+    is_second = (np.asarray(twice.graph.micro_batch) == 1) & ~is_accumulation
     split_placement = Placement(device=is_second.astype(np.int32))
     origin = np.asarray(twice.graph.copy_of)
     traced_us = np.zeros((traces, shape.n))
     for row in traced_us:
         timeline, _ = traced_step(twice.step, split_placement, local, worker, twice.graph, warmup)
-        of_first = ~is_second[timeline.op] & ~added[timeline.op]
+        of_first = ~is_second[timeline.op] & ~is_accumulation[timeline.op]
         row[origin[timeline.op[of_first]]] = (timeline.end_us - timeline.start_us)[of_first]
     return shape.replace(duration_us=_typical_durations(traced_us), duration_by_kind={})
 

@@ -97,9 +97,9 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         }
         costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files lack it
         # Older files lack fields that have a default; keys of a row that are no fields follow from these.
-        required = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
+        required_fields = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
         rows = tuple(
-            Row(**{f.name: row[f.name] for f in fields(Row) if f.name in row or f.name in required})
+            Row(**{f.name: row[f.name] for f in fields(Row) if f.name in row or f.name in required_fields})
             for row in section["rows"]
         )
         return Report(rows, Calibration(**costs))

@@ -247,7 +247,7 @@ def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
     graph, placed, longer_us = graph_under_placement(
         measurement.graph, measurement.placed[name], measurement.pairs, measurement.beside_us
     )
-    measured = mean_of_rounds([run.step_seconds for run in runs_of_placement])
+    measured_us = mean_of_rounds([run.step_seconds for run in runs_of_placement])
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
     extended, _ = with_shared_caches(graph, placed, costs, longer_us)
     timelines = [run.timeline for run in runs_of_placement if run.timeline is not None]
@@ -262,9 +262,9 @@ def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
         ops=graph.n,
         transfers=len(timelines[0].transfers),
         predicted_us=predicted_us(graph, placed, costs, longer_us),
-        measured_us=measured[0] * 1e6,
-        measured_low_us=measured[1] * 1e6,
-        measured_high_us=measured[2] * 1e6,
+        measured_us=measured_us[0] * 1e6,
+        measured_low_us=measured_us[1] * 1e6,
+        measured_high_us=measured_us[2] * 1e6,
         compute_us=float(plain.busy_us.max()),
         traced_compute_us=kernels_us,
         message_us=float(extended.duration_us[graph.n :].sum()),

@@ -85,8 +85,8 @@ def try_micro_batch_count(
         option = replace(option, gives_up="statistics of the whole batch")
     placed = placement_code("small", "cluster", fastest, count_computing(cluster))
     code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"
-    broken = timeline.violations[0].message if timeline.violations else ""
-    return replace(option, graph=small, placement=fastest.placement, timeline=timeline, command=code, error=broken)
+    violation = timeline.violations[0].message if timeline.violations else ""
+    return replace(option, graph=small, placement=fastest.placement, timeline=timeline, command=code, error=violation)
 
 
 def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:

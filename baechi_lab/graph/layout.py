@@ -134,5 +134,7 @@ class Layout(Params):
         return tuple(start + k * self.tp for k in members)
 
     def __repr__(self) -> str:
-        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Layout({', '.join(changed)})"
+        fields_text = [
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return f"Layout({', '.join(fields_text)})"

@@ -343,8 +343,8 @@ class Timeline:
         def to_text(self, memory: bool = False) -> str: ...
 
     def __repr__(self) -> str:
-        broken = f", {len(self.violations)} violations" if self.violations else ""
+        violations_text = f", {len(self.violations)} violations" if self.violations else ""
         return (
             f"<Timeline {self.origin}: {self.makespan_us:.6g} us, {len(self.op)} ops on {len(self.device_names)} devices, "
-            f"{len(self.transfers)} transfers{broken}>"
+            f"{len(self.transfers)} transfers{violations_text}>"
         )

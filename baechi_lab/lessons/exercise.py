@@ -118,14 +118,14 @@ def names(right: Collection[str], op_names: Sequence[str]) -> Check:
     def check(answer: object) -> str:
         if not isinstance(answer, (str, list, tuple, set, frozenset)):
             return f"give a list of names, not {type(answer).__name__}"
-        answered = [answer] if answer in op_names else list(answer)
-        for name in answered:
+        answer_names = [answer] if answer in op_names else list(answer)
+        for name in answer_names:
             if name not in op_names:
                 return f"there is no op {name!r}"
-        wrong = [name for name in answered if name not in right]
+        wrong = [name for name in answer_names if name not in right]
         if wrong:
             return f"{wrong[0]!r} is not one of them"
-        return "" if set(answered) == set(right) else "right so far, but not all"
+        return "" if set(answer_names) == set(right) else "right so far, but not all"
 
     return check
 

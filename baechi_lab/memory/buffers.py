@@ -81,11 +81,11 @@ def uses_of(
     producer_device, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
     devices = np.int64(max(place.max(initial=0), target.max(initial=0)) + 1)
     is_local, read = reader == producer_device[tensors], tensors * devices + reader
-    copied = moved_tensors * devices + target
-    copies = distinct(copied)  # a slot each
+    copy_key = moved_tensors * devices + target
+    copies = distinct(copy_key)  # a slot each
     near = np.minimum(np.searchsorted(copies, read), max(len(copies) - 1, 0))
     has_copy = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
-    send_count, at = np.bincount(moved_tensors, minlength=count), np.searchsorted(copies, copied)
+    send_count, at = np.bincount(moved_tensors, minlength=count), np.searchsorted(copies, copy_key)
     return Uses(
         reuse=np.asarray(graph.reuse),
         temporary=graph.temp_bytes,

@@ -206,11 +206,11 @@ class RecomputePlans:
                 Program(groups, once=True).solve(budget_bytes, time_limit / len(budgets)).plan
                 for budget_bytes in budgets
             ]
-        solved = [Program(groups, once=True).solve(budget, time_limit)]
-        seconds_left = time_limit - solved[0].seconds
+        solutions = [Program(groups, once=True).solve(budget, time_limit)]
+        seconds_left = time_limit - solutions[0].seconds
         if groups.count <= MOST_FREE and seconds_left > 0.0:
-            solved.append(Program(groups).solve(budget, seconds_left, solved[0] if solved[0].values else None))
-        return [one.plan for one in solved]
+            solutions.append(Program(groups).solve(budget, seconds_left, solutions[0] if solutions[0].values else None))
+        return [one.plan for one in solutions]
 
     @cached_property
     def leanest_plan(self) -> OpSequence:

@@ -31,11 +31,11 @@ def checkpoint_choices(
         InvalidInput: an op in `drop` may not be repeated.
     """
     if drop is not None:
-        dropped = _ops_of_names(training.graph, "drop", drop)
-        for op in np.flatnonzero(dropped).tolist():
+        dropped_ops = _ops_of_names(training.graph, "drop", drop)
+        for op in np.flatnonzero(dropped_ops).tolist():
             if reason := training.obstacle(op):
                 raise InvalidInput(f"op {training.graph.names[op]!r} in drop cannot be computed again: {reason}")
-        return [~dropped]
+        return [~dropped_ops]
     if keep is None or keep == "sqrt":
         # Chen et al. 2016: the root of the number of ops that the backward pass reads.
         root = max(round(math.sqrt(np.count_nonzero(is_read_by_backward_op(training)))), 1)

@@ -317,14 +317,14 @@ class _OffloadBuilder:
         self.moved_bytes[op] = size
 
     def _make_graph(self) -> OpGraph:
-        graph, added = self.graph, len(self.names)
+        graph, op_count = self.graph, len(self.names)
         used_names, names = set(graph.names), []
         for name in self.names:
             while name in used_names:
                 name += "'"
             used_names.add(name)
             names.append(name)
-        column = lambda values, fill: np.concatenate([values, np.full(added, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
+        column = lambda values, fill: np.concatenate([values, np.full(op_count, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
         elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
         reuse = graph.reuse
         if reuse is not None:
@@ -354,7 +354,7 @@ class _OffloadBuilder:
             colocation=column(graph.colocation, -1),
             colocation_names=graph.colocation_names,
             reuse=reuse,
-            output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * added)),
+            output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * op_count)),
             name=f"{graph.name}, offloading",
             **tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names)),
         )
@@ -381,10 +381,10 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
     [0, 1]
     """
     check_records(placement=placement, graph=graph, cluster=cluster)
-    added = graph.n - placement.n
+    added_count = graph.n - placement.n
     hosts = [cluster.index(graph.allowed_sets[k][0]) for k in graph.allowed[placement.n :].tolist()]
     rank = placement.rank
-    order = None if rank is None else np.concatenate([rank, np.zeros(added)])
+    order = None if rank is None else np.concatenate([rank, np.zeros(added_count)])
     device = np.concatenate([placement.device, np.array(hosts, dtype=np.int32)])
     return placement.replace(
         device=device,

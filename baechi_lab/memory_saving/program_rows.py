@@ -101,8 +101,8 @@ class Rows:
             solver.setSolution(len(columns), columns, np.array(list(start.values()), dtype=np.float64))
         solver.run()
         status, info = solver.modelStatusToString(solver.getModelStatus()), solver.getInfo()
-        seconds, solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
+        seconds, is_solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
         relaxed = info.objective_function_value if status == OPTIMAL else 0.0  # before it is optimal, it is no bound
         bound = float(info.mip_dual_bound if integer else relaxed)
-        values = np.array(solver.getSolution().col_value) if solved else None
+        values = np.array(solver.getSolution().col_value) if is_solved else None
         return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)

@@ -51,11 +51,11 @@ class Expert(Placer):
         _, peak = makespan_and_peak(graph, cluster, placement)
         fullest = int(np.argmax(peak - cluster.memory_bytes))
         if peak[fullest] > cluster.memory_bytes[fullest]:
-            needed, available = int(peak[fullest]), cluster.memory_bytes
+            needed_bytes, available = int(peak[fullest]), cluster.memory_bytes
             raise InfeasiblePlacement(
-                f"the expert's placement needs {format_bytes(needed)} on device {cluster.names[fullest]}, "
+                f"the expert's placement needs {format_bytes(needed_bytes)} on device {cluster.names[fullest]}, "
                 f"which has {format_bytes(int(available[fullest]))}",
-                needed,
+                needed_bytes,
                 available.tolist(),
             )
         return placement

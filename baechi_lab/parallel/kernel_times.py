@@ -136,8 +136,8 @@ def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float, ban
         rate = hardware.product_flops(kernel.precision) * matrix_unit_share
         float32_rate = hardware.product_flops("fp32") * generation.product_share
         constants = replace(constants, tile_us=generation.tile_us * rate / float32_rate)
-    launched = replace(hardware, launch_us=0.0)
-    return float(estimated_us(work_of(1, [(0, kernel)]), launched, generation=constants, follows=True)[0])
+    without_launches = replace(hardware, launch_us=0.0)
+    return float(estimated_us(work_of(1, [(0, kernel)]), without_launches, generation=constants, follows=True)[0])
 
 
 @dataclass(frozen=True)

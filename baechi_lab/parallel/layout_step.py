@@ -415,8 +415,8 @@ class _StepWriter:
 
     def _sent_bytes(self, size: int, border: bool) -> int:
         """Returns the bytes that each rank sends to the next stage: a share, if all ranks of a group have the same tensor."""
-        divided = border and not self.layout.sequence_parallel
-        return -(-size // self.layout.tp) if divided else size
+        is_divided = border and not self.layout.sequence_parallel
+        return -(-size // self.layout.tp) if is_divided else size
 
     def add_backward(self) -> None:
         """Add the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
@@ -523,10 +523,10 @@ class _StepWriter:
     def devices_of_added(self, graph: OpGraph) -> np.ndarray:
         """Returns the devices of the collectives that data parallelism added: those of their bucket's segments."""
         device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.segments)])}
-        added = []
+        devices = []
         for name in graph.names[len(self.names) :]:
             stem = name
             while stem not in device_of:
                 stem = stem.rsplit("/", 1)[0]
-            added.append(device_of[stem])
-        return np.array(added, dtype=np.int32)
+            devices.append(device_of[stem])
+        return np.array(devices, dtype=np.int32)

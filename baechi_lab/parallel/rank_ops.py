@@ -267,8 +267,8 @@ def _product(
     precision: str = "fp16",
 ) -> RankOp:
     """Returns the op of `batch` products of rows x depth by depth x columns; float32 results are added to existing ones."""
-    added = 2 * out_bytes if out_bytes == FULL else out_bytes
-    moved_bytes = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
+    accumulated_bytes = 2 * out_bytes if out_bytes == FULL else out_bytes
+    moved_bytes = float(batch * (HALF * (rows * depth + depth * columns) + accumulated_bytes * rows * columns))
     product = Product(batch, rows, columns, depth)
     kernel = Kernel(product.flops, moved_bytes, precision, matrix=True, batched=batch > 1, products=(product,))
     return RankOp(name, "matmul", phase, kernel)

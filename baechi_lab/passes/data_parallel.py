@@ -189,24 +189,24 @@ class _GraphExtension:
 
     def divide_bytes(self, bucket: Bucket, zero: int) -> None:
         """Subtract the persistent bytes that other copies hold."""
-        divided = (bucket.state_bytes if zero >= 1 else 0) + (bucket.kept_gradient_bytes if zero >= 2 else 0)
-        divided += bucket.parameter_bytes if zero == 3 else 0
+        divided_bytes = (bucket.state_bytes if zero >= 1 else 0) + (bucket.kept_gradient_bytes if zero >= 2 else 0)
+        divided_bytes += bucket.parameter_bytes if zero == 3 else 0
         if zero == 2:  # the gathered copy is a separate tensor; the share is kept
-            divided += bucket.parameter_bytes
-        self.persistent[bucket.forward] -= divided - -(-divided // bucket.copies)
+            divided_bytes += bucket.parameter_bytes
+        self.persistent[bucket.forward] -= divided_bytes - -(-divided_bytes // bucket.copies)
 
     def share_updates(self, buckets: Sequence[Bucket]) -> None:
         """Divide the time of every update by the copies that share its states."""
         for update in {bucket.update for bucket in buckets if bucket.update >= 0}:
-            updated = [bucket for bucket in buckets if bucket.update == update]
-            bytes_per_copy = sum(bucket.state_bytes / bucket.copies for bucket in updated)
-            share = bytes_per_copy / (sum(bucket.state_bytes for bucket in updated) or 1)
+            updated_buckets = [bucket for bucket in buckets if bucket.update == update]
+            bytes_per_copy = sum(bucket.state_bytes / bucket.copies for bucket in updated_buckets)
+            share = bytes_per_copy / (sum(bucket.state_bytes for bucket in updated_buckets) or 1)
             for times in (self.us, *self.by_kind.values()):
                 times[update] *= share
 
     def graph(self) -> OpGraph:
-        base, added = self.base, len(self.names) - self.base.n
-        pad = lambda column, value: np.concatenate([column, np.full(added, value, dtype=column.dtype)])  # noqa: E731
+        base, added_count = self.base, len(self.names) - self.base.n
+        pad = lambda column, value: np.concatenate([column, np.full(added_count, value, dtype=column.dtype)])  # noqa: E731
         return base.replace(
             names=tuple(self.names),
             op_types=tuple(self.op_types),
@@ -218,6 +218,6 @@ class _GraphExtension:
             colocation=pad(base.colocation, -1),
             allowed=pad(base.allowed, -1),
             reuse=None if base.reuse is None else pad(base.reuse, 0),
-            output_shapes=text_column(base.output_shapes, (*range(base.n), *[-1] * added)),
+            output_shapes=text_column(base.output_shapes, (*range(base.n), *[-1] * added_count)),
             **self.table.columns(),
         )

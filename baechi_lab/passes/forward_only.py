@@ -139,22 +139,22 @@ def _forward_graph(graph: OpGraph, target: Ints, backward: NDArray[np.bool_]) ->
     """Builds the graph with one op per `target`; its tensors are those of forward ops that ops of other targets read."""
     label = number_groups(graph, target)
     count = int(label.max()) + 1
-    folded = target != np.arange(graph.n)
+    is_folded = target != np.arange(graph.n)
     source, reader, tensor = graph.edge_source, graph.consumers, graph.edge_tensor
     # A separate backward op reads tensors of forward ops; no op reads its outputs.
-    readable = ~backward[source] & ~folded[reader]
+    readable = ~backward[source] & ~is_folded[reader]
     pairs = group_edges(label, tensor[readable], label[source[readable]], label[reader[readable]])
     is_outer = np.zeros(graph.tensor_count, dtype=np.bool_)
     is_outer[pairs.tensor] = True
     activation = np.zeros(graph.tensor_count, dtype=np.bool_)
-    activation[tensor[~backward[source] & folded[reader]]] = True
+    activation[tensor[~backward[source] & is_folded[reader]]] = True
     producer = label[graph.tensor_producer]
     persistent = grouped_sum(graph.persistent_bytes, label, count)
     persistent += grouped_sum(graph.tensor_bytes[activation], producer[activation], count)
     # Persistent bytes include activations, so the members' temporary bytes do not.
     sizes = np.where(activation & ~is_outer, 0, graph.tensor_bytes)
     temp = member_peak(graph, label, count, is_outer, sizes)
-    leader = np.flatnonzero(~folded)
+    leader = np.flatnonzero(~is_folded)
     leader = leader[np.argsort(label[leader])]
     coarse = coarse_graph(graph, label, count, is_outer, pairs, leader, temp_bytes=temp, persistent_bytes=persistent)
     return _with_traffic(coarse, *_backward_traffic(graph, coarse, label, backward))

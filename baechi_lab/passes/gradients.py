@@ -21,8 +21,8 @@ def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
     [100, 0]
     """
     gradient_sizes = np.zeros(graph.n, dtype=np.int64)
-    trained = graph.forward_of[graph.forward_of >= 0]
-    if not len(trained):
+    trained_ops = graph.forward_of[graph.forward_of >= 0]
+    if not len(trained_ops):
         return gradient_sizes
     role = roles(graph)
     runs_per_micro_batch = (role != SETUP) & (role != UPDATE)
@@ -31,7 +31,7 @@ def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
     read = read[graph.tensor_bytes[read] > CONTROL_BYTES]
     np.add.at(gradient_sizes, graph.tensor_producer[read], graph.tensor_bytes[read])
     if not len(read):
-        gradient_sizes[trained] = graph.persistent_bytes[trained]
+        gradient_sizes[trained_ops] = graph.persistent_bytes[trained_ops]
     return gradient_sizes
 
 

@@ -116,11 +116,11 @@ def _tensors(
     """Returns the tensors: each copy produces its source's tensors for the readers of its group."""
     width = int(reader.max(initial=0)) + 1
     producer = graph.edge_source.astype(np.int64)
-    copied = is_source[producer]
-    key = producer[copied] * width + reader[graph.consumers[copied]]
+    is_copied = is_source[producer]
+    key = producer[is_copied] * width + reader[graph.consumers[is_copied]]
     at = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
     copy_producer = producer.copy()
-    copy_producer[copied] = op[at]
+    copy_producer[is_copied] = op[at]
     # A tensor of the new graph is (maker, old tensor); tensors that nobody reads stay with their producer.
     edges = np.stack([copy_producer, graph.edge_tensor, graph.consumers], axis=1)
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)

@@ -200,10 +200,10 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
     origin[number], batch[number] = graph.tensor_producer[at.summed[tensor]], micro
     ring = slice(at.ring_start, at.ring_start + at.rings.ops)
     origin[ring], batch[ring] = at.rings.origin, -1 - at.rings.replica
-    added = np.zeros(at.total, dtype=np.bool_)
-    added[number] = True
-    added[ring] = True
-    no_persistent = added | (batch >= at.width[origin])
+    is_added = np.zeros(at.total, dtype=np.bool_)
+    is_added[number] = True
+    is_added[ring] = True
+    no_persistent = is_added | (batch >= at.width[origin])
     # `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica.
     forward_op = graph.forward_of[origin].astype(np.int64)
     batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
@@ -214,7 +214,7 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
         duration_us=_durations(graph, at, graph.duration_us, origin),
         duration_by_kind={kind: _durations(graph, at, us, origin) for kind, us in graph.duration_by_kind.items()},
         temp_bytes=np.where(
-            added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
+            is_added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
         ),
         persistent_bytes=np.where(no_persistent, 0, graph.persistent_bytes[origin]),
         allowed=graph.allowed[origin],
@@ -226,8 +226,8 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
         info={key: graph.info[key] for key in graph.info if key == "estimate"},
         name=f"{graph.name} x {at.count}",
         **_colocation(graph, at, origin, batch),
-        reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),
-        output_shapes=text_column(graph.output_shapes, np.where(added, -1, origin).tolist()),
+        reuse=None if graph.reuse is None else np.where(is_added, OWN, graph.reuse[origin]),
+        output_shapes=text_column(graph.output_shapes, np.where(is_added, -1, origin).tolist()),
         **unrolled_tensor_columns(graph, at),
     )
 
@@ -251,18 +251,18 @@ def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     each = [graph.names[i] for i in at.each.tolist()]
     first = graph.output_ptr[graph.tensor_producer]
     # The position, since a tensor's name may not be valid as an op's name.
-    added = [f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()]
+    sum_names = [f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()]
     for k in range(at.count):
         out += [f"{name}/mb{k}" for name in each]
-        out += [f"{added[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]
+        out += [f"{sum_names[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]
     return (*out, *at.rings.names, *_names_per_replica(graph, at, at.update))
 
 
 def _op_types(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     each = [graph.op_types[i] for i in at.each.tolist()]
     out = [graph.op_types[i] for i in np.repeat(at.setup, at.width[at.setup]).tolist()]
-    for added in (at.additions >= 0).sum(axis=1).tolist():
-        out += each + [ACCUMULATE] * added
+    for sum_count in (at.additions >= 0).sum(axis=1).tolist():
+        out += each + [ACCUMULATE] * sum_count
     out += [ALL_REDUCE] * at.rings.ops
     return (*out, *(graph.op_types[i] for i in np.repeat(at.update, at.width[at.update]).tolist()))
 

@@ -162,9 +162,9 @@ def lines(graph: OpGraph) -> Positions:
     has_forward = graph.forward_of >= 0
     if has_forward.any():
         for name in list(positions):
-            folded = positions[name].copy()
-            folded[has_forward] = positions[name][graph.forward_of[has_forward]]
-            positions[f"folded {name}"] = folded
+            folded_positions = positions[name].copy()
+            folded_positions[has_forward] = positions[name][graph.forward_of[has_forward]]
+            positions[f"folded {name}"] = folded_positions
     return positions
 
 

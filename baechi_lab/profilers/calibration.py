@@ -115,11 +115,11 @@ def calibrate(
         us = row[1]
         if not (np.isfinite(us) and us > 0):
             raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")
-    measured = np.array([us for _, us in measurements], dtype=np.float64)
+    measured_us = np.array([us for _, us in measurements], dtype=np.float64)
 
     def errors(values: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         candidate = _replace_parameters(initial_hardware, parameters, values)
-        return np.array([measurements[k][0](candidate) for k in rows]) / measured[rows] - 1
+        return np.array([measurements[k][0](candidate) for k in rows]) / measured_us[rows] - 1
 
     start = np.array([STARTS.get(key, max(getattr(initial_hardware, key), 1.0)) for key in parameters])
     low, high = np.array([RANGES[key] for key in parameters]).T
@@ -136,7 +136,7 @@ def calibrate(
     return Calibration(
         _replace_parameters(initial_hardware, parameters, solution.x),
         fit_rows,
-        errors(solution.x, np.arange(len(measured))),
+        errors(solution.x, np.arange(len(measured_us))),
     )
 
 

@@ -19,9 +19,9 @@ def run_kernel(
 
     The placement must be one of `graph` (`Placement.checked`). `scheduler` is a name, an object or None.
     """
-    prepared = make_scheduler(scheduler, placement).prepare(graph, cluster, placement)
-    state = kernel.make_state(graph, cluster, placement, prepared.rank)
-    sends, log = kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared, keep_log)
+    prepared_scheduler = make_scheduler(scheduler, placement).prepare(graph, cluster, placement)
+    state = kernel.make_state(graph, cluster, placement, prepared_scheduler.rank)
+    sends, log = kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared_scheduler, keep_log)
     return state._replace(devices=state.devices[: cluster.n]), sends, log
 
 

@@ -73,8 +73,8 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     shortest, longest = float(compute.min(initial=np.inf)), float(cost.max(initial=0.0))
     rho = 0.0 if longest == 0 else longest / shortest if shortest > 0 else np.inf
     beta = 2.0 if np.isinf(rho) else (2 + 2 * rho) / (2 + rho)
-    needed = int((graph.persistent_bytes + graph.temp_bytes).sum() + graph.tensor_bytes.sum())
-    factor = float(cluster.memory_bytes.sum() / needed) if needed else np.inf
+    needed_bytes = int((graph.persistent_bytes + graph.temp_bytes).sum() + graph.tensor_bytes.sum())
+    factor = float(cluster.memory_bytes.sum() / needed_bytes) if needed_bytes else np.inf
     sct = 1 + (1 - 1 / n) * beta
     fits = cost <= np.minimum(compute[graph.edge_source], compute[graph.consumers])
     same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1

@@ -65,8 +65,8 @@ def runtime_peaks(
         graph.latest_durations[:] = latest_durations  # those of `cluster`, for whoever simulates next
         for reordered in timelines:
             # What is sent late is held longer: the peak without delay is not above this one (but for bytes of ties).
-            delayed = _send_late(graph, cluster, reordered)
-            peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
+            delayed_timeline = _send_late(graph, cluster, reordered)
+            peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed_timeline).peak_bytes)
     return peaks
 
 
@@ -103,8 +103,8 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
     """
     if not len(timeline.transfers):
         return timeline.peak_bytes
-    delayed = _send_late(graph, cluster, timeline)
-    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
+    delayed_timeline = _send_late(graph, cluster, timeline)
+    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed_timeline).peak_bytes)
 
 
 def _send_late(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timeline:

@@ -128,13 +128,13 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
     tensor, target = pair // cluster.n, pair % cluster.n
     source = device[graph.tensor_producer[tensor]]
     cost = cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * graph.tensor_bytes[tensor]
-    received = _per_device(target, cost, cluster)
+    received_us = _per_device(target, cost, cluster)
     if sum:
         largest_cost = np.zeros(graph.tensor_count)
         np.maximum.at(largest_cost, tensor, cost)
         sent_us = _per_device(device[graph.tensor_producer], largest_cost, cluster)
-        return {"compute and transfers": compute + sent_us + received, **lane}
-    return {"compute": compute, **lane, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
+        return {"compute and transfers": compute + sent_us + received_us, **lane}
+    return {"compute": compute, **lane, **_queues(cluster.comm, _per_device(source, cost, cluster), received_us)}
 
 
 def _per_device(device: Integers, us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:

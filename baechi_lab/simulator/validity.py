@@ -301,10 +301,10 @@ def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
         # The number of ops that start before each op is ready.
         position = np.searchsorted(start[device_ops], ready[device_ops], side="left")
         until_ready = idle_before[position] + np.clip(ready[device_ops] - busy_until[position], 0.0, None)
-        waited = idle_before[1:] - until_ready
-        for k in np.flatnonzero(waited > slack * max(len(device_ops), 1)).tolist():
+        idle_us = idle_before[1:] - until_ready
+        for k in np.flatnonzero(idle_us > slack * max(len(device_ops), 1)).tolist():
             i = int(device_ops[k])
-            message = f"device {cluster.names[d]} idles {waited[k]:.6g} us although op {graph.names[i]!r} is ready"
+            message = f"device {cluster.names[d]} idles {idle_us[k]:.6g} us although op {graph.names[i]!r} is ready"
             yield Violation("idling", message, d, float(ready[i]), i)
 
 
@@ -351,10 +351,12 @@ def _service_order(
     if cluster.comm == "parallel":
         return [int(k) for k in order]
     change = np.flatnonzero((np.diff(produced[order]) != 0) | (np.diff(no_time[order]) != 0)) + 1
-    served: list[int] = []
+    service_order: list[int] = []
     for rows in np.split(order, change):
-        served += _sort_by_queues(rows, cluster, timeline) if len(rows) > 1 and no_time[rows[0]] else rows.tolist()
-    return served
+        service_order += (
+            _sort_by_queues(rows, cluster, timeline) if len(rows) > 1 and no_time[rows[0]] else rows.tolist()
+        )
+    return service_order
 
 
 def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> list[int]:

@@ -140,20 +140,18 @@ class Store:
             FormatError: the stored bytes have changed.
         """
         with self._as_format_errors():
-            stored = self._database.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
+            row = self._database.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
             check = (
-                stored
-                and self._database.execute(
-                    "SELECT digest FROM checks WHERE digest = ?", [_digest(key, stored)]
-                ).fetchone()
+                row
+                and self._database.execute("SELECT digest FROM checks WHERE digest = ?", [_digest(key, row)]).fetchone()
             )
-        if stored is None:
+        if row is None:
             return None
-        if not isinstance(stored[0], bytes) or check is None:
+        if not isinstance(row[0], bytes) or check is None:
             raise FormatError(
                 f"the stored graph is damaged: {self.path} has other bytes than were written; give another name, or delete it"
             )
-        return stored[0]
+        return row[0]
 
     def add_graph(self, key: str, data: bytes) -> None:
         """Writes one graph."""
@@ -169,16 +167,16 @@ class Store:
         """Returns the unchanged rows of `keys`, by key in that order; warns with `ComputedAgain` about changed ones."""
         with self._as_format_errors():
             digests = {digest for (digest,) in self._database.execute("SELECT digest FROM checks")}
-            stored = {key: values for key, *values in self._database.execute("SELECT * FROM rows")}
-        present = [key for key in dict.fromkeys(keys) if key in stored]
-        intact = [key for key in present if _digest(key, stored[key]) in digests]
+            rows_by_key = {key: values for key, *values in self._database.execute("SELECT * FROM rows")}
+        present = [key for key in dict.fromkeys(keys) if key in rows_by_key]
+        intact = [key for key in present if _digest(key, rows_by_key[key]) in digests]
         if damaged := len(present) - len(intact):
             warnings.warn(
                 f"{damaged} rows of {self.path} are not what was written there, and are computed again",
                 ComputedAgain,
                 stacklevel=4,
             )
-        return {key: dict(zip(COLUMNS, stored[key], strict=True)) for key in intact}
+        return {key: dict(zip(COLUMNS, rows_by_key[key], strict=True)) for key in intact}
 
     def stored_rows_text(self) -> str:
         """Returns a sentence for errors about the rows that are stored."""

@@ -112,10 +112,10 @@ def device_map(
         logger.setLevel(level)
     away = [name for name, device in device_of.items() if not isinstance(device, int) and model_bytes(model, name)]
     if away:
-        needed = sum(p.nbytes for p in model.parameters())
+        needed_bytes = sum(p.nbytes for p in model.parameters())
         raise InfeasiblePlacement(
             f"accelerate would offload {away[0]!r} to {device_of[away[0]]}: the parameters do not fit",
-            needed,
+            needed_bytes,
             cluster.memory_bytes.tolist(),
         )
     return {name: device for name, device in device_of.items() if isinstance(device, int)}

@@ -65,17 +65,17 @@ class Settings:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Restore the settings for the length of a `with` block."""
-        changed = [
+        contexts = [
             (write, value, current)
             for (read, write), value in zip(_SETTINGS, self.values, strict=True)
             if (current := read()) != value
         ]
         try:
-            for write, value, _ in changed:
+            for write, value, _ in contexts:
                 write(value)
             yield
         finally:
-            for write, _, current in changed:
+            for write, _, current in contexts:
                 write(current)
 
 

@@ -62,9 +62,9 @@ class ForwardState:
     def join(self) -> None:
         """Wait until no call is waiting. Raises the error of the first call that failed."""
         self.wait_for_calls()
-        failed = [f for f in self.futures if f.error is not None]
-        if failed:
-            raise min(failed, key=lambda f: f.op).error  # type: ignore[misc]
+        failed_futures = [f for f in self.futures if f.error is not None]
+        if failed_futures:
+            raise min(failed_futures, key=lambda f: f.op).error  # type: ignore[misc]
 
 
 class LearnedSpecs:

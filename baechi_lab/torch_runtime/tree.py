@@ -160,22 +160,22 @@ def _changed_record(value: object, change: Callable[[torch.Tensor], object]) -> 
     """Copy a record or dict with `change` applied to its tensors, without running the checks of its class again."""
     if not any(True for _ in tensors(value)):
         return value
-    changed = {at: (entry, map_tensors(entry, change)) for at, entry in parts_of(value).items()}
+    changed_entries = {at: (entry, map_tensors(entry, change)) for at, entry in parts_of(value).items()}
     kind: Any = type(value)
-    mapped = kind.__new__(kind)
+    new_record = kind.__new__(kind)
     if isinstance(value, collections.defaultdict):
-        mapped.default_factory = value.default_factory
+        new_record.default_factory = value.default_factory
     base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    for (place, key), (_, changed_entry) in changed.items():
+    for (place, key), (_, changed_entry) in changed_entries.items():
         if place == "item":
-            base.__setitem__(mapped, key, changed_entry)
-    changed_of = {id(entry): changed_entry for entry, changed_entry in changed.values()}
+            base.__setitem__(new_record, key, changed_entry)
+    changed_of = {id(entry): changed_entry for entry, changed_entry in changed_entries.values()}
     # The attributes of the object itself, in its `__dict__` or in slots.
     slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
     for name in [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]:
         entry = getattr(value, name)
-        object.__setattr__(mapped, name, changed_of.get(id(entry), entry))
-    return mapped
+        object.__setattr__(new_record, name, changed_of.get(id(entry), entry))
+    return new_record
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -42,10 +42,10 @@ class WaitingCall(NamedTuple):
                 state.order.append(future.op)
                 outputs = submit(state, future.op, self.run, args, kwargs)
                 renumber(outputs, stop, self.first, self.numbers)
-            promised = _specs(self.spec)
+            specs = _specs(self.spec)
             output_tensors = list(tensors(outputs))
-            if len(promised) != len(output_tensors) or not all(
-                s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
+            if len(specs) != len(output_tensors) or not all(
+                s.fits(t) for s, t in zip(specs, output_tensors, strict=True)
             ):
                 raise ExecutionError(
                     f"layer {self.key!r} made other shapes than it did before for inputs of the same shape; "

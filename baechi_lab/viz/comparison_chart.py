@@ -27,9 +27,9 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
     missing = [c for c in COLUMNS if c not in getattr(table, "columns", ())]
     if missing:
         raise InvalidInput(f"the table lacks column {missing[0]!r}; give what bl.compare returned")
-    measured = "measured_us" in table.columns and table["measured_us"].notna().any()
+    has_measurements = "measured_us" in table.columns and table["measured_us"].notna().any()
     times = table["makespan_us"].fillna(0.0)
-    largest = max(times.max(), table["measured_us"].max() if measured else 0.0) if len(table) else 0.0
+    largest = max(times.max(), table["measured_us"].max() if has_measurements else 0.0) if len(table) else 0.0
     factor, unit = scale(float(largest))
     names = table["placer"].astype(str).tolist()
     texts = []
@@ -54,7 +54,7 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
             **_VALUES,
         )
     )
-    if measured:
+    if has_measurements:
         figure.add_trace(
             go.Bar(x=names, y=table["measured_us"] / factor, name="measured", marker={"color": MEASURED}, **_VALUES)
         )
@@ -75,4 +75,6 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
         )
     figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
     figure.update_xaxes(title_text="placer", type="category", categoryorder="array", categoryarray=names)
-    return styled(figure, title, 360, barmode="group", showlegend=bool(measured), legend=LEGEND, margin={"r": 100})
+    return styled(
+        figure, title, 360, barmode="group", showlegend=bool(has_measurements), legend=LEGEND, margin={"r": 100}
+    )

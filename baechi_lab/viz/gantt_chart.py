@@ -168,15 +168,15 @@ def _traces(
             traces.append(bar)
         if transfers:
             traces += _sending(timeline, d, colors, limit, factor)
-    broken = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
-    if broken:
+    violations = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
+    if violations:
         traces.append(
             go.Scatter(
-                x=[v.time_us / factor for v in broken],
-                y=[timeline.device_names[v.device] for v in broken],
+                x=[v.time_us / factor for v in violations],
+                y=[timeline.device_names[v.device] for v in violations],
                 mode="markers",
                 marker={"symbol": "x", "size": 11, "color": LIMIT, "line": {"width": 1, "color": "white"}},
-                hovertext=[v.message for v in broken],
+                hovertext=[v.message for v in violations],
                 hovertemplate="%{hovertext}<extra></extra>",
             )
         )

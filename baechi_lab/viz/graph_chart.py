@@ -85,10 +85,10 @@ def boxes(
         width, height = wide + 2 * EDGE, tall + 2 * EDGE
         view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'
-        encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
+        encoded_svg = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
         figure.add_layout_image(
             {
-                "source": f"data:image/svg+xml;base64,{encoded}",
+                "source": f"data:image/svg+xml;base64,{encoded_svg}",
                 "xref": "x",
                 "yref": "y",
                 "x": -EDGE,

@@ -51,8 +51,8 @@ def groups(
             f"the placement by {placement.placer!r} tells no learned groups; place with 'hierarchical' and explain=True"
         )
     device = placement.on(opgraph).device
-    spread = placement.group_of is not None and len(explanations.group) != opgraph.n
-    group = np.minimum(explanations.group, most)[placement.group_of if spread else slice(None)]
+    is_spread = placement.group_of is not None and len(explanations.group) != opgraph.n
+    group = np.minimum(explanations.group, most)[placement.group_of if is_spread else slice(None)]
     scene, shown = scene_of(opgraph, max_nodes), min(most, len(explanations))
     truncated = len(explanations) > most
     names = [_label(explanations, k, most, device_names) for k in range(shown + truncated)]

@@ -140,8 +140,8 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     The same placer is tried unless it took long, and the `QUICK` placers.
     """
     setting, before = outcome.setting, outcome.timeline.makespan_us
-    divided = before <= WELL_DIVIDED * outcome.one_device_us
-    if divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
+    is_well_divided = before <= WELL_DIVIDED * outcome.one_device_us
+    if is_well_divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
     by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
     placers: dict[str, dict[str, object]] = {} if outcome.seconds > SECONDS else {"": {}}
@@ -255,11 +255,11 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
     quick = _asking_quick_placers(setting) if setting.placer == Auto.name else {}
     for passes in finer(setting.passes):
         changes = {"passes": passes, "moves": (), **quick}
-        changed = setting.replace(**changes)
+        changed_setting = setting.replace(**changes)
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
         try:
-            base = placed(changed, optimized(changed, graph, memo), memo, report)
-            line = simulated(changed, graph, laid_out(changed, graph, base), memo)
+            base = placed(changed_setting, optimized(changed_setting, graph, memo), memo, report)
+            line = simulated(changed_setting, graph, laid_out(changed_setting, graph, base), memo)
         except BaechiLabError:  # this one does not fit either
             continue
         if line.feasible:

@@ -83,13 +83,13 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
         sentence = f"{at}: {name} was busy with {graph.names[previous]} until then{ready}"
         return Cause("device", previous, -1, before - max(arrival_us, 0.0), sentence)
     free = f"; {name} was free {format_us(arrival_us - before)} before" if arrival_us - max(before, 0.0) > near else ""
-    waited = arrival_us - max(before, 0.0)
+    waited_us = arrival_us - max(before, 0.0)
     if transfer < 0:
-        return Cause("tensor", producer, -1, waited, f"{at}, when {graph.names[producer]} ended{free}")
-    return _of_transfer(graph, timeline, transfer, waited, f"{at}, when the tensor of {graph.names[producer]}", free)
+        return Cause("tensor", producer, -1, waited_us, f"{at}, when {graph.names[producer]} ended{free}")
+    return _of_transfer(graph, timeline, transfer, waited_us, f"{at}, when the tensor of {graph.names[producer]}", free)
 
 
-def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, sentence: str, free: str) -> Cause:
+def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited_us: float, sentence: str, free: str) -> Cause:
     """Returns the cause `transfer`, or `queue` if the transfer waited at one of its ends."""
     transfers, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
     tensor = int(transfers.tensor[row])
@@ -98,11 +98,11 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, se
     produced_us = timeline.end_us[timeline.op == producer]
     start, receive, end = (float(x[row]) for x in (transfers.start_us, transfers.receive_us, transfers.end_us))
     sent_us = max(start, receive)
-    queued = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
+    queued_us = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
     size = format_bytes(int(timeline.tensor_bytes[tensor]))
     text = f"{sentence} ({size}) arrived from {source} after {format_us(end - sent_us)}"
-    if queued <= near:
-        return Cause("transfer", producer, row, waited, text + free)
+    if queued_us <= near:
+        return Cause("transfer", producer, row, waited_us, text + free)
     # The transfer at one of the two devices that ended when this one began; -1 if there is none.
     end_devices = (transfers.source[row], transfers.target[row])
     shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
@@ -116,8 +116,8 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, se
         else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_row]])]}"
     )
     busy_device = target if receive > start + near else source
-    sentence = f"{text}, having waited {format_us(queued)} in the queue of {busy_device} behind {name}{free}"
-    return Cause("queue", producer, row, waited, sentence, blocking_row)
+    sentence = f"{text}, having waited {format_us(queued_us)} in the queue of {busy_device} behind {name}{free}"
+    return Cause("queue", producer, row, waited_us, sentence, blocking_row)
 
 
 def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:

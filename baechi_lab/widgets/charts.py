@@ -76,8 +76,8 @@ def run_chart(live: LiveRun) -> Chart:
     factor, unit = scale(max(float(times.max(initial=0.0)), live.simulated_seconds * 1e6), UNITS)
     count = len(times)
     tips = [f"step {k + 1}: {format_us(float(us))}" for k, us in enumerate(times)]
-    promised = f"simulated for {live.costs}" if live.costs else "simulated"
-    rules = [rule(live.simulated_seconds * 1e6 / factor, promised, SIMULATED)]
+    simulated_label = f"simulated for {live.costs}" if live.costs else "simulated"
+    rules = [rule(live.simulated_seconds * 1e6 / factor, simulated_label, SIMULATED)]
     if count:
         low, high = (bound * 1e6 / factor for bound in live.interval())
         median = live.median * 1e6 / factor

@@ -31,8 +31,8 @@ def meaning(term: str) -> str:
     >>> meaning("Bubble")
     'Idle time of a device between two of its ops. With micro-batches, the share of the step in which devices wait.'
     """
-    linked = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", GLOSSARY[term])
-    return re.sub(r"[`*]", "", linked)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", GLOSSARY[term])
+    return re.sub(r"[`*]", "", text)
 
 
 def tip(word: str) -> str:

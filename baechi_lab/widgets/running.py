@@ -116,8 +116,8 @@ class Runner:
         if step_to_run is None:
             raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
         self._stop = stop = threading.Event()
-        promised = outcome.timeline.makespan_us / 1e6
-        self.live = live = LiveRun(promised, costs=_other_costs(outcome), planned=steps)
+        simulated_seconds = outcome.timeline.makespan_us / 1e6
+        self.live = live = LiveRun(simulated_seconds, costs=_other_costs(outcome), planned=steps)
         self._next = 0.0
 
         def arrived(step: Any) -> None:

@@ -198,14 +198,14 @@ class Setting:
             start = None
         else:
             start = self.start.replace(**{key: value for key, value in changes.items() if key not in OWN})
-        changed = replace(self, **{"start": start, **changes})
-        if "moves" in changes or not changed.moves:
-            return changed
+        setting = replace(self, **{"start": start, **changes})
+        if "moves" in changes or not setting.moves:
+            return setting
         fresh = any(
-            getattr(changed, k) != getattr(self, k)
+            getattr(setting, k) != getattr(self, k)
             for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
-        return replace(changed, moves=() if fresh else tuple(m for m in changed.moves if m[1] in changed.cluster.names))
+        return replace(setting, moves=() if fresh else tuple(m for m in setting.moves if m[1] in setting.cluster.names))
 
 
 OWN = ("placer", "params", "moves", "start")

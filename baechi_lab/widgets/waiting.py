@@ -203,12 +203,12 @@ def statistics(
         names, inverse = np.unique(types[in_range].astype(str), return_inverse=True)
         by_type = np.bincount(inverse, busy_us[in_range], minlength=len(names))
         longest_type = int(by_type.argmax()) if len(names) else -1
-        waited = dict(zip(KINDS, idle[d].tolist(), strict=True))
+        waited_us = dict(zip(KINDS, idle[d].tolist(), strict=True))
         rows.append(
             Statistics(
                 busy_us=span - float(idle[d].sum()),
                 idle_us=float(idle[d].sum()),
-                waited=waited,
+                waited=waited_us,
                 ops=int(in_range.sum()),
                 most=str(names[longest_type]) if longest_type >= 0 else "",
                 most_us=float(by_type[longest_type]) if longest_type >= 0 else 0.0,

@@ -206,8 +206,8 @@ class Workbench(Pictured, ipywidgets.VBox):
         """The timelines of the view: the simulated one, and the measured one below it."""
         outcome = self.model.outcome
         run = self.tasks.run_of(outcome)
-        measured = [run.timeline] if run is not None and run.timeline is not None else []
-        return [] if outcome is None else [outcome.timeline, *measured]
+        measured_timelines = [run.timeline] if run is not None and run.timeline is not None else []
+        return [] if outcome is None else [outcome.timeline, *measured_timelines]
 
     def _offer(self) -> None:
         """Update the placements with which the timeline can be compared, and drop a choice that no longer exists."""

@@ -258,8 +258,8 @@ def _ladder(rungs: int, width: int, size: int, raw: ModuleType) -> Tensor:
 def _messages(messages: int, size: int, raw: ModuleType) -> Tensor:
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     sent_tensors = [raw.Identity(input=source, name=f"d0_send{i}") for i in range(messages)]
-    received = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent_tensors)]
-    return raw.IdentityN(input=received, name="d1_all")[0]
+    receives = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent_tensors)]
+    return raw.IdentityN(input=receives, name="d1_all")[0]
 
 
 def _hops(hops: int, size: int, crosses: bool, stream: int, raw: ModuleType) -> Tensor:

@@ -120,5 +120,5 @@ def moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
 def replaced_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> dict[str, str]:
     """Returns op -> type of the op that replaced it at run time, for example a oneDNN op."""
     types = {node.name: node.op for node in nodes}
-    executed = (node for partition in metadata.partition_graphs for node in partition.node)
-    return {node.name: node.op for node in executed if types.get(node.name, node.op) != node.op}
+    executed_nodes = (node for partition in metadata.partition_graphs for node in partition.node)
+    return {node.name: node.op for node in executed_nodes if types.get(node.name, node.op) != node.op}

@@ -237,7 +237,7 @@ def _run(
         examples = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
         moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {examples}"
         message = f"{message}; {moved_message}" if message else moved_message
-    measured = [s.seconds for s in collected.steps if s.phase == "measured"]
+    measured_seconds = [s.seconds for s in collected.steps if s.phase == "measured"]
     info: dict[str, Any] = {
         "devices": tuple(collected.devices),
         "warmup_seconds": [s.seconds for s in collected.steps if s.phase == "warmup"],
@@ -248,7 +248,7 @@ def _run(
         info["variables"] = {spec.name: value for spec, value in zip(step.variables, collected.variables, strict=True)}
     return Run(
         timeline=_timeline(step, graph, placed, cluster, collected),
-        step_seconds=np.array(measured, dtype=np.float64),
+        step_seconds=np.array(measured_seconds, dtype=np.float64),
         outputs=tuple(s.outputs for s in collected.steps),
         status=status,
         message=message,
@@ -276,7 +276,7 @@ def _timeline(
         for spec, value in zip(step.variables, step.initial_values, strict=True)
         if spec.name in at
     ]
-    copied = any("/job:worker" in d for d in collected.devices)
+    has_copies = any("/job:worker" in d for d in collected.devices)
     return to_timeline(
-        collected.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, copied
+        collected.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, has_copies
     )

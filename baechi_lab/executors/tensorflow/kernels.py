@@ -52,8 +52,8 @@ def read_kernels(
     kernels = list(_executed(metadata, op_at, device_at))
     kernel_of: dict[int, Kernel] = {}
     for kernel in kernels:
-        copied = original_name(kernel.node) != kernel.node
-        if not copied or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
+        is_copy = original_name(kernel.node) != kernel.node
+        if not is_copy or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
             kernel_of[kernel.op] = kernel
     # First start and last end of the kernels of (op, device) on a GPU's streams.
     device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0

@@ -135,9 +135,9 @@ def measure_links(
     names = [(d.name, d.memory_bytes) for d in record.devices]
     pairs = list(permutations(range(record.n), 2))
     options = device_options(workers=addresses, secret=secret)
-    measured = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress, cluster)
+    round_trips = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress, cluster)
     links, probes = [], []
-    for (a, b), (seconds, probed) in zip(pairs, measured, strict=True):
+    for (a, b), (seconds, probed) in zip(pairs, round_trips, strict=True):
         links.append(_fit(names[a][0], names[b][0], sizes, seconds))
         probes.append(Probe(names[a][0], names[b][0], *waiting_shares(probed)))
     table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]

@@ -55,12 +55,12 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
     definition = parse_graph(step.graph_def)
-    changed = (
+    changed_nodes = (
         OFFLOADED in graph.op_types
         or STATE in graph.op_types
         or any(name.endswith(COPY_SUFFIX) for name in graph.names)
     )
-    if not changed and graph.tensor_count <= graph_of(step).tensor_count:
+    if not changed_nodes and graph.tensor_count <= graph_of(step).tensor_count:
         return step  # no copies and no further control dependencies
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}

@@ -81,9 +81,9 @@ def _producer(nodes: Mapping[str, NodeDef], tensor: str, op_at: Mapping[str, int
         name, _, slot = nodes[name].input[0].partition(":")  # a mean over micro-batches, sent in place of their sum
     if name in op_at:
         return op_at[name], int(slot or 0)
-    for waited in nodes[name].input if name in nodes else ():
-        if waited.startswith("^") and waited[1:] in op_at:
-            return op_at[waited[1:]], LENT if name.endswith(DEVICE_READ) else CONTROL
+    for node_input in nodes[name].input if name in nodes else ():
+        if node_input.startswith("^") and node_input[1:] in op_at:
+            return op_at[node_input[1:]], LENT if name.endswith(DEVICE_READ) else CONTROL
     return -1, 0
 
 

@@ -156,7 +156,7 @@ def _lent_until(trace: Trace, graph: OpGraph) -> dict[int, float]:
 
 def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
     """Returns (device, end, bytes) of every assignment of a value that was computed on the variable's device."""
-    executed = {
+    executed_ops = {
         op: (d, end) for op, d, end in zip(trace.op.tolist(), trace.device.tolist(), trace.end_us.tolist(), strict=True)
     }
     rows = zip(
@@ -166,11 +166,11 @@ def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
         strict=True,
     )
     return [
-        (executed[reader][0], executed[reader][1], size)
+        (executed_ops[reader][0], executed_ops[reader][1], size)
         for source, reader, size in rows
         if graph.op_types[reader] == ASSIGNMENT
         and size > CONTROL_BYTES
-        and source in executed
-        and reader in executed
-        and executed[source][0] == executed[reader][0]
+        and source in executed_ops
+        and reader in executed_ops
+        and executed_ops[source][0] == executed_ops[reader][0]
     ]

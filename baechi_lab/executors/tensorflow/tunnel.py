@@ -124,10 +124,10 @@ def _start_proxy(secret: str) -> Callable[..., str]:
     def url(listener: socket.socket | None = None) -> str:
         with ours:
             socket.send_fds(ours, [b"."], [] if listener is None else [listener.fileno()])
-            printed = process.stdout.readline().decode().strip() if process.stdout else ""
-        if not printed.startswith("http://"):
+            first_line = process.stdout.readline().decode().strip() if process.stdout else ""
+        if not first_line.startswith("http://"):
             raise OSError("the process in front of the network did not start")
-        return printed
+        return first_line
 
     return url
 

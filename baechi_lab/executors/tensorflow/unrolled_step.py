@@ -470,9 +470,11 @@ class _Unroller:
         if node.op.startswith("Stateless") and "seed" in arguments:
             at, kind = arguments.index("seed"), tf.dtypes.as_dtype(node.attr["Tseed"].type)
             shift = np.array([k * _STREAM & 0x3FFFFFFF, 0])
-            added = constant(self.graph_def, f"{PREFIX}/seed/{node.name}/shift", tf.constant(shift, tf.int64), kind)
+            shift_node = constant(
+                self.graph_def, f"{PREFIX}/seed/{node.name}/shift", tf.constant(shift, tf.int64), kind
+            )
             shifted_seed = self.graph_def.node.add(op="AddV2", name=f"{PREFIX}/seed/{node.name}")
-            shifted_seed.input.extend([node.input[at], added])
+            shifted_seed.input.extend([node.input[at], shift_node])
             shifted_seed.attr["T"].type = kind.as_datatype_enum
             node.input[at] = shifted_seed.name
 

@@ -23,5 +23,5 @@ def execute(
         raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
     if cluster is None and kind != "auto":
         cluster = execution.default_cluster(placement, kind)
-    needed = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
-    return execution.execute(step, placement, steps, cluster=cluster, **needed)
+    effective_options = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
+    return execution.execute(step, placement, steps, cluster=cluster, **effective_options)

@@ -164,10 +164,10 @@ def run_pipeline(
     }
     if any(r.gradients for r in reports):
         info["gradients"] = _gradients_by_name(reports, model, cut_up)
-    measured = np.arange(warmup, len(seconds))
-    middle = int(measured[np.argsort(seconds[measured], kind="stable")[(len(measured) - 1) // 2]])
+    measured_steps = np.arange(warmup, len(seconds))
+    middle = int(measured_steps[np.argsort(seconds[measured_steps], kind="stable")[(len(measured_steps) - 1) // 2]])
     timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
-    return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
+    return Run(timeline, seconds[measured_steps], tuple((loss,) for loss in last.losses), info=info)
 
 
 def _collect_reports(
@@ -213,11 +213,11 @@ def _errors_of(futures: Iterable[Future[Report]]) -> list[BaseException]:
 
 def _status_of_errors(errors: list[BaseException]) -> tuple[str, str]:
     """The status and message of a failure. An error that a process raised itself is raised here."""
-    broken = [error for error in errors if isinstance(error, BrokenExecutor)]
-    own_errors = [error for error in errors if error not in broken]
+    pool_errors = [error for error in errors if isinstance(error, BrokenExecutor)]
+    own_errors = [error for error in errors if error not in pool_errors]
     first_causes = [error for error in own_errors if not _LOST_CONNECTION.search(str(error))]
-    if broken and not first_causes:
-        return "died", str(broken[0])
+    if pool_errors and not first_causes:
+        return "died", str(pool_errors[0])
     error = (first_causes or own_errors)[0]  # the other errors only report the lost connection
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return "out-of-memory", str(error).partition("\n")[0]

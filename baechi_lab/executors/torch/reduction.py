@@ -151,12 +151,12 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
         with contextlib.suppress(*_FAILURES):
             model(*args, **kwargs)
         after = dict(_registered(model))
-        written = [
+        written_buffers = [
             name for name, (t, version) in before.items() if t._version != version or not _equal(after.get(name), t)
         ]
-    if written:
-        _warn_about_state(step, f"{written[0]!r}", 5)
-    return bool(written)
+    if written_buffers:
+        _warn_about_state(step, f"{written_buffers[0]!r}", 5)
+    return bool(written_buffers)
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -296,8 +296,8 @@ class _Trials(DivisorHandler):
             interceptor.remove()
         with dividing(replaced):
             loss = step.loss_of(outputs)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        for compared in (trained[-_PARAMETERS:], trained):
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for compared in (parameters[-_PARAMETERS:], parameters):
             if loss.requires_grad and compared:
                 gradients = torch.autograd.grad(loss, compared, retain_graph=True, allow_unused=True)
                 if any(g is not None for g in gradients):

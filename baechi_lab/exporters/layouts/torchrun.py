@@ -90,13 +90,13 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "--rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 train.py"
         )
     fields = config.to_dict() | {"architectures": [architecture.__name__]}
-    written = {
+    layout_fields = {
         "train.py": files(__package__).joinpath("train.py").read_bytes(),
         "layout.json": json.dumps(settings, indent=1).encode() + b"\n",
         "config.json": json.dumps(fields, indent=1, default=str).encode() + b"\n",
         "README.md": f"    {command}\n\n".encode() + _readme(unsupported).encode(),
     }
-    return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported), written)
+    return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported), layout_fields)
 
 
 def _readme(unsupported: list[str]) -> str:

@@ -65,12 +65,12 @@ def write_plan(
         if format != "chakra":
             raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
     request = Request(graph, placed.device, cluster, model, layers, timeline)
-    written = import_module(f"{__name__}.{format}").write(request)
+    plan = import_module(f"{__name__}.{format}").write(request)
     # What no format can express: an order of ops without a timeline, and replicas of stages.
     sentences = []
     if timeline is None and placed.rank is not None and np.unique(placed.rank).size > 1:
         sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if placed.replicas:
         sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
-    unsupported = (*written.unsupported, *moved_ops_sentence(request, written.device), *sentences)
-    return WrittenPlan(format, written.value, written.text, unsupported, written.files)
+    unsupported = (*plan.unsupported, *moved_ops_sentence(request, plan.device), *sentences)
+    return WrittenPlan(format, plan.value, plan.text, unsupported, plan.files)

@@ -45,7 +45,7 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
     count = max(device, default=0) + 1 if request.cluster is None else request.cluster.n
     ranks: dict[int, list[Node]] = {d: [] for d in range(count)}
     node_of: dict[int, int] = {}
-    received: dict[tuple[int, int], int] = {}
+    receive_node: dict[tuple[int, int], int] = {}
     pointer, tensors = graph.inputs
     for i in graph.order.tolist():
         rank, reads = device[i], tensors[pointer[i] : pointer[i + 1]].tolist()
@@ -55,7 +55,7 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
             if device[producer] == rank:
                 before.append(node_of[producer])
                 continue
-            if (t, rank) not in received:
+            if (t, rank) not in receive_node:
                 source, size = device[producer], int(graph.tensor_bytes[t])
                 message_attributes = {"comm_size": size, "comm_src": source, "comm_dst": rank, "comm_tag": t}
                 attributes = {"is_cpu_op": False, **message_attributes}
@@ -63,8 +63,8 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
                 duration_us = 0 if link is None else round(link.cost_us(size))
                 name = graph.tensor_label(t)
                 _add(ranks[source], f"send {name}", SEND, [node_of[producer]], attributes, duration_us, (t, rank))
-                received[t, rank] = _add(ranks[rank], f"receive {name}", RECEIVE, [], attributes, 0, (t, rank))
-            before.append(received[t, rank])
+                receive_node[t, rank] = _add(ranks[rank], f"receive {name}", RECEIVE, [], attributes, 0, (t, rank))
+            before.append(receive_node[t, rank])
         output_bytes = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
         attributes = {"is_cpu_op": False, "tensor_size": output_bytes}
         node_of[i] = _add(

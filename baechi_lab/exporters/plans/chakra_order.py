@@ -81,8 +81,8 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
     order = sorted(range(len(nodes)), key=lambda k: (*times[nodes[k].kind, nodes[k].of], k))
     number = {nodes[k].id: position for position, k in enumerate(order, 1)}
     spans = [times[nodes[k].kind, nodes[k].of] for k in order]
-    rounded = [(round(start), round(end)) for start, end in spans]
-    stream = _streams([nodes[k].kind for k in order], rounded, comm)
+    rounded_spans = [(round(start), round(end)) for start, end in spans]
+    stream = _streams([nodes[k].kind for k in order], rounded_spans, comm)
     # The position (from 1) before each one in its queue.
     members = defaultdict[int | str, list[int]](list)
     for position, queue in enumerate(stream, 1):
@@ -90,7 +90,7 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
     before = {b: (a,) for positions in members.values() for a, b in pairwise(positions)}
     nodes_in_order = []
     for position, k in enumerate(order, 1):
-        node, (start, end), lane = nodes[k], rounded[position - 1], stream[position - 1]
+        node, (start, end), lane = nodes[k], rounded_spans[position - 1], stream[position - 1]
         data = sorted(number[d] for d in node.before)
         after = tuple(d for d in before.get(position, ()) if d not in data)
         attributes = node.attributes if isinstance(lane, str) else {**node.attributes, "stream": lane}

@@ -118,8 +118,8 @@ class _Units:
         for name in self.modules:
             if name not in self.calls or not name or _enclosing(name, blocks) is not None:
                 continue
-            numbered = name.rpartition(".")[2].isdecimal()
-            if numbered or True not in below[name]:
+            is_numbered = name.rpartition(".")[2].isdecimal()
+            if is_numbered or True not in below[name]:
                 blocks.add(name)
         self.blocks = blocks
         self.unit: dict[int, str | int] = {i: self._unit(i) for i in self.ops}
@@ -184,9 +184,9 @@ class _Units:
         sentences = []
         for names in self._tensors().values():
             users = [u for name in names if (u := self._user(name)) is not None]
-            separated = len({self.device_of(u) for u in users}) > 1
+            is_separated = len({self.device_of(u) for u in users}) > 1
             device = self.join(users) if len(users) > 1 else None
-            if separated and device is not None:
+            if is_separated and device is not None:
                 device_name = self.request.device_name(device)
                 sentences.append(f"{' and '.join(map(repr, names))} are one tensor, kept whole on {device_name}")
         return sentences
@@ -314,14 +314,14 @@ class _Units:
     def written(self) -> NDArray[np.int32]:
         """Returns the device of each op; -1 for calls that read no module's output."""
         graph = self.request.graph
-        written = np.full(graph.n, -1, np.int32)
+        written_device = np.full(graph.n, -1, np.int32)
         for i in self.ops:
             unit = self.unit[i]
             if isinstance(unit, str) or unit in self.parent or not self.parents[i]:
-                written[i] = self.device_of(unit)
+                written_device[i] = self.device_of(unit)
         backward = np.flatnonzero(graph.forward_of >= 0)
-        written[backward] = written[graph.forward_of[backward]]
-        return written
+        written_device[backward] = written_device[graph.forward_of[backward]]
+        return written_device
 
 
 def _enclosing(name: str, units: Container[str | int]) -> str | None:

@@ -154,15 +154,15 @@ def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None
 
     Calls of plain functions run where the op before them does, backward ops where their forward op does.
     """
-    written = np.full(request.graph.n, -1, np.int32)
+    written_device = np.full(request.graph.n, -1, np.int32)
     for k, unit in enumerate(units):
-        written[list(unit.ops)] = unit.device if device is None else device[k]
+        written_device[list(unit.ops)] = unit.device if device is None else device[k]
     device_before = -1
     for i in request.forward:
-        device_before = written[i] = written[i] if written[i] >= 0 else device_before
+        device_before = written_device[i] = written_device[i] if written_device[i] >= 0 else device_before
     backward = np.flatnonzero(request.graph.forward_of >= 0)
-    written[backward] = written[request.graph.forward_of[backward]]
-    return written
+    written_device[backward] = written_device[request.graph.forward_of[backward]]
+    return written_device
 
 
 def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:

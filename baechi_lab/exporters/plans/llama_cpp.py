@@ -91,13 +91,13 @@ def write(request: Request) -> Written:
     text = f"-ngl {999 if gpus else 0}{split}{options}\n"
     before = [u.device if "rotary" in u.name else _embedding_device(request, u.device) for u in stack.before]
     unit_devices = before + layers + [head] * len(stack.after)
-    written = spread(request, stack.units, unit_devices)
+    written_device = spread(request, stack.units, unit_devices)
     index = {gpu: device for device, gpu in gpus.items()}
     for k, ops_of in enumerate(tensor_ops if gpus else ()):
         for name, ops in ops_of.items():
-            written[ops] = index[base[k]] if name is None else heaviest(request, ops)
+            written_device[ops] = index[base[k]] if name is None else heaviest(request, ops)
     backward = np.flatnonzero(request.graph.forward_of >= 0)
-    written[backward] = written[request.graph.forward_of[backward]]
+    written_device[backward] = written_device[request.graph.forward_of[backward]]
     sentences = []
     if stack.before:
         sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
@@ -125,7 +125,7 @@ def write(request: Request) -> Written:
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
     if numbers != list(range(len(numbers))):
         sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
-    return Written(value, text, written, (*stack.unsupported, *sentences))
+    return Written(value, text, written_device, (*stack.unsupported, *sentences))
 
 
 def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:

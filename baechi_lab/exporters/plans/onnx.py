@@ -59,13 +59,13 @@ def write(request: Request) -> Written:
             entry.sharding_spec.add(tensor_name=value, device=[device_index])
         if stages is not None:
             entry.pipeline_stage = stages[device_index]
-    written = np.full(request.graph.n, -1, np.int32)
+    written_device = np.full(request.graph.n, -1, np.int32)
     for name, d in placed.items():
-        written[index[name]] = d
+        written_device[index[name]] = d
     text = json.dumps({name: request.device_name(d) for name, d in placed.items()}, indent=1) + "\n"
     missing = len(names) - len(placed)
     sentences = []
-    training = int(np.count_nonzero(written < 0))
+    training = int(np.count_nonzero(written_device < 0))
     if training:
         sentences.append(
             f"{training} ops of the graph (backward pass, updates) are not in the model, which is a forward pass"
@@ -76,7 +76,7 @@ def write(request: Request) -> Written:
         sentences.append(
             "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
         )
-    return Written(model, text, written, tuple(sentences), {"": model.SerializeToString()})
+    return Written(model, text, written_device, tuple(sentences), {"": model.SerializeToString()})
 
 
 def _devices(nodes: list[Any], names: Iterator[str], placed: dict[str, int]) -> dict[int, int]:

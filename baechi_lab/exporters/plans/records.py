@@ -119,14 +119,14 @@ def check_modules(request: Request, names: Sequence[str]) -> None:
         raise InvalidInput(f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled")
 
 
-def moved_ops_sentence(request: Request, written: NDArray[np.int32]) -> tuple[str, ...]:
+def moved_ops_sentence(request: Request, written_device: NDArray[np.int32]) -> tuple[str, ...]:
     """Returns a sentence if ops will run on other devices than planned."""
-    wrong = np.flatnonzero((written >= 0) & (written != request.device))
+    wrong = np.flatnonzero((written_device >= 0) & (written_device != request.device))
     if not wrong.size:
         return ()
     share = request.graph.duration_us[wrong].sum() / max(request.graph.duration_us.sum(), 1e-300)
     examples = ", ".join(
-        f"{request.graph.names[i]!r} on {request.device_name(int(written[i]))} instead of "
+        f"{request.graph.names[i]!r} on {request.device_name(int(written_device[i]))} instead of "
         f"{request.device_name(int(request.device[i]))}"
         for i in wrong[:3]
     )

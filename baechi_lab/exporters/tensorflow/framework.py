@@ -47,13 +47,13 @@ def export(
     else:
         cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
         step, graph, placed = cut.step, cut.graph, cut.placement
-    needed = int(placed.device.max(initial=0)) + 1
-    if workers and needed > len(workers):
-        raise InvalidInput(f"the placement uses {needed} devices; workers has {len(workers)} addresses")
+    device_count = int(placed.device.max(initial=0)) + 1
+    if workers and device_count > len(workers):
+        raise InvalidInput(f"the placement uses {device_count} devices; workers has {len(workers)} addresses")
     if workers:
         names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
     else:
-        names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
+        names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(device_count)]
     return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))
 
 

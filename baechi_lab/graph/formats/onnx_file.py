@@ -50,9 +50,9 @@ def load_model(path: PathLike) -> ModelProto:
         ) from error
     if not model.ir_version or not model.graph.node:
         raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
-    broken = next((text for text in _names(model.graph) if isinstance(text, bytes)), None)
-    if broken is not None:
-        raise FormatError(f"{name_of(path)}: the name {broken!r:.80} is no UTF-8 text; the file is damaged")
+    undecoded_name = next((text for text in _names(model.graph) if isinstance(text, bytes)), None)
+    if undecoded_name is not None:
+        raise FormatError(f"{name_of(path)}: the name {undecoded_name!r:.80} is no UTF-8 text; the file is damaged")
     check_versions(model, name_of(path))
     folder = os.path.dirname(absolute(path))
     for tensor in model.graph.initializer:

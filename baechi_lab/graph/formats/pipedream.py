@@ -101,8 +101,8 @@ def _number(fields: dict[str, str], key: str, line: int) -> float:
 
 def _graph(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> OpGraph:
     index = {layer.name: k for k, layer in enumerate(layers)}
-    trained = [k for k, layer in enumerate(layers) if not layer.kind.startswith("Input")]
-    backward = {k: len(layers) + b for b, k in enumerate(trained)}
+    trained_layers = [k for k, layer in enumerate(layers) if not layer.kind.startswith("Input")]
+    backward = {k: len(layers) + b for b, k in enumerate(trained_layers)}
     triples = [(k, backward_op, layers[k].activation) for k, backward_op in backward.items()]
     for source, target in ((index[a], index[b]) for a, b in edges):
         size = layers[source].activation
@@ -113,13 +113,14 @@ def _graph(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> OpG
                 triples.append((backward[target], backward[source], size))
     return OpGraph.from_edges(
         [1000.0 * x.forward_ms * (k in backward) for k, x in enumerate(layers)]
-        + [1000.0 * layers[k].backward_ms for k in trained],
+        + [1000.0 * layers[k].backward_ms for k in trained_layers],
         triples,
-        names=[x.name for x in layers] + [f"{layers[k].name}/backward" for k in trained],
-        op_types=[x.kind.split("(")[0] for x in layers] + [layers[k].kind.split("(")[0] + "Grad" for k in trained],
-        persistent_bytes=[x.parameters for x in layers] + [0] * len(trained),
-        colocation=np.array([*range(len(layers)), *trained], dtype=np.int32),
+        names=[x.name for x in layers] + [f"{layers[k].name}/backward" for k in trained_layers],
+        op_types=[x.kind.split("(")[0] for x in layers]
+        + [layers[k].kind.split("(")[0] + "Grad" for k in trained_layers],
+        persistent_bytes=[x.parameters for x in layers] + [0] * len(trained_layers),
+        colocation=np.array([*range(len(layers)), *trained_layers], dtype=np.int32),
         colocation_names=tuple(x.name for x in layers),
-        forward_of=np.array([-1] * len(layers) + trained, dtype=np.int32),
+        forward_of=np.array([-1] * len(layers) + trained_layers, dtype=np.int32),
         name=name,
     )

@@ -52,10 +52,10 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
         )
     plan = _plan(forward)
     producer, size, tensor, reader = _tensors(forward, plan)
-    n, added = forward.n, plan.total - forward.n
-    pad = np.zeros(added, dtype=np.int64)
-    temp, allowed, forward_of = pad.copy(), np.full(added, -1), np.full(added, -1)
-    names, types = [""] * added, ["AddN"] * added
+    n, added_count = forward.n, plan.total - forward.n
+    pad = np.zeros(added_count, dtype=np.int64)
+    temp, allowed, forward_of = pad.copy(), np.full(added_count, -1), np.full(added_count, -1)
+    names, types = [""] * added_count, ["AddN"] * added_count
     rank = np.arange(len(plan.reader)) - plan.by_reader[plan.reader]
     several = np.diff(plan.by_reader)[plan.reader] > 1
     for row, op, name in zip(
@@ -123,10 +123,10 @@ def _plan(forward: OpGraph) -> _Plan:
     n = forward.n
     source = np.diff(forward.inputs[0]) == 0
     variable = np.flatnonzero(source & (forward.persistent_bytes > 0))
-    needed = ~source
-    needed[variable if len(variable) else source] = True
+    needs_gradient = ~source
+    needs_gradient[variable if len(variable) else source] = True
     tensor, reader = forward.edge_tensor.astype(np.int64), forward.consumers.astype(np.int64)
-    needed_edges = np.flatnonzero(needed[forward.edge_source])
+    needed_edges = np.flatnonzero(needs_gradient[forward.edge_source])
     needed_edges = needed_edges[np.lexsort((tensor[needed_edges], reader[needed_edges]))]
     tensor, reader = tensor[needed_edges], reader[needed_edges]
     gradients = np.bincount(tensor, minlength=forward.tensor_count)
@@ -158,7 +158,7 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     count, readers = gather(plan.by_reader, plan.gradient, target)
     update_of = np.full(forward.n, -1, dtype=np.int64)
     update_of[plan.variable] = plan.update
-    updated = update_of[target] >= 0
+    is_updated = update_of[target] >= 0
     # (tensor, gradient op): the other input of ops with two inputs, the first output of ops with one.
     pointer, inputs = forward.inputs
     width = np.diff(pointer)[plan.reader]
@@ -178,21 +178,23 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
             forward.edge_tensor,
             gradient[~one],
             np.repeat(full_gradients, np.diff(count)),
-            full_gradients[updated],
+            full_gradients[is_updated],
             activation,
         ]
     )
-    reader = np.concatenate([forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[updated]], user])
+    reader = np.concatenate(
+        [forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[is_updated]], user]
+    )
     return producer, size, tensor, reader
 
 
 def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
     """Durations of the added ops."""
-    added = np.zeros(plan.total - forward.n)
+    added_us = np.zeros(plan.total - forward.n)
     width = np.diff(forward.inputs[0])[plan.reader]
     with np.errstate(over="ignore"):  # the graph refuses what is infinite
-        added[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
+        added_us[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
     gradients = np.bincount(plan.tensor, minlength=forward.tensor_count)[plan.summed]
-    added[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
-    added[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US
-    return added
+    added_us[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
+    added_us[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US
+    return added_us

@@ -90,16 +90,20 @@ def _identity(column: object) -> Any:
 def _interpreted_function(function: FunctionType, records: Callable[..., object], on_lists: bool) -> FunctionType:
     """The Python function of a kernel, which calls Python functions only. `records` is what kernels name structured arrays by."""
     names: dict[str, Any] = {}
-    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    function_copy = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
     for name, value in function.__globals__.items():
         if value is np and on_lists:
             value = _ArrayMaker()
         elif value is records and on_lists:
             value = _identity
         elif name in function.__code__.co_names and isinstance(getattr(value, "py_func", None), FunctionType):
-            value = copied if value.py_func is function else _interpreted_function(value.py_func, records, on_lists)
+            value = (
+                function_copy if value.py_func is function else _interpreted_function(value.py_func, records, on_lists)
+            )
         names[name] = value
-    return copied
+    return function_copy
 
 
 def run_interpreted(function: FunctionType, records: Callable[..., object], arguments: Sequence[object]) -> Any:

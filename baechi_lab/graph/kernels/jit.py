@@ -197,11 +197,11 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
     @functools.cache
     def part() -> Dispatcher:
         function = kernel.py_func
-        copied = FunctionType(
+        function_copy = FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
-        copied.__module__, copied.__qualname__ = function.__module__, f"{function.__qualname__}_part"
-        return _for_disk(_njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, **options)(copied))
+        function_copy.__module__, function_copy.__qualname__ = function.__module__, f"{function.__qualname__}_part"
+        return _for_disk(_njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, **options)(function_copy))
 
     def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
         widened = [_widest(a) for a in arguments]

@@ -230,7 +230,9 @@ def _together(unit: NDArray[np.uint32], unit_device: NDArray[np.int64], row: NDA
 
 
 @njit(cache=True, nogil=True)
-def _fits(p: Plan, unit_device: NDArray[np.int64], received: NDArray[np.float64], copies: bool) -> tuple[bool, bool]:
+def _fits(
+    p: Plan, unit_device: NDArray[np.int64], received_bytes: NDArray[np.float64], copies: bool
+) -> tuple[bool, bool]:
     """Returns whether every device surely has enough memory, and whether some device surely has not."""
     surely, never = True, False
     for d in range(len(p.limit)):
@@ -241,7 +243,7 @@ def _fits(p: Plan, unit_device: NDArray[np.int64], received: NDArray[np.float64]
                 peak_bytes += p.total_bytes[u]
                 temp = max(temp, p.temp[u])
         never = never or held_bytes > p.limit[d]
-        surely = surely and peak_bytes + temp + (received[d] if copies else 0.0) <= p.limit[d]
+        surely = surely and peak_bytes + temp + (received_bytes[d] if copies else 0.0) <= p.limit[d]
     return surely, never
 
 
@@ -257,11 +259,11 @@ def makespan_us(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
     missing, ready_at, woken, line, head, tail = s.missing, s.ready_at, s.woken, s.line, s.head, s.tail
     fresh, fresh_at, pending, first, last = s.fresh, s.fresh_at, s.pending, s.first, s.last
     running, busy_until, coming_at = s.running, s.busy_until, s.coming_at
-    queue_out, queue_in, goal, arrival, received = s.queue_out, s.queue_in, s.goal, s.arrival, s.received
+    queue_out, queue_in, goal, arrival, received_bytes = s.queue_out, s.queue_in, s.goal, s.arrival, s.received
     n, devices = len(degree), len(latency)
     for d in range(devices):
         head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)
-        fresh_at[d] = queue_out[d] = queue_in[d] = received[d] = 0.0
+        fresh_at[d] = queue_out[d] = queue_in[d] = received_bytes[d] = 0.0
         running[d] = -1
         busy_until[d] = coming_at[d] = np.inf
     missing[:] = degree
@@ -319,7 +321,7 @@ def makespan_us(p: Plan, s: Scratch, unit_device: NDArray[np.int64]) -> float:
                 arrival[d] = now_us
                 for g in range(goals):
                     q = goal[g]
-                    received[q] += size[far_tensor[k]]
+                    received_bytes[q] += size[far_tensor[k]]
                     transfer_us = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
                     leaves = now_us
                     if comm != PARALLEL:  # behind what is in the queues of both

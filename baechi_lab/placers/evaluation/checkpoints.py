@@ -94,7 +94,7 @@ def save_checkpoint(
     """Save checkpoint `k` of the candidate in simulation.
 
     `state`: the time up to which all events are done, the transfers so far, those in the heap, and the ops started."""
-    now_us, slots, waiting, finished = state
+    now_us, slots, waiting, finished_count = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
@@ -114,7 +114,7 @@ def save_checkpoint(
             floats[place + flying] = slot_end[slot]
             flying += 1
             slot = slot_info[3 * slot + 2]
-    ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, finished
+    ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, finished_count
     ready = _HEAD + 4 * devices + n
     for d in range(devices):
         base, count = _HEAD + 4 * d, tail[d] - head[d]

@@ -92,7 +92,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     one_lane = lanes == devices  # else lane `devices + d` runs the collectives of device d
     words, stride = (n + 63) >> 6, len(bits) // max(lanes, 1)
     shared = comm == SEQUENTIAL
-    now_us, slots, waiting, finished = 0.0, 0, 0, 0
+    now_us, slots, waiting, finished_count = 0.0, 0, 0, 0
     checkpoints = w.checkpoint_time.shape[1]
     number = checkpoints  # of the next checkpoint to save
     next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
@@ -131,7 +131,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
         if track and _overflow_sum(peak, limit) > overflow_limit:
             return np.inf
     else:
-        now_us, slots, waiting, finished = restore_checkpoint(first_position, w, position, by_rank)
+        now_us, slots, waiting, finished_count = restore_checkpoint(first_position, w, position, by_rank)
         if comm == PARALLEL and waiting > 0:
             next_event_us = slot_end[heap[0]]
         for q in range(devices):
@@ -157,7 +157,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now_us
-                finished += 1
+                finished_count += 1
                 running[d] = op
                 busy_until[d] = end
                 if track:
@@ -178,9 +178,9 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             ends_count, step = 0, next_event_us
         if step == np.inf:
             return now_us
-        if finished >= goal and step > now_us:
-            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now_us, slots, waiting, finished))
-            while number < checkpoints and goal_of(number, checkpoints, n) <= finished:
+        if finished_count >= goal and step > now_us:
+            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now_us, slots, waiting, finished_count))
+            while number < checkpoints and goal_of(number, checkpoints, n) <= finished_count:
                 number += 1
             goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
         now_us = step

@@ -145,9 +145,9 @@ class Proof:
             # Without a known placement that fits: lets the solver find one, or prove that there is none.
             answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
             if answer["status"] == "INFEASIBLE":
-                needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
+                needed_bytes, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
                 message = "no placement and no order keeps within memory, proven by constraint programming"
-                raise InfeasiblePlacement(message, needed, has) from refused
+                raise InfeasiblePlacement(message, needed_bytes, has) from refused
             if answer["device"] is None:
                 raise refused
             placement = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))

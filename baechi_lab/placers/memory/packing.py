@@ -89,16 +89,16 @@ def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> Infeasib
     For a coarse graph the message says that it holds for groups of ops: single ops may still fit.
     """
     ops = graph if graph.original is None else graph.original
-    needed = int(ops.persistent_bytes.sum())
+    needed_bytes = int(ops.persistent_bytes.sum())
     has = "devices have " + ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
     if cluster.n > MOST_LISTED and len(set(cluster.memory_bytes.tolist())) == 1:
         has = f"{cluster.n} devices have {format_bytes(int(cluster.memory_bytes[0]))} each"
-    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the {has}"
+    message = f"{why}; the graph keeps {format_bytes(needed_bytes)} persistently, the {has}"
     if is_grouped(graph):
         count = len(promised_bytes(graph))
         groups = "1 group" if count == 1 else f"{count:,} groups"
         message += f"; this holds for the {groups} that ops were joined to: smaller groups or single ops may fit"
-    return InfeasiblePlacement(message, needed, cluster.memory_bytes.tolist())
+    return InfeasiblePlacement(message, needed_bytes, cluster.memory_bytes.tolist())
 
 
 def is_grouped(graph: OpGraph) -> bool:

@@ -119,13 +119,13 @@ class _Repair:
         """Devices per op, each group on one allowed device."""
         if start is not None:
             yield self._with_whole_groups(start.device), start.rank
-        promised = promised_bytes(self.graph)
+        unit_bytes = promised_bytes(self.graph)
         total = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
         np.add.at(total, self.group, self.graph.persistent_bytes + output_bytes(self.graph) + self.graph.temp_bytes)
-        for weight in (promised, total):
+        for weight in (unit_bytes, total):
             for device in self._splits(weight):
                 yield device, None
-            device_of_unit = best_fit(weight, promised, self.group_allowed, self.cluster.memory_bytes)
+            device_of_unit = best_fit(weight, unit_bytes, self.group_allowed, self.cluster.memory_bytes)
             if device_of_unit is not None:
                 yield device_of_unit[self.group].astype(np.int32), None
         for d in range(self.cluster.n):
@@ -146,9 +146,9 @@ class _Repair:
         has_forward = self.graph.forward_of >= 0
         columns = [position]
         if has_forward.any():
-            folded = position.copy()
-            folded[has_forward] = position[self.graph.forward_of[has_forward]]
-            columns.insert(0, folded)
+            folded_position = position.copy()
+            folded_position[has_forward] = position[self.graph.forward_of[has_forward]]
+            columns.insert(0, folded_position)
         for column in columns:
             first[:] = self.graph.n
             np.minimum.at(first, self.group, column)

@@ -112,14 +112,14 @@ def _recompute_in_turns(
     description: str,
 ) -> list[PlacedVariant]:
     """Recomputes, of the ops that the variant recomputes, those on overfull devices; places again; repeats."""
-    dropped = np.unique(recomputed_graph.forward_of[graph.n :])
+    dropped_ops = np.unique(recomputed_graph.forward_of[graph.n :])
     placed, timeline = start.placement, start.timeline
     full = np.zeros(cluster.n, dtype=np.bool_)
     variants: list[PlacedVariant] = []
     for _ in range(ROUNDS):
         full |= timeline.peak_bytes > cluster.memory_bytes
-        names = [graph.names[op] for op in dropped[full[placed.device[dropped]]].tolist()]
-        if not names or len(names) == len(dropped):
+        names = [graph.names[op] for op in dropped_ops[full[placed.device[dropped_ops]]].tolist()]
+        if not names or len(names) == len(dropped_ops):
             break
         try:
             with collected_warnings():

@@ -68,7 +68,7 @@ def place_best_cut(
     limits = cluster
     for _ in range(ATTEMPTS):
         # Measures every cut. Cuts that the schedule cannot run are left out, unless all are.
-        measured: list[tuple[Measurement, PipelineCut]] = []
+        measured_cuts: list[tuple[Measurement, PipelineCut]] = []
         measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
         refusal: InvalidInput | None = None
         for cut in cuts(limits):
@@ -77,27 +77,27 @@ def place_best_cut(
             try:
                 if key not in measurements:
                     measurements[key] = objective.measure(graph, cluster, placed)
-                measured.append((measurements[key], cut))
+                measured_cuts.append((measurements[key], cut))
             except InvalidInput as error:
                 refusal = refusal or error
-        if refusal is not None and not measured:
+        if refusal is not None and not measured_cuts:
             raise refusal
-        fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured) if measurement.feasible]
+        fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured_cuts) if measurement.feasible]
         if fitting:
             us, k = min(fitting)
-            best = measured[k][1]
+            best = measured_cuts[k][1]
             if objective.name == "step":
                 best, us = _climb(graph, cluster, objective, best, us)
-            return _with_measurement(best.placement(), objective, us, len(measured))
+            return _with_measurement(best.placement(), objective, us, len(measured_cuts))
         raise_if_impossible(graph, cluster)
-        if not measured:
+        if not measured_cuts:
             break
         least = min(
-            (measurement.overflow_bytes for measurement, _ in measured),
+            (measurement.overflow_bytes for measurement, _ in measured_cuts),
             key=lambda overflow_bytes: int(overflow_bytes.sum()),
         )
         limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
-    start = measured[0][1].placement().replace(replicas=()) if measured else None
+    start = measured_cuts[0][1].placement().replace(replicas=()) if measured_cuts else None
     repaired_placement = repair_plan(graph, cluster, start) if objective.name != "step" else None
     if repaired_placement is None:
         raise infeasible_placement(
@@ -105,7 +105,10 @@ def place_best_cut(
         )
     us = objective.measure(graph, cluster, repaired_placement).us
     return _with_measurement(
-        repaired_placement.replace(info={**repaired_placement.info, "repaired": True}), objective, us, len(measured)
+        repaired_placement.replace(info={**repaired_placement.info, "repaired": True}),
+        objective,
+        us,
+        len(measured_cuts),
     )
 
 

@@ -56,7 +56,7 @@ def standardised(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np
     [[0.0], [[1.0, -1.0]]]
     """
     rewards = reward[counts]
-    spread = float(rewards.std()) if rewards.size else 0.0
-    if spread <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart
+    deviation = float(rewards.std()) if rewards.size else 0.0
+    if deviation <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart
         return np.zeros_like(credit[0]), np.zeros_like(credit[1])
-    return credit[0] / spread, credit[1] / spread
+    return credit[0] / deviation, credit[1] / deviation

@@ -133,7 +133,7 @@ def _adopt(
     units: Units, s: State, segment: NDArray[np.int64], device: NDArray[np.int32], inside: NDArray[np.bool_]
 ) -> int:
     """Move the units of `segment` to their devices in `device`, and mark their ops; returns the number of moved ops."""
-    changed = 0
+    changed_count = 0
     inside[:] = False
     for u in segment:
         op = units.ops[units.ptr[u]]
@@ -141,10 +141,10 @@ def _adopt(
         if not units.allowed[u, d]:
             continue
         if s.device[op] != d:
-            changed = reassign(u, d, changed, units, s)
+            changed_count = reassign(u, d, changed_count, units, s)
         for k in range(units.ptr[u], units.ptr[u + 1]):
             inside[units.ops[k]] = True
-    return changed
+    return changed_count
 
 
 @njit(cache=True, nogil=True)

@@ -57,7 +57,7 @@ def contracted(
         far = source != target
         tensor, source, target = tensor[far], source[far], target[far]
         # The cost of the tensors that each part receives, and of those that it sends, once each.
-        received, sent_us = (
+        received_us, sent_us = (
             np.bincount(pair % n, price[pair // n], n).astype(np.float64)
             for pair in (distinct(tensor * n + target), distinct(tensor * n + source))
         )
@@ -65,7 +65,9 @@ def contracted(
         readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
         merged, stays = (a, b) if round_index % 2 == 0 else (b, a)
         alone = (readers if round_index % 2 == 0 else producers)[merged] == 1
-        cheaper = received[merged] <= sent_us[merged] if round_index % 2 == 0 else sent_us[merged] <= received[merged]
+        cheaper = (
+            received_us[merged] <= sent_us[merged] if round_index % 2 == 0 else sent_us[merged] <= received_us[merged]
+        )
         chained = (readers[a] == 1) & (producers[b] == 1)
         fits = (work[merged] <= short) | (chained & (work[a] + work[b] <= work_limit))
         alike = ((group[merged] < 0) | (group[merged] == group[stays])) & (allowed[merged] == allowed[stays])

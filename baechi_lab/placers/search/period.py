@@ -112,8 +112,8 @@ class _Annealing:
 
     def _take(self, unit_device: NDArray[np.int64]) -> None:
         placed = Placement(device=unit_device[self.model.unit].astype(np.int32))
-        measured = self.objective.measure(self.graph, self.cluster, placed)
-        if measured.feasible and measured.us < self.us:
-            self.best, self.us, self.unit_device, self.idle = placed, measured.us, unit_device, 0
-        elif not measured.feasible:  # outputs and temporaries do not fit in addition to persistent bytes
-            self.limit = np.maximum(self.limit - measured.overflow_bytes, 0)
+        measurement = self.objective.measure(self.graph, self.cluster, placed)
+        if measurement.feasible and measurement.us < self.us:
+            self.best, self.us, self.unit_device, self.idle = placed, measurement.us, unit_device, 0
+        elif not measurement.feasible:  # outputs and temporaries do not fit in addition to persistent bytes
+            self.limit = np.maximum(self.limit - measurement.overflow_bytes, 0)

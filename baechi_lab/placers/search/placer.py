@@ -262,10 +262,10 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
     """Returns the objective of a start; infinite if it exceeds memory or forms no pipeline for the schedule."""
     try:
-        measured = goal.measure(graph, cluster, start)
+        measurement = goal.measure(graph, cluster, start)
     except InvalidInput:
         return np.inf
-    return measured.us if measured.feasible else np.inf
+    return measurement.us if measurement.feasible else np.inf
 
 
 class _Run:

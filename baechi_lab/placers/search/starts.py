@@ -119,9 +119,9 @@ class Starts:
         repair_result = repair(self.graph, self.cluster, placement, seed=self.seed)
         if repair_result is None:
             why = packing_proof(self.graph, self.cluster) or "no placement that keeps within memory was found"
-            needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
+            needed_bytes, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
             name = "any rule" if placement is None else f"placement by {placement.placer!r}"
-            raise InfeasiblePlacement(f"search cannot start from {name}: {why}", needed, has)
+            raise InfeasiblePlacement(f"search cannot start from {name}: {why}", needed_bytes, has)
         return measure(self.instance.model, self.work, "repair", repair_result.device, repair_result.rank)
 
 

@@ -45,7 +45,7 @@ def bind_captures(
     by_handle = {id(v.handle): v for v in concrete.graph.variables}
     nodes = {n.name: n for n in graph_def.node}
     used_names = set(nodes)
-    renamed: dict[str, str] = {}
+    new_name: dict[str, str] = {}
     variables: list[CapturedVariable] = []
     for outer, inner in zip(concrete.captured_inputs, concrete.graph.internal_captures, strict=True):
         node = nodes[inner.op.name]
@@ -68,7 +68,7 @@ def bind_captures(
                 "look up tables and iterate over data before the step, and pass the results as inputs"
             )
         name = _unique_name(variable_names.get(id(outer)) or variable.name.split(":")[0], used_names)
-        renamed[node.name] = name
+        new_name[node.name] = name
         value = np.array(variable.numpy())
         variables.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
         node.Clear()
@@ -82,8 +82,8 @@ def bind_captures(
         node.attr[SHAPES].list.shape.add()
     for node in graph_def.node:
         for k, reference in enumerate(node.input):
-            if reference in renamed:
-                node.input[k] = renamed[reference]
+            if reference in new_name:
+                node.input[k] = new_name[reference]
     return variables
 
 

@@ -123,15 +123,15 @@ class _Body:
         last: dict[str, int] = {}
         for position, node in enumerate(self.function.node_def):
             last.update((self._source(r), position) for r in node.input if not r.startswith("^"))
-        released: list[int] = [0] * (len(self.function.node_def) + 1)
+        released_bytes: list[int] = [0] * (len(self.function.node_def) + 1)
         alive = peak = 0
         for position, node in enumerate(self.function.node_def):
             for reference in self._outputs(node):
                 size = self._bytes(reference)
                 alive += size
-                released[max(last.get(reference, position), position)] += size
+                released_bytes[max(last.get(reference, position), position)] += size
             peak = max(peak, alive)
-            alive -= released[position]
+            alive -= released_bytes[position]
         return peak
 
     def _outputs(self, node: NodeDef) -> list[str]:

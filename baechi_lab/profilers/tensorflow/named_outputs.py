@@ -29,24 +29,24 @@ def name_outputs(nodes: list[NodeDef], outputs: list[str], returned: object) -> 
         return outputs, ()
     used_names = {n.name for n in nodes}
     table = {n.name: n for n in nodes}
-    renamed: dict[str, str] = {}
+    new_name: dict[str, str] = {}
     for reference, name in zip(outputs, names, strict=True):
         identity_name = split(reference)[0]
         legal = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
         if table[identity_name].op == "Identity" and legal not in used_names and re.match(r"[A-Za-z0-9.]", legal):
             used_names.add(legal)
-            renamed[identity_name] = legal
+            new_name[identity_name] = legal
     for node in nodes:
-        node.name = renamed.get(node.name, node.name)
+        node.name = new_name.get(node.name, node.name)
         for k, reference in enumerate(node.input):
-            node.input[k] = _rename_reference(reference, renamed)
-    return [_rename_reference(reference, renamed) for reference in outputs], tuple(names)
+            node.input[k] = _rename_reference(reference, new_name)
+    return [_rename_reference(reference, new_name) for reference in outputs], tuple(names)
 
 
-def _rename_reference(reference: str, renamed: dict[str, str]) -> str:
+def _rename_reference(reference: str, new_name: dict[str, str]) -> str:
     waits = "^" if reference.startswith("^") else ""
     source, colon, index = reference.removeprefix("^").partition(":")
-    return waits + renamed.get(source, source) + colon + index
+    return waits + new_name.get(source, source) + colon + index
 
 
 def _paths(value: object, above: tuple[str, ...]) -> Iterator[str]:

@@ -20,10 +20,10 @@ def warn_about_configured_dtype(model: nn.Module) -> None:
         ConfiguredDtype: the estimate is for the type of the weights.
     """
     configured = str(getattr(getattr(model, "config", None), "dtype", None)).removeprefix("torch.")
-    stored = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if configured not in DTYPES or not stored or named_dtype(configured) in stored:
+    stored_dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if configured not in DTYPES or not stored_dtypes or named_dtype(configured) in stored_dtypes:
         return
-    weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
+    weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored_dtypes))
     warnings.warn(
         f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured}; they are estimated as "
         "they are: build the model by bl.torch.hugging_face, or give precision=",

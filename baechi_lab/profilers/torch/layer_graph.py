@@ -251,8 +251,8 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
 def backward_ops(trace: Trace) -> dict[int, int]:
     """Returns call -> its backward op: the last call's comes first, after all forward ops."""
     n = len(trace.calls)
-    trained = [i for i in reversed(range(n)) if trace.calls[i].requires_grad]
-    return {i: n + k for k, i in enumerate(trained)}
+    trained_calls = [i for i in reversed(range(n)) if trace.calls[i].requires_grad]
+    return {i: n + k for k, i in enumerate(trained_calls)}
 
 
 def _update_ops(profile: LayerProfile, first: int) -> dict[int, int]:

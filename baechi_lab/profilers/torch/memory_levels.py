@@ -21,18 +21,18 @@ from ...memory.peak import readiness_order
 from ...memory.reuse_peak import live_bytes_per_op
 
 
-def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph:
+def with_measured_levels(graph: OpGraph, measured_bytes: Mapping[int, int]) -> OpGraph:
     """Returns the graph with temporary bytes increased to the measured levels.
 
-    `measured` is op -> most bytes held while it ran, without the persistent bytes from before the step.
+    `measured_bytes` is op -> most bytes held while it ran, without the persistent bytes from before the step.
 
     >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 30)], persistent_bytes=[5, 0], reuse=[0, 0])
     >>> with_measured_levels(graph, {0: 40, 1: 20}).temp_bytes.tolist()
     [10, 0]
     """
-    if not measured:
+    if not measured_bytes:
         return graph
-    ops, held_bytes = np.array(list(measured)), np.array(list(measured.values()), dtype=np.int64)
+    ops, held_bytes = np.array(list(measured_bytes)), np.array(list(measured_bytes.values()), dtype=np.int64)
     temporary = graph.temp_bytes.copy()
     in_code_order = live_bytes_per_op(graph, code_order(graph))
     temporary[ops] += np.maximum(held_bytes - in_code_order[ops], 0)

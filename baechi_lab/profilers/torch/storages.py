@@ -120,7 +120,7 @@ class StorageTracker:
                 allocations.append(_Block(size, at))
             elif allocations:
                 allocations[-1].end_ns = at
-        matched: set[int] = set()
+        matched_blocks: set[int] = set()
         rows, self.records = self.records, []
         for record in rows:
             block = None
@@ -128,13 +128,15 @@ class StorageTracker:
                 allocations = blocks.get(record.address, [])
                 k = bisect_right(allocations, record.start_ns + ahead, key=lambda block: block.start_ns) - 1
                 block = allocations[k] if k >= 0 else None
-                if block is None or id(block) in matched:  # it is older than the step, or tracked already
+                if block is None or id(block) in matched_blocks:  # it is older than the step, or tracked already
                     continue
-                matched.add(id(block))
+                matched_blocks.add(id(block))
                 record.size, record.end_ns = block.size, block.end_ns - ahead if block.end_ns >= 0 else -1
             self.records.append(record)
         nodes = sorted(self.between_nodes)
-        for block in (block for allocations in blocks.values() for block in allocations if id(block) not in matched):
+        for block in (
+            block for allocations in blocks.values() for block in allocations if id(block) not in matched_blocks
+        ):
             at = bisect_right(running, block.start_ns, key=lambda row: row[0]) - 1
             node = bisect_right(nodes, block.start_ns - ahead, key=lambda row: row[0]) - 1
             if node >= 0 and (at < 0 or block.start_ns > running[at][1]):

@@ -74,12 +74,12 @@ def assignment(
     best = low
     for _ in range(PATHS):
         seconds_left = deadline - working_seconds()
-        solved = program.solve(seconds_left) if seconds_left > 0.0 else None
-        if solved is None:
+        solution = program.solve(seconds_left) if seconds_left > 0.0 else None
+        if solution is None:
             break
-        value, unit_device, proven = solved
+        value, unit_device, is_proven = solution
         best = max(best, value)
-        if not proven or not program.add_path(unit_device, best):
+        if not is_proven or not program.add_path(unit_device, best):
             break
     return best
 

@@ -85,7 +85,7 @@ class Schedule:
         The error names the unit; for a deadlock, also the unit for which it waits.
         """
         kinds = ("FBW" if self.splits else "FB") if training else "F"
-        needed = {Unit(s, k, m) for s in range(len(stage_device)) for k in kinds for m in range(micro_batches)}
+        required_units = {Unit(s, k, m) for s in range(len(stage_device)) for k in kinds for m in range(micro_batches)}
         width = list(replicas) or [1] * (max(stage_device, default=-1) + 1)
         first = [sum(width[:d]) for d in range(len(width))]
         if len(self.orders) != sum(width):
@@ -98,18 +98,18 @@ class Schedule:
         units_seen: set[Unit] = set()
         for line, order in enumerate(self.orders):
             for unit in order:
-                if unit not in needed or unit in units_seen or line_of(unit) != line:
+                if unit not in required_units or unit in units_seen or line_of(unit) != line:
                     why = (
                         "twice"
                         if unit in units_seen
                         else "which is not its work"
-                        if unit in needed
+                        if unit in required_units
                         else "an unknown unit"
                     )
                     raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
                 units_seen.add(unit)
-        if units_seen != needed:
-            raise InvalidInput(f"the schedule lacks {min(needed - units_seen)}")
+        if units_seen != required_units:
+            raise InvalidInput(f"the schedule lacks {min(required_units - units_seen)}")
         last = len(stage_device) - 1
         self.check_deadlock(lambda unit: chain_needs(unit, last))
 
@@ -118,20 +118,20 @@ class Schedule:
 
         Raises `InvalidInput` if all devices wait.
         """
-        finished: set[Unit] = set()
+        finished_units: set[Unit] = set()
         at = [0] * len(self.orders)
         progressed = True
         while progressed:
             progressed = False
             for d, order in enumerate(self.orders):
-                while at[d] < len(order) and all(x in finished for x in needs(order[at[d]])):
-                    finished.add(order[at[d]])
+                while at[d] < len(order) and all(x in finished_units for x in needs(order[at[d]])):
+                    finished_units.add(order[at[d]])
                     at[d] += 1
                     progressed = True
         stuck = [d for d, order in enumerate(self.orders) if at[d] < len(order)]
         if stuck:
             unit = self.orders[stuck[0]][at[stuck[0]]]
-            missing = next(x for x in needs(unit) if x not in finished)
+            missing = next(x for x in needs(unit) if x not in finished_units)
             raise InvalidInput(
                 f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
             )

@@ -118,17 +118,20 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
             stems = plain.counts.keys() | recorder.counts.keys()
             # If a function is called more or less often than in `trace`, the numbers in its keys say nothing.
             stems = {stem for stem in stems if plain.counts[stem] != recorder.counts[stem]}
-            dropped = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
+            dropped_calls = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
             if any(
-                trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None for i in dropped
+                trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None
+                for i in dropped_calls
             ):
                 raise InvalidInput(
                     "calls that draw numbers, write in place or are layers cannot be repeated in several stages"
                 )
             recorder.program.calls = [
-                node for node in recorder.program.calls if recorder.program.call_of[node] not in dropped
+                node for node in recorder.program.calls if recorder.program.call_of[node] not in dropped_calls
             ]
-            recorder.program.call_of = {node: i for node, i in recorder.program.call_of.items() if i not in dropped}
+            recorder.program.call_of = {
+                node: i for node, i in recorder.program.call_of.items() if i not in dropped_calls
+            }
         except InvalidInput:
             raise error from None
     return recorder.program
@@ -253,8 +256,8 @@ class Recorder(Handler):
             self.program.call_of[node] = self.index[key]
             for buffer in state:
                 self.users.setdefault(id(buffer), []).append(self.index[key])
-        written = [t for t, v in versions if version(t) != v]
-        for t in written:
+        written_tensors = [t for t, v in versions if version(t) != v]
+        for t in written_tensors:
             self.writers.setdefault(storage_key(t), []).append(node)
             producer = self.maker.get(storage_key(t), -1)
             if producer >= 0 and key in self.index:
@@ -262,8 +265,8 @@ class Recorder(Handler):
             if id(t) in self.users:
                 self.changed[id(t)] = self.names.get(id(t), "")
         if varying:
-            self._mark_varying([*output_tensors, *written])
-        self._mark_varying([t for t in written if storage_key(t) in self.lasting])
+            self._mark_varying([*output_tensors, *written_tensors])
+        self._mark_varying([t for t in written_tensors if storage_key(t) in self.lasting])
         self._outputs(node, outputs)
         if module is None or any(id(t) in self.sized for t in inputs):
             self._mark_sized(key, run, args, inputs, output_tensors)

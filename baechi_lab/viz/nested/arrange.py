@@ -119,8 +119,8 @@ class _Frame:
             spans[band] = (end - wide, end)
         self.total = max(float(end[-1]) for _, end in spans.values())
         for band, (start, end) in spans.items():
-            turned = self.mirrored != (band % 2 == 1 and not self.both)
-            self.left[band], self.right[band] = (self.total - end, self.total - start) if turned else (start, end)
+            is_mirrored = self.mirrored != (band % 2 == 1 and not self.both)
+            self.left[band], self.right[band] = (self.total - end, self.total - start) if is_mirrored else (start, end)
         top = 0.0
         for band in range(int(self.band.max()) + 1):
             nodes = np.flatnonzero(self.band == band)

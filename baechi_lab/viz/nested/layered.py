@@ -48,8 +48,8 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
     reads[v] = True
     first = np.full(len(order), np.iinfo(np.int64).max)
     np.minimum.at(first, u, layer[v])
-    delayed = ~reads & (first < np.iinfo(np.int64).max)
-    return np.where(delayed, first - 1, layer)
+    is_delayed = ~reads & (first < np.iinfo(np.int64).max)
+    return np.where(is_delayed, first - 1, layer)
 
 
 def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> Rows:

@@ -193,7 +193,7 @@ class _Builder:
             if child in self.opened:
                 self._sizes(child, inside)
         sizes = np.array([self._size(c) for c in children.tolist()]).reshape(-1, 2)
-        closed = np.array([self._closed(c) for c in children.tolist()]).reshape(-1, 2)
+        closed_sizes = np.array([self._closed(c) for c in children.tolist()]).reshape(-1, 2)
         low, high = self.tree.low[children], self.tree.high[children]
         order = (self.position[high] - self.position[low]) / (self.timed[high] - self.timed[low])
         is_backward, twin = self.tree.backward[children], self.tree.twin[children]
@@ -201,8 +201,8 @@ class _Builder:
         boxes = Boxes(
             width=sizes[:, 0],
             height=sizes[:, 1],
-            closed_width=closed[:, 0],
-            closed_height=closed[:, 1],
+            closed_width=closed_sizes[:, 0],
+            closed_height=closed_sizes[:, 1],
             order=order,
             backward=is_backward,
             twin=np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
@@ -216,8 +216,8 @@ class _Builder:
         is_backward = self.tree.backward[children]
         rows = 2 if is_backward.any() and not is_backward.all() else 1
         ahead = children[~is_backward] if rows == 2 else children
-        opened = sum(c in self.opened for c in ahead.tolist())
-        return float(np.clip(rows * aspect / max(opened + (len(ahead) - opened) / 2, 1.0), INSIDE, 5.0))
+        open_count = sum(c in self.opened for c in ahead.tolist())
+        return float(np.clip(rows * aspect / max(open_count + (len(ahead) - open_count) / 2, 1.0), INSIDE, 5.0))
 
     def _size(self, node: int) -> tuple[float, float]:
         if node not in self.opened:
@@ -305,7 +305,7 @@ def build_paint(
     across = device[graph.edge_source] != device[graph.consumers]
     tensors = max(graph.tensor_count, 1)
     key = np.unique(scene.owner[graph.consumers[across]].astype(np.int64) * tensors + graph.edge_tensor[across])
-    received: NDArray[Any] = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
+    received_bytes: NDArray[Any] = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
     chain = np.zeros(0, np.int64) if critical_ops is None else np.asarray(critical_ops, dtype=np.int64)
     critical = np.zeros(len(scene), dtype=np.bool_)
     critical[scene.owner[chain]] = True
@@ -319,7 +319,7 @@ def build_paint(
         main=share.argmax(axis=1),
         share=share,
         sent_bytes=sent_bytes,
-        received_bytes=received,
+        received_bytes=received_bytes,
         critical=critical,
         crossing_bytes=crossing_bytes(graph, scene.arrows, device),
         critical_arrow=on_chain,

@@ -43,13 +43,15 @@ def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
     repeat = repeats(labels)
     if repeat is not None:
         start, period, count = repeat
-        padded = np.concatenate([[0], width, [0]])
+        padded_width = np.concatenate([[0], width, [0]])
         costs = []
         for shift in range(-(period // 2), period - period // 2):
             borders = start + shift + period * np.arange(count + 1)
             inside = borders[(borders > 0) & (borders < m)]
             outside = np.count_nonzero((borders < 0) | (borders > m))
-            costs.append((outside, float(padded[inside].mean()) if len(inside) else 0.0, abs(shift), start + shift))
+            costs.append(
+                (outside, float(padded_width[inside].mean()) if len(inside) else 0.0, abs(shift), start + shift)
+            )
         start = max(0, min(costs)[3])
         while count > 1 and start + count * period > m:
             count -= 1
@@ -86,7 +88,7 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
     kinds = (np.unique(labels, return_inverse=True)[1] % 251).astype(np.uint8)
     shifts = np.arange(1, m // 2 + 1)
     equal = np.array([np.count_nonzero(kinds[p:] == kinds[:-p]) for p in shifts.tolist()])
-    scored: list[tuple[float, int, int, int]] = []
+    scores: list[tuple[float, int, int, int]] = []
     for p in shifts[np.argsort(-equal, kind="stable")[:SHORTLIST]].tolist():
         total = np.concatenate([[0], np.cumsum(np.where(kinds[p:] == kinds[:-p], 1, -MISMATCH))])
         lowest = np.minimum.accumulate(total)
@@ -94,12 +96,12 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
         start, end = int(np.argmin(total[: end + 1])), end
         covered = end - start + p
         if p >= 3 and covered >= 2 * p and covered >= 0.4 * m and not _monotonous(kinds[start : start + p]):
-            scored.append((covered - p * 1e-3, -p, start, covered // p))
-    if not scored:
+            scores.append((covered - p * 1e-3, -p, start, covered // p))
+    if not scores:
         return None
-    top = max(scored)[0]
+    top = max(scores)[0]
     # The shortest period of those that cover about as much: two blocks at a time cover no more than one.
-    _, period, start, count = max((s for s in scored if s[0] >= 0.9 * top), key=lambda s: s[1])
+    _, period, start, count = max((s for s in scores if s[0] >= 0.9 * top), key=lambda s: s[1])
     return start, -period, count
 
 

@@ -111,7 +111,7 @@ class Tree:
         A scope of scopes is opened. A scope of mostly single ops, or with levels, is opened only if there would otherwise be
         hardly any boxes. The backward pass is opened like the forward pass, or not at all.
         """
-        opened: set[int] = set()
+        open_nodes: set[int] = set()
         count = len(self.children[ROOT])
         queue = [(-int(self.high[c] - self.low[c]), c) for c in self.children[ROOT] if not self.backward[c]]
         heapq.heapify(queue)
@@ -120,13 +120,13 @@ class Tree:
             inside = self.children[node]
             if not inside or count + len(inside) - 1 > limit or not (self._telling(node) or count < FEW):
                 continue
-            opened.add(node)
+            open_nodes.add(node)
             count += len(inside) - 1
             for c in inside:
                 heapq.heappush(queue, (-int(self.high[c] - self.low[c]), c))
-        mirrored = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in opened}
-        added = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
-        return frozenset(opened | mirrored if count + added <= limit else opened)
+        mirrored = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in open_nodes}
+        added_count = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
+        return frozenset(open_nodes | mirrored if count + added_count <= limit else open_nodes)
 
 
 def build_tree(graph: OpGraph) -> Tree:

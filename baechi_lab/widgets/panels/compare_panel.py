@@ -190,7 +190,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
     peaks = quantity("peak", table["peak_bytes"].tolist(), BYTES, "the most that any device holds; ✗: more than it has")
     fits = table["feasible"].astype(bool)
     peak_texts = [t if ok or not t else f"✗ {t}" for t, ok in zip(peaks.texts, fits, strict=True)]
-    measured = "median of a real run of this placement"
+    measured_hint = "median of a real run of this placement"
     columns = [
         Column("placer", table["placer"].astype(str).tolist()),
         quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
@@ -212,7 +212,9 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
         quantity("took", (table["place_seconds"] * 1e6).tolist(), UNITS, "time of placing"),
     ]
     has_runs = table["measured_us"].notna().any()
-    return [*columns, quantity("measured", table["measured_us"].tolist(), UNITS, measured)] if has_runs else columns
+    return (
+        [*columns, quantity("measured", table["measured_us"].tolist(), UNITS, measured_hint)] if has_runs else columns
+    )
 
 
 def busy_in_words(shares: NDArray[np.float64], names: Sequence[str]) -> str:

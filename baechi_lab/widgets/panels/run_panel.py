@@ -79,12 +79,12 @@ class RunPanel:
         reason = foreign(outcome) if runnable and outcome is not None else ""
         say(self.likeness, reason)
         self.likeness_row.layout.display = "flex" if reason else "none"
-        measured = outcome is not None and outcome.setting.profile == "measured"
-        self.profile.layout.display = "none" if measured else "inline-flex"
+        is_measured = outcome is not None and outcome.setting.profile == "measured"
+        self.profile.layout.display = "none" if is_measured else "inline-flex"
         is_torch = outcome is not None and is_torch_step(outcome.step)
-        self.link.layout.display = "inline-flex" if measured and not is_torch else "none"
+        self.link.layout.display = "inline-flex" if is_measured and not is_torch else "none"
         is_copied = outcome is None or not copies_nothing(outcome)
-        self.free.layout.display = "none" if is_copied or not measured else "inline-flex"
+        self.free.layout.display = "none" if is_copied or not is_measured else "inline-flex"
         self.start.disabled = not runnable or running
         if running:
             return

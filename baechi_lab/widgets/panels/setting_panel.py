@@ -285,12 +285,15 @@ class SettingPanel:
             if size is not None:
                 self.batch.value = size
             given_subject = self.model.subject if setting.source == GIVEN_SUBJECT else None
-            stored = "a stored graph has the batch size it was profiled with"
+            stored_hint = "a stored graph has the batch size it was profiled with"
             if is_torch_step(given_subject):
-                stored = f"step {given_subject.name} has its own batch" + (
+                stored_hint = f"step {given_subject.name} has its own batch" + (
                     f" of {given_subject.batch_size}" if given_subject.batch_size else ""
                 )
-            say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
+            say(
+                self.batch_note,
+                "" if size is not None else f"{setting.path}: {stored_hint}" if setting.path else stored_hint,
+            )
             self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
             stepless = self._stepless(setting)
             self.hardware.layout.display = "none" if stepless else "flex"

@@ -237,8 +237,8 @@ class GraphView(CanvasView):
         """
         if self.graph is None:
             return []
-        lowered = text.lower()
-        hits = [i for i, name in enumerate(self.graph.names) if lowered and lowered in name.lower()]
+        lowercase = text.lower()
+        hits = [i for i, name in enumerate(self.graph.names) if lowercase and lowercase in name.lower()]
         self._hit_index = (
             (self._hit_index + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
@@ -279,15 +279,15 @@ class GraphView(CanvasView):
             self.fold([int(n) for n in content["nodes"]])
         elif kind == "open_all":
             visible_nodes = self.tree.visible(set(self.expanded))
-            count, opened = len(visible_nodes), []
+            count, open_nodes = len(visible_nodes), []
             for node in visible_nodes[
                 np.argsort(self.tree.low[visible_nodes] - self.tree.high[visible_nodes], kind="stable")
             ].tolist():
-                added = len(self.tree.children[node]) - 1
-                if added >= 0 and count + added <= MOST_NODES:
-                    opened.append(node)
-                    count += added
-            self.open_inside(opened)
+                added_count = len(self.tree.children[node]) - 1
+                if added_count >= 0 and count + added_count <= MOST_NODES:
+                    open_nodes.append(node)
+                    count += added_count
+            self.open_inside(open_nodes)
         elif kind == "overview":
             self.open_nodes(self.tree.open_until(FIRST_NODES))
 
@@ -298,10 +298,10 @@ class GraphView(CanvasView):
             return
         before = set(self.expanded)
         self.open_nodes((*self.expanded, *fresh))
-        closed = len(before - set(self.expanded))
-        if closed:
-            boxes = "box was" if closed == 1 else "boxes were"
-            self.status = f"at most {MOST_NODES} boxes are drawn: {closed} {boxes} closed"
+        closed_count = len(before - set(self.expanded))
+        if closed_count:
+            boxes = "box was" if closed_count == 1 else "boxes were"
+            self.status = f"at most {MOST_NODES} boxes are drawn: {closed_count} {boxes} closed"
 
     def fold(self, nodes: list[int]) -> None:
         """Close each frame, or the frame around each box."""

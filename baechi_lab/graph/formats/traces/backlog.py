@@ -69,12 +69,12 @@ def leave_out_backlog(
     chain(copies, blocked=blocked)
     # The streams that were behind at every launch of the step, by more than the host's time for its first launch.
     host_us = min(latency_us, LATENCY_US)
-    launched: dict[str, list[tuple[float, float]]] = {}
+    launches: dict[str, list[tuple[float, float]]] = {}
     for k, launch in launch_of.items():
-        launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
+        launches.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
     first_start = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
     behind = set()
-    for lane, times in launched.items():
+    for lane, times in launches.items():
         first, delay = min(times)[0], min(start - launch for start, launch in times) - host_us
         all_launched = first >= max(launch for _, launch in times)
         if delay > CLOCK_US and (all_launched or 2 * delay > first - first_start):

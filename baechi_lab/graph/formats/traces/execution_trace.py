@@ -74,11 +74,11 @@ def accesses(document: Any) -> dict[int, Access]:
         if isinstance(number, int):
             schema = fields.get("op_schema")
             inputs = _values(node, "inputs")
-            changed = _changed(schema if isinstance(schema, str) else "")
+            changed_arguments = _changed(schema if isinstance(schema, str) else "")
             reads = dict(s for value in inputs for s in _storages(value))
-            changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
-            written = dict(s for value in _values(node, "outputs") for s in _storages(value))
-            makes = {s: size for s, size in written.items() if s not in reads}
+            changes = dict(s for k, value in enumerate(inputs) if k in changed_arguments for s in _storages(value))
+            output_storages = dict(s for value in _values(node, "outputs") for s in _storages(value))
+            makes = {s: size for s, size in output_storages.items() if s not in reads}
             access_of[number] = Access(reads, makes, changes, str(node.get("name", "")), str(fields.get("tid")))
     return access_of
 
@@ -156,9 +156,9 @@ def join(
 def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) -> dict[int, Access]:
     """Joins by a number of both traces; empty if too many names differ."""
     times = Counter(row.args.get(key) for row in rows if isinstance(row.args.get(key), (int, str)))
-    numbered = [row for row in rows if times.get(row.args.get(key)) == 1 and row.args[key] in accesses]
-    agreeing = [row for row in numbered if accesses[row.args[key]].is_of(row.name)]
-    trusted = len(agreeing) >= _AGREEMENT * len(numbered)
+    numbered_rows = [row for row in rows if times.get(row.args.get(key)) == 1 and row.args[key] in accesses]
+    agreeing = [row for row in numbered_rows if accesses[row.args[key]].is_of(row.name)]
+    trusted = len(agreeing) >= _AGREEMENT * len(numbered_rows)
     return {id(row): accesses[row.args[key]] for row in agreeing} if trusted else {}
 
 

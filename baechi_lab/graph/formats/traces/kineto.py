@@ -100,8 +100,8 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
         if before is None or row.end >= before.end:
             last[lane] = row
     if step.kernels:
-        copied = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
-        _cut(ops, [row for row in step.host if row.category in RUNTIME], copied)
+        copy_ends = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
+        _cut(ops, [row for row in step.host if row.category in RUNTIME], copy_ends)
     builder = _EventBuilder(bool(step.kernels))
     for op in ops:
         builder.host(op)
@@ -239,10 +239,10 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
     return outermost
 
 
-def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[int | str | None, float]) -> None:
+def _cut(ops: list[_Op], runtime: Sequence[Row], copy_ends: Mapping[int | str | None, float]) -> None:
     """Assigns calls of the runtime to the ops around them; calls outside of all ops become ops.
 
-    `copied`: when each copy ended on its device. The host waited for a copy that ended within its call.
+    `copy_ends`: when each copy ended on its device. The host waited for a copy that ended within its call.
     """
     by_thread: dict[str, list[_Op]] = {}
     for op in ops:
@@ -250,7 +250,7 @@ def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[int | str | Non
     alone = []
     for row in sorted(runtime, key=lambda row: row.start):
         synchronizes = "Synchronize" in row.name
-        blocks = "Memcpy" in row.name and copied.get(row.correlation, float("inf")) <= row.end + CLOCK_US
+        blocks = "Memcpy" in row.name and copy_ends.get(row.correlation, float("inf")) <= row.end + CLOCK_US
         cut = _Cut(row.start, row.end, row.correlation, not synchronizes, synchronizes or blocks)
         enclosing_op = _holding(by_thread.get(row.thread, []), row.start)
         if enclosing_op is None:

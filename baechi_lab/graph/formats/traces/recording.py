@@ -96,11 +96,11 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     lanes = list(dict.fromkeys(lane))
     if len(lanes) > MOST_DEVICES:
         raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
-    table, waits_for, dropped = _dependencies(events, order, place)
-    duration, waited = _durations([events[i] for i in order], lane, waits_for, parallel)
+    table, waits_for, dropped_count = _dependencies(events, order, place)
+    duration, waited_us = _durations([events[i] for i in order], lane, waits_for, parallel)
     span = max(e.end_us for e in events) - min(e.start_us for e in events)
-    group, separated = _groups([events[i] for i in order], lane)
-    sentences = [*notes, *_notes(dropped, waited, len(lanes) * span, separated)]
+    group, separated_count = _groups([events[i] for i in order], lane)
+    sentences = [*notes, *_notes(dropped_count, waited_us, len(lanes) * span, separated_count)]
     graph = _graph([events[i] for i in order], duration, table, group, name)
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
@@ -182,7 +182,7 @@ def _dependencies(
 
     An op that started before the end of a dependency gets the dependencies of that one instead.
     """
-    table, dropped = TensorTable(), 0
+    table, dropped_count = TensorTable(), 0
     waits_for: list[list[int]] = [[] for _ in order]
     waits = [{*(j for j, _ in event.reads), *event.after} for event in events]
     for k, i in enumerate(order):
@@ -196,7 +196,7 @@ def _dependencies(
                 continue
             table.add(place[j], label, size, [k])
             waits_for[k].append(place[j])
-        dropped += len(contradicted)
+        dropped_count += len(contradicted)
         # The dependencies of the contradicted dependencies of `i`, as far as these had ended.
         visited, pending, before = {i, *contradicted}, list(contradicted), set()
         while pending:
@@ -209,7 +209,7 @@ def _dependencies(
         for j in sorted(before - waits[i]):
             table.add(place[j], "control", CONTROL_BYTES, [k])
             waits_for[k].append(place[j])
-    return table, waits_for, dropped
+    return table, waits_for, dropped_count
 
 
 def _contradicted(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
@@ -228,7 +228,7 @@ def _durations(
     first_start, finish = min(e.start_us for e in events), max(e.end_us for e in events)
     free: dict[str, float] = {}
     lane_ends: list[float] = []
-    duration, waited = [], 0.0
+    duration, waited_us = [], 0.0
     for k, event in enumerate(events):
         ready = max([free.get(lane[k], first_start), *(lane_ends[j] for j in waits_for[k])])
         wait = max(0.0, event.start_us - ready)
@@ -236,11 +236,11 @@ def _durations(
             duration.append(event.end_us - event.start_us)
             lane_ends.append(ready + duration[-1])
         else:
-            waited += wait
+            waited_us += wait
             duration.append(max(0.0, event.end_us - ready))  # clocks are coarse: it may have started before `ready`
             lane_ends.append(max(ready, event.end_us))
         free[lane[k]] = lane_ends[-1]
-    return duration, waited
+    return duration, waited_us
 
 
 def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
@@ -250,19 +250,19 @@ def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
     return groups, sum(bool(e.group) and not group for e, group in zip(events, groups, strict=True))
 
 
-def _notes(dropped: int, waited: float, lanes_us: float, separated: int) -> list[str]:
+def _notes(dropped_count: int, waited_us: float, lanes_us: float, separated_count: int) -> list[str]:
     sentences = []
-    if separated:
+    if separated_count:
         sentences.append(
-            f"{separated} ops ran on another lane than what they share a variable with; any device may take them"
+            f"{separated_count} ops ran on another lane than what they share a variable with; any device may take them"
         )
-    if dropped:
+    if dropped_count:
         sentences.append(
-            f"{dropped} dependencies of the trace are not kept, as the op that waits had started before; it depends on what "
-            "those depended on"
+            f"{dropped_count} dependencies of the trace are not kept, as the op that waits had started before; it depends on "
+            "what those depended on"
         )
-    if lanes_us > 0 and waited / lanes_us >= 0.005:
-        share = f"{waited / lanes_us:.0%} of all lanes' time"
+    if lanes_us > 0 and waited_us / lanes_us >= 0.005:
+        share = f"{waited_us / lanes_us:.0%} of all lanes' time"
         sentences.append(
             f"waits that nothing in the trace explains add up to {share}; each counts with the op after it"
         )

@@ -115,13 +115,15 @@ def _rows(devices: Any) -> Iterator[_Row]:
     """Makes an event for each entry of each device, except `stream:all` and entries without a device."""
     # Nanoseconds since 1970 are whole numbers of more digits than a float has.
     origin = min((n.all_start_nanos or 1000 * n.all_start_micros for d in devices for n in d.node_stats), default=0)
-    launched = {d.device.partition("/stream:")[0].rpartition("/device:")[2] for d in devices if "/stream:" in d.device}
+    launching_devices = {
+        d.device.partition("/stream:")[0].rpartition("/device:")[2] for d in devices if "/stream:" in d.device
+    }
     tasks = {_task(d.device) for d in devices}
     for device in devices:
         device_name = device.device.rpartition("/device:")[2]
         if device_name.endswith("/stream:all") or ("memcpy" in device_name.lower() and "/stream:" not in device_name):
             continue
-        host = "/stream:" not in device_name and device_name in launched
+        host = "/stream:" not in device_name and device_name in launching_devices
         lane = f"{device_name} launches" if host else device_name
         lane = lane if len(tasks) == 1 else f"{_task(device.device)}/{lane}"
         kind = "cpu" if host or not device_name.upper().startswith(("GPU", "TPU")) else device_name[:3].lower()

@@ -54,11 +54,11 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
         )
     events = [event for event, _ in rows]
     note = chain(events)
-    launched = {key: k for k, (event, keys) in enumerate(rows) if event.kind == "cpu" for key in keys}
+    launch_of_key = {key: k for k, (event, keys) in enumerate(rows) if event.kind == "cpu" for key in keys}
     for event, keys in rows:
         if event.kind == "cpu":
             continue
-        for k in {launched[key] for key in keys if key in launched}:
+        for k in {launch_of_key[key] for key in keys if key in launch_of_key}:
             if events[k].end_us <= event.start_us:
                 event.after.add(k)
     return recording(events, name, [note])
