@@ -9,6 +9,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError, InvalidInput, MissingPackage, UnknownNameError
+from baechi_lab.graph.step import BuiltFrom
 from baechi_lab.placers.m_etf import METF
 from baechi_lab.sweeps import best, grid
 from baechi_lab.sweeps.grid import equal_devices
@@ -267,15 +268,15 @@ def test_a_graph_that_could_not_be_made_is_tried_again(tmp_path):
 def test_a_step_is_known_by_its_program_and_not_by_its_values_or_times():
     """What tracing took, and random initial values, differ in every process that goes on with a sweep."""
 
-    def key(graph=b"graph", weight=1.0, **info):
+    def key(graph=b"graph", weight=1.0, built_from=None, **info):
         spec = bl.TensorSpec("w", "float32", (1,))
         values = (np.array([weight], dtype=np.float32),)
-        return grid.graph_key(bl.Step("tiny", graph, (), (), (), (spec,), values, info=info), 8, grid.Profiling())
+        step = bl.Step("tiny", graph, (), (), (), (spec,), values, info=info, built_from=built_from)
+        return grid.graph_key(step, 8, grid.Profiling())
 
     assert key(trace_seconds=1.0) == key(weight=2.0, trace_seconds=3.0)
-    assert key() != key(graph=b"other") and key(model="mlp", params={"units": 3}) != key(
-        model="mlp", params={"units": 4}
-    )
+    small, large = (BuiltFrom("mlp", {"units": units}) for units in (3, 4))
+    assert key() != key(graph=b"other") and key(built_from=small) != key(built_from=large)
 
 
 def test_another_release_computes_its_own_rows(tmp_path, monkeypatch):
