@@ -183,7 +183,8 @@ class _Reader:
             return
         func = _operator(target)
         keyword_only = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
-        args, kwargs, reads = [], {}, {}
+        args, kwargs = [], {}
+        reads: dict[str, torch.Tensor] = {}
         for entry in node["inputs"]:
             reads |= {label: self.tensor(label) for label in self.labels(entry["arg"])}
             if keyword_only.get(entry["name"], False):
