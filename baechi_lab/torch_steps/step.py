@@ -29,7 +29,8 @@ class TorchStep:
         inputs: the model's arguments, on the CPU: a tensor, a tuple of positional ones, a dict (or Hugging Face's
             `BatchEncoding`) of keywords, with labels or without, or both as `(tuple, dict)`; one argument that is a list of
             tensors as `([...],)`.
-        loss: `(outputs, *targets) -> scalar`; by default the `loss` that the outputs have, else the mean of their squares.
+        loss: `(outputs, *targets) -> scalar`; by default the `loss` that the outputs have or their only scalar, else the mean
+            of their squares.
         targets: what the loss compares with, on the CPU: a tensor, or a tuple of them.
         optimizer: `parameters -> torch.optim.Optimizer`, or None for no update; for an export, a class of
             `torch.optim` or `functools.partial` of one.
