@@ -18,7 +18,7 @@ from .memo import Memo
 from .pipeline import place_in_groups
 from .simulator.runtime_peaks import notes_on_runtime_peaks
 from .stages import Optimize, Simulate
-from .step_summary import note_on_bound, note_on_native, notes_on, one_device
+from .step_summary import note_on_bound, note_on_native, notes_on, one_device, speedup_of
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +35,7 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 
 COLUMNS = tuple(
     (
-        "placer makespan_us lower_bound_us gap feasible peak_bytes device_peak_bytes moved_bytes transfers balance "
+        "placer makespan_us speedup lower_bound_us gap feasible peak_bytes device_peak_bytes moved_bytes transfers balance "
         "place_seconds measured_us measured_low_us measured_high_us error one_device_us winner peak_parts "
         "measured_peak_bytes measured_device_peak_bytes measured_peak_parts peak_margin"
     ).split()
@@ -87,9 +87,9 @@ def compare(
         progress: show a progress bar.
 
     Returns:
-        The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster; where
-        pipeline stages have replicas, of that placement), `gap` (`makespan_us / lower_bound_us - 1`), `feasible` (no rule
-        broken), `peak_bytes` (the fullest device) and
+        The columns `makespan_us` (simulated), `speedup` (`one_device_us / makespan_us`; above 1 is faster),
+        `lower_bound_us` (of the original graph: no placement is faster; where pipeline stages have replicas, of that
+        placement), `gap` (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
         `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
         interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
@@ -172,6 +172,7 @@ def compare(
         table["samples_per_second"] = batch_size * 1e6 / table["makespan_us"].where(table["makespan_us"] > 0)
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
+    table["speedup"] = speedup_of(table)
     table["winner"] = [row.get("winner", "") for row in rows]
     notes = notes_on(table[:placed], graph, groups, cluster)
     table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placed], graph)

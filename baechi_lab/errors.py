@@ -46,7 +46,7 @@ class UnknownNameError(InvalidInput):
 
     @classmethod
     def of(cls, kind: str, name: object, known_names: Iterable[str]) -> UnknownNameError:
-        names = sorted(known_names)
+        names = sorted(set(known_names))
         lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
         near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""

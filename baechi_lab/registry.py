@@ -67,6 +67,11 @@ class Registry(Generic[T]):
         params = params or {}
         instance: Any = name_or_object
         if not isinstance(name_or_object, self.base):
+            if callable(name_or_object) or hasattr(name_or_object, "assign"):
+                raise InvalidInput(
+                    f"{self.kind} is {name_or_object!r:.80}; it must be a name, or an object of a class that inherits from "
+                    f"{self.base.__module__}.{self.base.__qualname__}"
+                )
             cls: Any = self.find(str(name_or_object))
             field_names = [f.name for f in fields(cls) if f.init]
             for key in params:

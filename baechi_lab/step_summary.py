@@ -66,6 +66,12 @@ def against_one_device(step_us: float, one_device_us: float) -> str:
     return f"{ratio:.3g} times slower than one device" if ratio > 1 else f"{1 / ratio:.3g} times faster than one device"
 
 
+def speedup_of(table: pandas.DataFrame) -> pandas.Series:
+    """The step of one device over that of every row: float64[rows], NaN where one of them is missing or 0."""
+    one_device_us, makespan_us = table["one_device_us"].astype(float), table["makespan_us"].astype(float)
+    return one_device_us.where(one_device_us > 0) / makespan_us.where(np.isfinite(makespan_us) & (makespan_us > 0))
+
+
 def change_in_words(step_us: float, before_us: float) -> str:
     """Returns the change from one step to another in percent; empty where a time is missing.
 
@@ -242,6 +248,9 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
             f"one device alone takes {format_us(one)}: even the best split here is "
             f"{against_one_device(best, one)}{advice}"
         )
+    elif best > (1 - AT_THE_BOUND) * one and not coarse:
+        proof = ": by the lower bound, none can be" if float(split["gap"].min()) < AT_THE_BOUND else ""
+        notes.append(f"no placement here is faster than one device, which takes {format_us(one)}{proof}")
     return tuple(notes)
 
 

@@ -89,8 +89,8 @@ def test_compare_table_for_people(call, graph_file):
     assert code == 0
     assert "25.00 us" in out
     assert "47.1%" in out  # 25 / 17 - 1
-    assert "x 1.00" in out and "x 0.68" in out  # 25 / 25 and 17 / 25 of one device
-    assert "auto: the answer of " in out
+    assert "speedup" in out and "  1.00  " in out and "  1.47  " in out  # 25 / 25 and 25 / 17
+    assert "auto: took the placement of " in out
 
 
 def test_compare_says_what_the_table_would_hide(call, tmp_path):
@@ -701,6 +701,21 @@ def test_sweep_prints_why_a_row_failed(call, graph_file):
     code, both, err = call("sweep", graph_file, "--devices", "1", "--memory", "10B,2kB", "--jobs", "1")
     assert code == 0 and not err and "needs" in both
     assert len(re.findall(r"m-etf, [12] x 10 B: .*needs", out)) == 2
+
+
+def test_a_command_or_a_file_that_is_misspelt_is_told_the_right_one(call, tmp_path):
+    check_refused(call("comapre", "graph.json"), "unknown command 'comapre'; did you mean 'compare'?")
+    (tmp_path / "net.py").write_text("")
+    check_refused(call("profile", tmp_path / "net.py"), "net.py names no training step; write FILE.py:FUNCTION")
+    (tmp_path / "config.json").write_text("{}")
+    check_refused(
+        call("profile", tmp_path / "config.json", "--hardware", "a100"), "config.json would be a model's config"
+    )
+
+
+def test_descriptions_are_as_wide_as_the_terminal(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert all(len(line) <= 60 for line in call("profile", "--help")[1].splitlines())
 
 
 def test_export_refuses_an_unknown_format_at_once(call):

@@ -298,6 +298,7 @@ def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model
     assert out["status"] == "ok" and len(out["step_seconds"]) == 2 and out["simulated_us"] > 0
     code, facts, err = call("export", model, *placing, "-o", "out")
     assert code == 0, err
+    assert ("the step has no optimizer, so train.py computes gradients" in err) == model.startswith("nets.py")
     assert facts == {"folder": "out", "script": "out/train.py"}
     script = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path / "out", capture_output=True, text=True, timeout=200

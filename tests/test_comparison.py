@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_comparison(monkeypatch):
 
 def test_rows_stand_beside_one_device(graph, cluster):
     table = bl.compare(graph, cluster, ["m-etf"], progress=False)
-    assert table["one_device_us"].tolist() == [10 + 10 + 5]
+    assert table["one_device_us"].tolist() == [10 + 10 + 5] and table["speedup"].tolist() == [25 / 17]
     assert table.attrs["notes"] == ()  # 17 against 25: nothing to warn of
 
 
@@ -257,7 +257,8 @@ def test_passes_that_leave_nothing_to_divide_are_said(graph, cluster):
     assert "1 group" in note and "100%" in note
     # Where a transfer costs 1000, one device is the best there is.
     slow = cluster.replace(link=bl.Link(1000.0, 0.0))
-    assert bl.compare(graph, slow, ["m-etf"], **grouped).attrs["notes"] == ()
+    (note,) = bl.compare(graph, slow, ["m-etf"], **grouped).attrs["notes"]
+    assert note == "no placement here is faster than one device, which takes 25.00 us: by the lower bound, none can be"
 
 
 def test_what_is_named_in_the_defaults_is_optimized(graph, cluster):

@@ -48,8 +48,22 @@ def test_parameters_are_for_names_only_and_must_be_known():
         PASSES.make(5)
 
 
+def test_a_function_or_a_class_of_ones_own_is_told_what_to_inherit_from():
+    class Mine:
+        def assign(self, graph, cluster):
+            return bl.Placement(device=[0])
+
+    for placer in (lambda graph, cluster: bl.Placement(device=[0]), Mine(), PLACERS.find("single")):
+        with pytest.raises(
+            bl.InvalidInput, match=r"must be a name, or an object .* from baechi_lab\.placers\.base\.Placer"
+        ):
+            PLACERS.make(placer)
+
+
 def test_the_nearest_name_does_not_depend_on_case():
     with pytest.raises(bl.UnknownNameError, match="unknown hardware 'A1000'; did you mean 'a100'"):
         raise bl.UnknownNameError.of("hardware", "A1000", ["v100", "a100", "h100"])
+    with pytest.raises(bl.UnknownNameError, match=r"\(known: a100, h100\)$"):
+        raise bl.UnknownNameError.of("hardware", "x", ["h100", "a100", "a100"])
     with pytest.raises(bl.UnknownNameError, match=r"unknown placer 'nothing' \(known: "):  # none is near
         PLACERS.find("nothing")

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import BaechiLabError, MissingPackage
+from ..errors import BaechiLabError, MissingPackage, UnknownNameError
 from ..workers.isolated import current_folder
 
 COMMANDS = {
@@ -56,6 +56,12 @@ class _Parser(argparse.ArgumentParser):
             print(message, end="", flush=True)
 
 
+class _Formatter(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Fills every paragraph to the width of the terminal."""
+        return "\n\n".join(super(_Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+
+
 def _one_line(text: str) -> str:
     """Returns a message on one line, shortened in the middle if it is long."""
     line = " ".join(text.split())
@@ -72,9 +78,7 @@ def parser() -> argparse.ArgumentParser:
     for name, line in COMMANDS.items():
         module = importlib.import_module(f".{name}", __name__)
         text = (module.__doc__ or line).strip()
-        sub = commands.add_parser(
-            name, help=line, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        sub = commands.add_parser(name, help=line, description=text, formatter_class=_Formatter)
         sub.add_argument("--json", action="store_true", help="print JSON for machines instead of text")
         module.add_arguments(sub)
         sub.set_defaults(work=module.run)
@@ -142,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes: list[str] = []
     try:
         with _interruptible(), _collecting_warnings(notes):
+            if command not in COMMANDS and command[:1] not in ("", "-"):
+                raise UnknownNameError.of("command", command, COMMANDS)
             arguments: Any = parser().parse_args(words)
             code = int(arguments.work(arguments) or 0)
             if sys.stdout is not None:

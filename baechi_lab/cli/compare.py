@@ -15,11 +15,14 @@ from . import console, options, output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("graph", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument(
-        "--placers", default="auto,single,m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)"
+        "--placers",
+        default="auto,single,m-topo,m-etf,m-sct",
+        metavar="NAME[,NAME...]",
+        help="see `baechi-lab place --list` (%(default)s)",
     )
-    parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
+    parser.add_argument("--scheduler", help="how devices choose among ready ops: planned, fifo, pct or msr")
     parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
     parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
     group = parser.add_argument_group("measured")
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--native", action="store_true", help="also run --step undivided, as its framework itself runs it"
     )
-    options.add_parameters(parser, "step")
+    options.add_parameters(group, "--step, a benchmark model")
     options.add_pipeline(parser)
     options.add_cluster(parser)
     options.add_optimize(parser, default=None)

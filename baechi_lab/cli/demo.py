@@ -35,14 +35,20 @@ PASSES_OF_MODEL = {"inception_v3": "colocation,fusion"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--model", default="inception_v3", help="benchmark model or FILE.py:FUNCTION (%(default)s)")
-    parser.add_argument("--batch-size", default=None, metavar="N", help="(2 for inception_v3, else the model's own)")
+    parser.add_argument(
+        "--batch-size", default=None, metavar="N", help="samples of a step (2 for inception_v3, else the model's own)"
+    )
     options.add_parameters(parser, "model")
     parser.add_argument("--devices", default="4", metavar="N", help="devices to place on (4)")
     parser.add_argument("--memory", metavar="SIZE", help="memory per device (what the attached devices have)")
     parser.add_argument(
-        "--passes", metavar="NAME[,NAME...]", help=f"({','.join(PASSES)}; Inception-V3 without coplacement)"
+        "--passes",
+        metavar="NAME[,NAME...]",
+        help=f"passes that make groups of ops ({','.join(PASSES)}; Inception-V3 without coplacement)",
     )
-    parser.add_argument("--placers", default="m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)")
+    parser.add_argument(
+        "--placers", default="m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="placers to compare (%(default)s)"
+    )
     parser.add_argument("--steps", default="10", metavar="N", help="measured steps of the real run (10)")
     parser.add_argument(
         "-o", "--output", default="placed_training", metavar="FOLDER", help="exported script (%(default)s)"

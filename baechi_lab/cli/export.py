@@ -58,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         export(step, placement, folder, graph=graph, **pipeline)
     facts = {"folder": folder, "script": f"{folder.rstrip('/')}/train.py"}
     output.print_json(facts) if arguments.json else output.print_facts(facts)
+    if not isinstance(step, Step) and step.optimizer is None:
+        print(
+            "note: the step has no optimizer, so train.py computes gradients and updates nothing; FUNCTION may return "
+            "bl.torch.TorchStep(name, build, inputs, loss=..., optimizer=...)",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="models of the study, and steps of one's own as FILE.py:FUNCTION (inception_v3,gnmt,resnet50,transformer)",
     )
     parser.add_argument(
-        "--placements", default="single,m-topo,m-etf,m-sct,random", metavar="NAME[,NAME...]", help="(%(default)s)"
+        "--placements",
+        default="single,m-topo,m-etf,m-sct,random",
+        metavar="NAME[,NAME...]",
+        help="placers to run (%(default)s)",
     )
     parser.add_argument(
         "--parts", default="study,speed-up", metavar="NAME[,NAME...]", help="study, speed-up or both (both)"

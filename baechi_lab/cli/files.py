@@ -95,7 +95,8 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     )
     if any(rejection) or arguments.mode == "estimated":
         raise InvalidInput(
-            f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option"
+            f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option "
+            f"(hf:{arguments.model:.80} would be a model's configuration)"
         )
     trace = load_trace(arguments.model, execution_trace=arguments.execution_trace)
     lanes = ", ".join(trace.cluster.names[:8]) + (" ..." if trace.cluster.n > 8 else "")

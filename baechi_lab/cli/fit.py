@@ -17,7 +17,7 @@ from . import console, options, output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", nargs="?", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("--model", metavar="NAME", help="a benchmark model in place of a graph; it needs TensorFlow")
     parser.add_argument("--hardware", metavar="NAME", help="for --model: costs of (rtx2080)")
     parser.add_argument("--batch-size", metavar="N", help="samples of a step")

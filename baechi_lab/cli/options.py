@@ -17,6 +17,9 @@ from ..graph.hardware import FAMILIES, HARDWARE, kind_named, known_kind
 from ..graph.link_presets import default_link, named_link
 from ..graph.units import parse_bytes
 
+GRAPH = "graph file: .json, .json.gz, .stg, a trace, or PipeDream's graph.txt"
+"""What `--help` says of GRAPH."""
+
 
 def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
     """--devices, --memory, --speed, --cluster, --kind, --link, --link-latency, --link-us-per-byte, --comm."""
@@ -208,7 +211,7 @@ def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
         "--passes",
         default="colocation,coplacement,fusion",
         metavar="NAME[,NAME...]",
-        help="for --optimize (%(default)s)",
+        help="passes that make the groups, for --optimize (%(default)s)",
     )
 
 

@@ -94,7 +94,7 @@ def print_comparison(table: pandas.DataFrame) -> None:
     header = [
         "placer",
         "step",
-        "one device",
+        "speedup",
         "lower bound",
         "gap",
         "peak memory",
@@ -103,13 +103,13 @@ def print_comparison(table: pandas.DataFrame) -> None:
         "balance",
         "placed in",
     ]
-    header += ["measured", "peak, measured"] * has_measurements + ["to native"] * ("native_ratio" in table)
+    header += ["measured", "peak, measured"] * has_measurements + ["measured / native"] * ("native_ratio" in table)
     print_rows(header, [_comparison_row(row, has_measurements) for row in rows])
     for row in rows:
         if row["error"]:
             print(f"  {row['placer']}: {row['error']}")
         if row.get("winner"):
-            print(f"  {row['placer']}: the answer of {row['winner']}")
+            print(f"  {row['placer']}: took the placement of {row['winner']}")
     for note in table.attrs.get("notes", ()):
         print(f"note: {note}")
 
@@ -118,22 +118,19 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
     def cell(key: str, form: Any) -> str:
         return "-" if row.get(key) is None else form(row[key])
 
-    def versus(one_us: float) -> str:
-        return "-" if not one_us or row.get("makespan_us") is None else f"x {row['makespan_us'] / one_us:.2f}"
-
     cells = [
         str(row["placer"]),
         cell("makespan_us", format_us),
-        cell("one_device_us", versus),
+        cell("speedup", lambda ratio: f"{ratio:.2f}"),
         cell("lower_bound_us", format_us),
         cell("gap", gap_in_words),
         cell("peak_bytes", format_bytes),
         "yes" if row["feasible"] else "no",
         cell("moved_bytes", format_bytes),
         cell("balance", lambda b: f"{b:.2f}"),
-        cell("place_seconds", lambda s: f"{s:.3g} s"),
+        cell("place_seconds", lambda s: format_us(s * 1e6)),
     ]
-    ratio = [cell("native_ratio", lambda x: f"x {x:.2f}")] * ("native_ratio" in row)
+    ratio = [cell("native_ratio", lambda ratio: f"{ratio:.2f}")] * ("native_ratio" in row)
     run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * measured
     return cells + run + ratio
 

@@ -15,8 +15,10 @@ from . import console, options, output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", nargs="?", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
-    parser.add_argument("--placer", default="m-sct", metavar="NAME", help="(%(default)s; see --list)")
+    parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
+    parser.add_argument(
+        "--placer", default="m-sct", metavar="NAME", help="algorithm that places, see --list (%(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="list the placers and exit")
     parser.add_argument("--seed", default="0", help="seed, for placers that draw random numbers (0)")
     options.add_time_limit(parser)
@@ -66,7 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(facts)
     else:
-        output.print_facts({"placer": facts["placer"], "ops": f"{result.graph.n} in {result.coarse.n} groups"})
+        output.print_facts(
+            {
+                "placer": facts["placer"],
+                "ops": f"{result.graph.n} in {result.coarse.n} group{'s' * (result.coarse.n != 1)}",
+            }
+        )
         output.print_timeline(facts)
         if finer:
             print(f"note: {finer}")

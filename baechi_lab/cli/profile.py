@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", help="measured or estimated (estimated with --hardware or --precision, else measured)"
     )
-    parser.add_argument("--hardware", metavar="NAME[,NAME...]", help="estimate for this device, or for several kinds")
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME[,NAME...]",
+        help="estimate for this device, or for several kinds (programs and configurations: rtx2080)",
+    )
     parser.add_argument(
         "--precision",
         metavar="NAME",
@@ -117,11 +121,13 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, object]:
         elif name.endswith("_bytes"):
             lines[name.removesuffix("_bytes")] = format_bytes(value)
         elif name == "seconds":
-            lines[name] = f"{value:.1f}"
+            lines["profiled in"] = f"{value:.1f} s"
+        elif name == "unmeasured_ops":
+            lines["ops without a time"] = value
         elif name == "parameters":
             lines[name] = f"{value:,}"
-        elif name.endswith("_share"):
-            lines[name.replace("_", " ")] = f"{value:.0%}"
+        elif name == "paired_share":
+            lines["backward ops with their forward op"] = f"{value:.0%}"
         else:
             lines[name.replace("_", " ")] = value
     return lines

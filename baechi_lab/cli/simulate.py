@@ -13,9 +13,9 @@ from . import console, options, output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("graph", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("placement", metavar="PLACEMENT", help="placement file, as `baechi-lab place -o` writes it")
-    parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
+    parser.add_argument("--scheduler", help="how devices choose among ready ops: planned, fifo, pct or msr")
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace (.json)")
     parser.add_argument("--figure", metavar="FILE", help="write the Gantt chart (.html)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the timeline (.json, .json.gz)")

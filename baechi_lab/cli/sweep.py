@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", default="1,2,4", metavar="N[,N...]", help="device counts (%(default)s)")
     parser.add_argument("--memory", metavar="SIZE[,SIZE...]", help="memory per device (that of --kind, else 8GB)")
-    parser.add_argument("--placers", default="m-etf", metavar="NAME[,NAME...]", help="(%(default)s)")
+    parser.add_argument(
+        "--placers", default="m-etf", metavar="NAME[,NAME...]", help="see `baechi-lab place --list` (%(default)s)"
+    )
     parser.add_argument("--mode", default="estimated", help="profile a model estimated or measured (%(default)s)")
     parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated (rtx2080)")
     parser.add_argument("--jobs", metavar="N", help="processes (one per core); 1 computes in this one")

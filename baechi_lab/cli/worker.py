@@ -19,7 +19,10 @@ from . import options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--bind", default="127.0.0.1:0", metavar="HOST:PORT", help="(%(default)s; port 0: any free one)"
+        "--bind",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="address to listen on (%(default)s; port 0: any free one)",
     )
     parser.add_argument("--threads", default="1", metavar="N", help="ops that run at a time (1)")
     parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")

@@ -66,7 +66,7 @@ def read_submission(path: Path) -> Submission:
 def _code_cells(path: Path) -> Iterator[tuple[int, str]]:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise FormatError(f"{path.name} has more than {MOST_BYTES:,} bytes")
+            raise FormatError(f"has more than {MOST_BYTES:,} bytes")
         notebook: Any = json.loads(path.read_text(encoding="utf-8"))
         for number, cell in enumerate(notebook["cells"], 1):
             source = "".join(cell["source"])
@@ -74,9 +74,8 @@ def _code_cells(path: Path) -> Iterator[tuple[int, str]]:
             if cell["cell_type"] == "code" and "solution" not in tags and "check.solution(" not in source:
                 yield number, source
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(
-            f"{path.name} is no notebook that can be read: {' '.join(str(error).split()):.100}"
-        ) from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise FormatError(f"is no notebook that can be read: {reason:.100}") from error
 
 
 def _parsed(source: str) -> ast.Module | None:

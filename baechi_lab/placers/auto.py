@@ -163,8 +163,9 @@ class Auto(Placer):
                 return placed.replace(info={**placed.info, "table": table, "winner": "contiguous"})
             return self._repair_attempt(graph, cluster, attempts).replace(info={"table": table, "winner": "repair"})
         attempt, placed = min(fits, key=lambda pair: pair[0].makespan_us)  # ties: the first
-        winner = f"{attempt.placer} on the {attempt.graph} graph" + (
-            f", {attempt.scheduler}" if attempt.scheduler else ""
+        placed_parts = {"raw": "ops", "given": "given groups"}.get(attempt.graph, "groups")
+        winner = f"{attempt.placer} on the {placed_parts}" + (
+            f", scheduler {attempt.scheduler}" if attempt.scheduler else ""
         )
         goal_info = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
         return placed.replace(info={"table": table, "winner": winner, **goal_info})

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
 from ..graph import Timeline
 from ..memo import Memo
-from ..step_summary import notes_on
+from ..step_summary import notes_on, speedup_of
 from .bars import only_renamed
 from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
 from .guard import Guard, Problem
@@ -56,6 +56,7 @@ def _table(outcome: Outcome, rows: list[dict[str, object]]) -> pandas.DataFrame:
 
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["one_device_us"] = outcome.one_device_us
+    table["speedup"] = speedup_of(table)
     table["winner"] = [row.get("winner", "") for row in rows]
     table["busy_shares"] = pd.Series([row.get("busy_shares") for row in rows], dtype=object)
     table["lower_bound_us"] = outcome.lower_bound_us

@@ -178,7 +178,7 @@ def test_homework_is_worth_its_gap_to_a_bound_that_can_be_reached(grades):
         ("c.ipynb", "`placement` is not answered"),
         ("d.ipynb", "the placement is not allowed: device gpu:0 exceeds"),
         ("f.ipynb", "`student` is no student number, a whole number of at least 0"),
-        ("g.ipynb", "g.ipynb is no notebook that can be read"),
+        ("g.ipynb", "is no notebook that can be read"),
         ("h.ipynb", "it has neither exercises of a lesson nor homework"),
     ],
 )
@@ -217,7 +217,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "-o", str(tmp_path / "grades.csv")]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^a\.ipynb +- +- +3 +- +60\.00 us +-$", text, re.MULTILINE)
-    assert "a.ipynb: `placement` is not answered" in text and "b.ipynb: b.ipynb is no notebook" in text
+    assert "a.ipynb: `placement` is not answered" in text and "b.ipynb: is no notebook" in text
     rows = list(csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8")))
     assert [row["student"] for row in rows] == ["3", ""]
 

@@ -120,6 +120,6 @@ def test_what_would_last_too_long_is_not_begun(monkeypatch):
     begun.clear()
     monkeypatch.setattr(rule, "SEARCH", replace(rule.SEARCH, reducing_time=1e12, contracting_time=1e12))
     hurried = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)
-    assert not begun and "on the raw graph" in hurried.info["start"] and hurried.info["evaluations"] > 1
+    assert not begun and "on the ops" in hurried.info["start"] and hurried.info["evaluations"] > 1
     place(graph, cluster, "search", time_limit=None, evaluations=50, workers=1)  # whose time is not limited
     assert 1 in begun

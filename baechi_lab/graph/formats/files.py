@@ -54,7 +54,8 @@ def load_graph(path: PathLike) -> OpGraph:
     data = read(path)
     if (program := program_kind(path, data)) is not None:
         raise FormatError(
-            f"{name_of(path)}: is {program}, whose operators have no times; bl.profile estimates them for a hardware"
+            f"{name_of(path)}: is {program}, whose operators have no times; bl.profile_program or `baechi-lab profile` "
+            "estimates them for named hardware"
         )
     if (trace := trace_reader(path, data)) is not None:
         return graph_of_trace(path, trace)

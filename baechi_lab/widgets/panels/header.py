@@ -286,7 +286,7 @@ def why_won(outcome: Outcome) -> str:
     winner, table = outcome.base.info.get("winner", ""), outcome.base.info.get("table", ())
     if not winner:
         return ""
-    winner = winner.replace(" on the given graph", "")  # only the given graph was placed
+    winner = winner.replace(" on the given groups", "")  # nothing else was placed
     if not any(row["feasible"] for row in table):
         return f"auto took the answer of {winner}: no placer's answer fits"
     goal = next(key for key in GOALS if key in table[0])
