@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 Columns = dict[str, bytes]
 """Column name -> little-endian bytes; the JavaScript side knows each column's type by its name."""
@@ -21,15 +19,6 @@ def pack(**columns: tuple[str, object]) -> Columns:
     {'x': b'\\x01\\x00\\x02\\x00'}
     """
     return {name: np.ascontiguousarray(values, dtype=TYPES[kind]).tobytes() for name, (kind, values) in columns.items()}
-
-
-def unpack(columns: Columns, name: str, kind: str) -> NDArray[Any]:
-    """Returns one column as an array: the inverse of `pack`, for tests and static pictures.
-
-    >>> unpack(pack(x=("u2", [1, 2])), "x", "u2").tolist()
-    [1, 2]
-    """
-    return np.frombuffer(columns[name], dtype=TYPES[kind])
 
 
 def pack_texts(texts: Iterable[str]) -> bytes:

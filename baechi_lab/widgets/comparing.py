@@ -134,7 +134,6 @@ class Difference:
     after: tuple[str, ...]
     duration_us: NDArray[np.float64]
     ops: NDArray[np.int64]
-    makespan_change_us: float
 
 
 def difference(first: Outcome, second: Outcome) -> Difference | None:
@@ -155,5 +154,4 @@ def difference(first: Outcome, second: Outcome) -> Difference | None:
         after=tuple(names[d] for d in b[ops[first_op]].tolist()),
         duration_us=first.coarse.duration_us[groups],
         ops=ops,
-        makespan_change_us=second.timeline.makespan_us - first.timeline.makespan_us,
     )

@@ -262,14 +262,11 @@ def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
 def named_hardware(cluster: Cluster) -> str:
     """Returns the hardware that the kind of the first device names or stands for.
 
-    >>> kinds = ("gpu", "H100", "cpu")
-    >>> [named_hardware(Cluster.uniform(2, kind=kind)) for kind in kinds]
+    >>> [named_hardware(Cluster.uniform(2, kind=kind)) for kind in ("gpu", "H100", "cpu")]
     ['rtx2080', 'h100', 'cpu-core']
     """
-    kind, default = kind_named(cluster.devices[0].kind), Setting.hardware
-    if kind in HARDWARE or kind == HARDWARE[default].kind:
-        return kind if kind in HARDWARE else default
-    return next((name for name, hardware in HARDWARE.items() if hardware.kind == kind), default)
+    kind = kind_named(cluster.devices[0].kind)
+    return kind if kind in HARDWARE else {"cpu": "cpu-core", "tpu": "tpu-v5e"}.get(kind, Setting.hardware)
 
 
 def link_name(cluster: Cluster) -> str:

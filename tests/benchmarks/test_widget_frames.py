@@ -41,7 +41,7 @@ view.show_graph(g)
 view.show_timeline(line)
 print(f"{time.perf_counter() - began:.2f} s from the graph to what is sent to the browser")
 view.command({"type": "open_all"})
-print(len(view.nodes_shown), "boxes", len(view.scene.arrows), "arrows")
+print(len(view.scene.nodes), "boxes", len(view.scene.arrows), "arrows")
 
 fresh = ipywidgets.Button(description="Fresh")
 lines = TimelineView()

@@ -50,7 +50,7 @@ function asked() {
 test("an unanswered click is announced until the answer comes, and asked for once", (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const { bench, model, note, sent, press, answer, end } = asked();
-  const stop = watchAnswers(model, bench, true, 2000);
+  const stop = watchAnswers(model, bench, 2000);
   press();
   press();
   t.mock.timers.tick(1999);
@@ -64,19 +64,5 @@ test("an unanswered click is announced until the answer comes, and asked for onc
   t.mock.timers.tick(5000);
   assert.deepEqual([sent.length, note.textContent], [2, ""]);
   stop();
-  end();
-});
-
-test("where no kernel is known, nothing is announced before one has answered", (t) => {
-  t.mock.timers.enable({ apis: ["setTimeout"] });
-  const { bench, model, note, press, answer, end } = asked();
-  watchAnswers(model, bench, false, 2000);
-  press();
-  t.mock.timers.tick(9000);
-  assert.equal(note.textContent, "");
-  answer();
-  press();
-  t.mock.timers.tick(2000);
-  assert.match(note.textContent, /^kernel busy/);
   end();
 });

@@ -6,7 +6,6 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.viz.colors import CLASSES, OTHER_COLOR, device_colors
 from baechi_lab.widgets.coloring import BATCH, MOST_CLASSES, choices, coloring
-from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.schedule import critical_chain
 from baechi_lab.widgets.views import TimelineView
 
@@ -86,7 +85,7 @@ def test_micro_batches_reach_the_view_and_what_cannot_be_shown_is_devices(diamon
     view = TimelineView()
     view.show(whole, [line])
     view.color_by = BATCH
-    assert unpack({"b": view.batches}, "b", "i4").tolist() == np.maximum(whole.micro_batch, -1).tolist()
+    assert np.frombuffer(view.batches, "<i4").tolist() == np.maximum(whole.micro_batch, -1).tolist()
     view.show(diamond, [split])
     assert view.color_by == "device" and view.batches == b""
 

@@ -67,7 +67,7 @@ def test_links_select_and_lead_on(bench):
     assert dict(bench.details.facts)["runs"] == f"{format_us(7.0)} to {format_us(27.0)}"
     assert json.loads(json.dumps(bench.details.sections)) == bench.details.sections  # as the page is sent them
     leaf = int(bench.graph.tree.leaf_of[2])
-    assert leaf in bench.graph.nodes_shown and bench.graph.selected == [leaf]
+    assert leaf in bench.graph.scene.nodes and bench.graph.selected == [leaf]
     bench.model.select(())
     assert bench.details.facts == [] and bench.details.hint
 

@@ -5,15 +5,15 @@ import numpy as np
 import baechi_lab as bl
 from baechi_lab.viz.nested.scene import build_paint, build_scene
 from baechi_lab.viz.nested.tree import build_tree
-from baechi_lab.widgets.columns import pack, pack_texts, unpack
+from baechi_lab.widgets.columns import pack, pack_texts
 from baechi_lab.widgets.moves import in_words, moving
 from baechi_lab.widgets.scene_columns import paint_columns, scene_columns
 
 
 def test_columns_come_back_and_text_stays_on_its_line():
     columns = pack(x=("f8", [1.5, 2.5]), n=("i4", [-1, 7]))
-    assert unpack(columns, "x", "f8").tolist() == [1.5, 2.5]
-    assert unpack(columns, "n", "i4").tolist() == [-1, 7]
+    assert np.frombuffer(columns["x"], "<f8").tolist() == [1.5, 2.5]
+    assert np.frombuffer(columns["n"], "<i4").tolist() == [-1, 7]
     assert pack_texts(["a\nb", "ü"]).decode().split("\n") == ["a b", "ü"]
 
 
@@ -26,15 +26,15 @@ def test_scene_columns_name_type_and_forward():
     assert columns["types"].decode().split("\n")[names.index("g")] == "MatMulGrad"
     assert columns["forward"].decode().split("\n")[names.index("g")] == "f"
     assert columns["labels"].decode().split("\n")[names.index("g")] == "∇ g"
-    assert len(unpack(columns, "points", "f4")) == 2 * unpack(columns, "pointer", "i4")[-1]
+    assert len(np.frombuffer(columns["points"], "<f4")) == 2 * np.frombuffer(columns["pointer"], "<i4")[-1]
 
 
 def test_paint_columns_send_shares_of_mixed_boxes_alone(diamond, split):
     tree = build_tree(diamond)
     scene = build_scene(diamond, tree, ())
     columns = paint_columns(build_paint(diamond, scene, split, np.array([0, 3])))
-    assert unpack(columns, "mixed", "i4").tolist() == [scene.nodes.tolist().index(tree.names.index("s"))]
-    assert unpack(columns, "critical_arrow", "u1").tolist() == [0, 0]  # no edge leads from a to d
+    assert np.frombuffer(columns["mixed"], "<i4").tolist() == [scene.nodes.tolist().index(tree.names.index("s"))]
+    assert np.frombuffer(columns["critical_arrow"], "<u1").tolist() == [0, 0]  # no edge leads from a to d
 
 
 def test_what_moves_along_is_closed_under_groups_and_colocation():

@@ -11,7 +11,6 @@ import baechi_lab as bl
 from baechi_lab.comparison import DEFAULT_PLACERS
 from baechi_lab.graph.units import exact_bytes
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
-from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
@@ -37,14 +36,14 @@ def test_graph_view_opens_folds_and_keeps_the_selection(diamond, split):
     view.show_graph(diamond)
     view.show_timeline(split)
     scope = view.tree.names.index("s")
-    assert len(view.nodes_shown) == 4  # three boxes are few: the scope is open
+    assert len(view.scene.nodes) == 4  # three boxes are few: the scope is open
     view.select_ops([1])
     view.command({"type": "close", "nodes": view.selected})
-    assert len(view.nodes_shown) == 3 and view.selected == [scope] and view.selected_ops == [1]
+    assert len(view.scene.nodes) == 3 and view.selected == [scope] and view.selected_ops == [1]
     view.command({"type": "open", "nodes": view.selected})
-    assert len(view.nodes_shown) == 4 and view.selected_ops == [1]
-    assert unpack(view.marks, "chosen", "i4").sum() == 1
-    assert unpack(view.paint, "device", "u1").max() == 1
+    assert len(view.scene.nodes) == 4 and view.selected_ops == [1]
+    assert np.frombuffer(view.marks["chosen"], "<i4").sum() == 1
+    assert np.frombuffer(view.paint["device"], "<u1").max() == 1
 
 
 def test_a_search_lists_and_selects_nothing_unasked(diamond, split):
@@ -115,15 +114,15 @@ def test_never_more_boxes_than_the_limit(split):
     graph = bl.generators.random_dag(4000, seed=0)
     view = GraphView()
     view.show_graph(graph)
-    assert len(view.nodes_shown) <= 24
+    assert len(view.scene.nodes) <= 24
     for _ in range(4):
-        view.command({"type": "open", "nodes": view.nodes_shown})
-        assert 24 < len(view.nodes_shown) <= 300
+        view.command({"type": "open", "nodes": view.scene.nodes.tolist()})
+        assert 24 < len(view.scene.nodes) <= 300
     assert "at most 300 boxes are drawn" in view.status
     view.command({"type": "open_all"})
-    assert len(view.nodes_shown) <= 300
+    assert len(view.scene.nodes) <= 300
     view.reveal([1234])  # deep inside: shown as a box of its own all the same
-    assert view.selected == [view.tree.leaf_of[1234]] == view.focus and len(view.nodes_shown) <= 300
+    assert view.selected == [view.tree.leaf_of[1234]] == view.focus and len(view.scene.nodes) <= 300
 
 
 @pytest.mark.slow
@@ -132,8 +131,8 @@ def test_a_large_graph_opens_collapsed():
     graph = bl.OpGraph.from_edges(np.ones(22_800), [(k, k + 1, 4) for k in range(22_799)], names=names)
     view = GraphView()
     view.show_graph(graph)
-    assert 8 <= len(view.nodes_shown) <= 260
-    assert int(unpack(view.nodes, "size", "i4").sum()) == 22_800
+    assert 8 <= len(view.scene.nodes) <= 260
+    assert int(np.frombuffer(view.nodes["size"], "<i4").sum()) == 22_800
 
 
 def test_views_of_an_empty_graph():
@@ -191,7 +190,7 @@ def test_the_workbench_s_picture_has_its_numbers(diamond, pair):
 def test_what_was_said_of_a_move_goes_with_it(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
-    node = bench.graph.nodes_shown[-1]
+    node = int(bench.graph.scene.nodes[-1])
     receive(bench.graph, type="move", nodes=[int(node)], device=1)
     assert "moved to gpu:1" in bench.graph.status
     receive(bench.graph, type="undo")
@@ -631,7 +630,7 @@ def test_a_setting_that_does_not_fit_opens_with_its_reason(diamond):
     graph = diamond.replace(persistent_bytes=[10] * 4)
     made = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=5), passes=())
     made.model.inline = True
-    assert made.outcome is None and "5 B" in made.header.problem.value and len(made.graph.nodes_shown) == 4
+    assert made.outcome is None and "5 B" in made.header.problem.value and len(made.graph.scene.nodes) == 4
     made.setting.memory.value = "1 kB"
     assert made.outcome.timeline.feasible and made.header.problem_row.layout.display == "none"
 

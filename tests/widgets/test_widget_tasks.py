@@ -118,7 +118,7 @@ def test_two_placements_side_by_side(diamond, pair):
     made.move([2], 1)
     found = difference(held, made.outcome)
     assert (found.names, found.before, found.after) == (("s/c",), ("gpu:0",), ("gpu:1",))
-    assert found.ops.tolist() == [2] and found.makespan_change_us == 24 - 30
+    assert found.ops.tolist() == [2]
     made.change(cluster=bl.Cluster.uniform(3))
     assert difference(held, made.outcome) is None
 

@@ -6,7 +6,6 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.viz.shades import shades
 from baechi_lab.widgets.bars import bar_columns, build_bars
-from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.levels import level_columns, memory_rows, peaks, steps
 from baechi_lab.widgets.pictures import graph_picture, memory_picture, page, timeline_picture
 from baechi_lab.widgets.schedule import critical_chain, idle
@@ -69,7 +68,7 @@ def test_bars_have_lanes_for_ops_and_transfers(diamond, split):
     assert bars.peer[lane(1)].tolist() == [1, -1 - 1]
     assert bars.critical[lane(0)].tolist() == [True, False, True]
     columns = bar_columns(bars)
-    assert unpack(columns, "longest", "f8").tolist() == [10, 2, 10, 2]
+    assert np.frombuffer(columns["longest"], "<f8").tolist() == [10, 2, 10, 2]
 
 
 def test_measured_below_simulated_with_ops_matched_by_name(diamond, split):
@@ -102,8 +101,8 @@ def test_thinned_steps_keep_every_peak():
 
 def test_level_columns_point_into_each_device(split):
     columns = level_columns(memory_rows([split]))
-    pointer = unpack(columns, "pointer", "i4")
-    assert pointer[-1] == len(unpack(columns, "time", "f8")) == len(split.memory)
+    pointer = np.frombuffer(columns["pointer"], "<i4")
+    assert pointer[-1] == len(np.frombuffer(columns["time"], "<f8")) == len(split.memory)
 
 
 def test_pictures_are_svg_with_device_names(diamond, split):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.views import TimelineView
 from baechi_lab.widgets.waiting import KINDS, statistics, waits
 
@@ -97,7 +96,7 @@ def test_measured_ops_are_matched_by_name(diamond, split):
 def test_the_view_sends_reasons_by_lane_and_measures_what_is_marked(diamond, split):
     view = TimelineView()
     view.show(diamond, [split])
-    assert unpack(view.waits, "pointer", "i4").tolist() == [0, 2, 2, 5, 5] and view.statistics == []
+    assert np.frombuffer(view.waits["pointer"], "<i4").tolist() == [0, 2, 2, 5, 5] and view.statistics == []
     view.measuring = True
     assert [row["busy_us"] for row in view.statistics] == [20, 10]
     view.window = [0.0, 10.0]

@@ -252,7 +252,7 @@ function render({ model, el }) {
   gestures(view, {
     grab: (x, y) => {
       const node = nodeAt(x, y);
-      return model.get("editable") && node !== UNSEEN && selected.has(scene.id[node]);
+      return node !== UNSEEN && selected.has(scene.id[node]);
     },
     carry,
     drop: (event) => {
@@ -364,7 +364,7 @@ function render({ model, el }) {
       return made;
     });
     requestAnimationFrame(() => rove(view.toolbar));
-    moves.replaceChildren(element("span", {}, model.get("editable") ? "Move to" : "Devices"), ...moveButtons);
+    moves.replaceChildren(element("span", {}, "Move to"), ...moveButtons);
     moves.classList.toggle("bl-many", devices.length > MOST_PREVIEWS); // their tooltips have what a move would change
     repaint();
   }

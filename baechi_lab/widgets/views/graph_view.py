@@ -58,7 +58,6 @@ class GraphView(CanvasView):
     heat = traitlets.Dict().tag(sync=True)
     found: traitlets.Dict = traitlets.Dict().tag(sync=True)
     previews: traitlets.Dict = traitlets.Dict().tag(sync=True)
-    editable = traitlets.Bool(True).tag(sync=True)
     height = traitlets.Int(380).tag(sync=True)
 
     def __init__(self, **traits: object):
@@ -309,11 +308,6 @@ class GraphView(CanvasView):
         inside = {e for e in self.expanded for a in around if a in (e, *self.tree.path(e))}
         if around:
             self.open_nodes(e for e in self.expanded if e not in inside)
-
-    @property
-    def nodes_shown(self) -> list[int]:
-        """The tree ids of the boxes that are drawn."""
-        return [] if self.scene is None else self.scene.nodes.tolist()
 
     def picture(self) -> str:
         if self.scene is None or self._paint is None:

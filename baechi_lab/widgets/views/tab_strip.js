@@ -30,21 +30,20 @@ function watchKernel(manager, bench, every = 1000) {
   return () => clearInterval(watch);
 }
 
-/** Say that the kernel is busy while it leaves a person's click, key or change unanswered. A kernel answers no view while a cell
- * runs. Where there may be no kernel at all, it must have answered once. Returns a function that stops.
- * @param {Model} model @param {HTMLElement} bench @param {boolean} lives there is a kernel @param {number} patience milliseconds */
-function watchAnswers(model, bench, lives, patience = 2000) {
+/** Say that the kernel is busy while it leaves a person's click, key or change unanswered, as it does while a cell runs. Returns a
+ * function that stops. @param {Model} model @param {HTMLElement} bench @param {number} patience milliseconds */
+function watchAnswers(model, bench, patience = 2000) {
   const note = element("div", { class: "bl-unanswered", role: "status" });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let late;
   const ask = () => {
     if (late !== undefined) return;
-    late = setTimeout(() => { if (lives) note.textContent = "kernel busy: what you do here waits until it is free"; }, patience);
+    late = setTimeout(() => { note.textContent = "kernel busy: what you do here waits until it is free"; }, patience);
     model.send({ type: "ask" });
   };
   const answered = () => {
     clearTimeout(late);
-    [late, lives, note.textContent] = [undefined, true, ""];
+    [late, note.textContent] = [undefined, ""];
   };
   const kinds = ["click", "change", "keydown"];
   bench.append(note);
@@ -116,18 +115,17 @@ function render({ model, el }) {
     const bench = el.closest(".bl-workbench");
     if (bench) nameSliders(bench);
   });
-  const manager = /** @type {any} */ (model).widget_manager;
   let unask = () => {};
   requestAnimationFrame(() => { // the panes may come after this
     mark_chosen();
     const bench = /** @type {HTMLElement | null} */ (el.closest(".bl-workbench"));
     if (!bench) return;
-    unask = watchAnswers(model, bench, Boolean(manager?.kernel));
+    unask = watchAnswers(model, bench);
     nameSliders(bench);
     changes.observe(bench, { childList: true, subtree: true });
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });
-  const unwatch = watchKernel(manager, () => el.closest(".bl-workbench"));
+  const unwatch = watchKernel(/** @type {any} */ (model).widget_manager, () => el.closest(".bl-workbench"));
   return () => { stop(); unwatch(); unask(); changes.disconnect(); };
 }
 
