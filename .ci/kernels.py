@@ -3,8 +3,16 @@
 import contextlib
 from collections.abc import Callable
 
+import numpy as np
+
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
+from baechi_lab.placers.evaluation.assignment import Limits, make_assignment
+from baechi_lab.placers.evaluation.batch import Batch
+from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after
+from baechi_lab.placers.evaluation.model import make_model
+from baechi_lab.placers.evaluation.work import make_work
+from baechi_lab.simulator.bounds.merge import forced_merges
 
 
 def compile_for(function: Callable[..., object], *arguments: object, **options: object) -> None:
@@ -24,7 +32,22 @@ for name in ("m-topo", "m-etf", "m-sct", "etf", "sct", "contiguous", "dfs", "cri
 for scheduler in ("fifo", "pct", "msr"):
     compile_for(bl.simulate, graph, cluster, bl.Placement(device=[0] * graph.n), scheduler=scheduler)
 compile_for(bl.place, graph, cluster, "search", time_limit=None, evaluations=60, workers=1)
-compile_for(bl.bounds, graph, cluster, effort="high", time_limit=1)
+compile_for(
+    bl.place, bl.generators.layered_dag(60, seed=3), cluster, "search", time_limit=None, evaluations=3000, workers=1
+)
+for bounded_graph, seconds in ((graph, 1), (tiny, 20)):
+    compile_for(bl.bounds, bounded_graph, cluster, effort="high", time_limit=seconds)
+one_device = np.zeros(graph.n, dtype=np.int32)
+compile_for(Batch(graph, cluster).seconds, one_device[None])
+compile_for(forced_merges, tiny, cluster, 0.0, np.inf, 20.0)
+model = make_model(graph, cluster)
+evaluation = (model, make_work(model), make_assignment(one_device, None), Limits(True))
+compile_for(evaluate, *evaluation)
+compile_for(evaluate_after, *evaluation, -1, False)
+two_kinds = bl.Cluster(
+    [bl.Device("fast", "gpu", 1 << 30, speed=3.0), bl.Device("slow", "gpu", 1 << 30)], bl.Link(20.0, 0.001)
+)
+compile_for(bl.place, stages, two_kinds, "ideals")
 for objective in ("latency", "throughput", "step"):
     for small_graph in (tiny, stages):
         compile_for(bl.place, small_graph, cluster, "auto", objective=objective)

@@ -69,8 +69,8 @@ def test_compiled_and_readable_evaluation_agree(seed):
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
     compiled, readable = make_work(model), make_work(model)
-    arguments = make_assignment(device, rank if seed % 2 else None), Limits(True)
-    assert evaluate(model, compiled, *arguments) == evaluate.py_func(model, readable, *arguments)
+    arguments = make_assignment(device, rank if seed % 2 else None), Limits(True), -1, False
+    assert evaluate_after(model, compiled, *arguments) == evaluate_after.py_func(model, readable, *arguments)
     assert compiled.start.tolist() == readable.start.tolist()
 
 

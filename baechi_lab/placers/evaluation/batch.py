@@ -124,7 +124,7 @@ class Batch:
         A placement that exceeds a device's memory takes infinitely long.
         """
         rows = np.ascontiguousarray(rows, dtype=np.int32)
-        unit_devices = rows[:, self.first].astype(np.int64)
+        unit_devices = np.ascontiguousarray(rows[:, self.first], dtype=np.int64)
         result = np.empty(len(rows))
         _seconds((self.plan, self.scratch), (self.model, self.work, *self.order), rows, unit_devices, result)
         return result
