@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,9 +36,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Notebooks and programs that tests start import this checkout, not an installed copy: it is what is tested, and its kernels
 # are compiled once (a copy keeps its own: 90 seconds of a processor again).
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-os.environ.setdefault("BAECHI_LAB_SECOND_COMPILER", "0")  # tests run on all cores already
+# Tests run on all cores already, and threads that wait for small products take time from them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("BAECHI_LAB_SECOND_COMPILER", "0")  # so does a second compiler
 # Beside pytest's own cache: nothing else may be written into a checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".pytest_cache" / "hypothesis"))
+
+import numpy as np  # noqa: E402  (its threads are counted when it is imported)
 
 try:
     from hypothesis import HealthCheck, settings
