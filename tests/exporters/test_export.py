@@ -10,6 +10,7 @@ import signal
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from contextlib import contextmanager
@@ -141,10 +142,7 @@ def test_cluster_export_names_every_worker_to_start(step, placement, tmp_path):
 
 def test_exported_worker_refuses_a_network_that_nobody_called_trusted(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out", workers=["10.0.0.1:2222", "10.0.0.2:2222"])
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.run(
-        [sys.executable, "train.py", "--worker", "0.0.0.0:2222"], cwd=folder, env=quiet, capture_output=True, text=True
-    )
+    process = run_script(folder, "--worker", "0.0.0.0:2222")
     assert process.returncode == 1 and "say so with --trusted-network" in process.stderr.splitlines()[-1]
 
 
@@ -360,16 +358,21 @@ def train_on_workers(folder, workers, step, serving, training, lose=None):
 
 def check_lost(folder, address, worker):
     """Training whose worker is killed ends within seconds, with a sentence; it waited for worker 0 for ever."""
-    train = [sys.executable, "train.py", "--steps", "1000000"]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(train, cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as training:
-        try:
-            assert training.stdout.readline().startswith(b"step 0 ")
-            worker.kill()
-            message = training.communicate(timeout=20)[1].decode()
-        finally:
-            training.kill()
-    assert training.returncode == 1
+    with tempfile.TemporaryFile() as errors:
+        training = start_script(folder, "--steps", "1000000", stderr=errors)
+        too_late = threading.Timer(20, training.kill)
+        with training.stdin, training.stdout:
+            try:
+                assert training.stdout.readline().startswith(b"step 0 ")
+                worker.kill()
+                too_late.start()
+                training.stdout.read()
+                assert training.wait(20) == 1
+            finally:
+                too_late.cancel()
+                training.kill()
+        errors.seek(0)
+        message = errors.read().decode()
     assert re.search(rf"^worker \d of the cluster \({address}\) has ended$", message.strip().splitlines()[-1])
 
 

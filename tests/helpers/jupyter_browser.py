@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -13,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CHROMIUM_ARGUMENTS = [
@@ -31,11 +32,12 @@ def _cell(number: int, text: str) -> dict:
 
 @dataclass
 class Lab:
-    """A running server: its address, token and notebook folder."""
+    """A running server: its address, token and notebook folder, which the server calls `path`."""
 
     url: str
     token: str
     folder: Path
+    path: str = ""
 
     def add_notebook(self, name: str, cells: list[str]) -> str:
         """Write a notebook of code cells and return its address."""
@@ -47,7 +49,28 @@ class Lab:
 
     def address(self, name: str) -> str:
         """Where JupyterLab opens a notebook of the folder."""
-        return f"{self.url}/doc/tree/{name}?token={self.token}"
+        return f"{self.url}/doc/tree/{self.path}{name}?token={self.token}"
+
+    def in_folder(self, name: str) -> Lab:
+        """The same server with a folder below this one."""
+        (self.folder / name).mkdir()
+        return replace(self, folder=self.folder / name, path=f"{self.path}{name}/")
+
+    def end_sessions(self) -> None:
+        """Ends all kernels and forgets what pages have set, such as the theme."""
+        for session in self._ask("sessions", "GET"):
+            self._ask(f"sessions/{session['id']}", "DELETE")
+        self._ask("settings/@jupyterlab/apputils-extension:themes", "PUT", {"raw": "{}"}, root="lab/api")
+
+    def _ask(self, place: str, method: str, content: object = None, root: str = "api"):
+        body = None if content is None else json.dumps(content).encode()
+        address = f"{self.url}/{root}/{place}"
+        headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(address, body, headers, method=method), timeout=60
+        ) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
 
 
 def free_port() -> int:
@@ -65,7 +88,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
 
 
@@ -212,6 +234,31 @@ def hover(page, x: float, y: float) -> None:
     """Moves the mouse and waits until the page has drawn what follows from it."""
     page.mouse.move(x, y)
     await_drawing(page)
+
+
+TOOLTIP = """([selector, places, wanted]) => {
+  const canvas = document.querySelector(selector);
+  const tooltip = canvas.closest('.bl-stage').querySelector('.bl-tooltip');
+  const hits = places.filter(([clientX, clientY]) => {
+    canvas.dispatchEvent(new PointerEvent('pointermove', { clientX, clientY, bubbles: true }));
+    return !tooltip.hidden && new RegExp(wanted).test(tooltip.innerText);
+  });
+  return hits[Math.floor(hits.length / 2)];
+}"""
+
+
+def hover_where(page, canvas: str, places, wanted: str) -> tuple[float, float, str]:
+    """Moves the mouse to the middle one of the `places` whose tooltips match `wanted`, a regular expression.
+
+    The page searches, without drawing. Returns the place and its tooltip.
+    """
+    place = page.evaluate(TOOLTIP, [canvas, [list(place) for place in places], wanted])
+    assert place, f"no tooltip of {canvas} matches {wanted}"
+    page.mouse.move(0, 0)
+    hover(page, *place)
+    text = page.locator(f".bl-stage:has({canvas}) .bl-tooltip").inner_text()
+    assert re.search(wanted, text), text
+    return *place, text
 
 
 READY = """async () => {

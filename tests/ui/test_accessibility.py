@@ -26,8 +26,8 @@ GRAPH = 'canvas[aria-label="Graph"]'
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with jb.running_lab(tmp_path_factory.mktemp("lab")) as lab, jb.browser_page(1280, 720) as opened:
+def page(lab):
+    with jb.browser_page(1280, 720) as opened:
         opened.problems = []
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
         jb.open_notebook(opened, lab.add_notebook("bench.ipynb", [CELL]))

@@ -31,12 +31,12 @@ AXE = jb.ROOT / "tests" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
-def test_a_row_of_the_table_shows_its_timeline_with_collectives(tmp_path):
+def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
     names: dict[str, object] = {}
     exec(SETUP, names)
     answer = names["answer"]
     columns = layout_columns(answer.rows)
-    with jb.running_lab(tmp_path) as lab, jb.browser_page(1600, 1000) as page:
+    with jb.browser_page(1600, 1000) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("layouts.ipynb", CELLS))

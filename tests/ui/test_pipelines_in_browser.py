@@ -26,13 +26,13 @@ bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), micro_batch
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
-def test_phases_are_in_the_legend_and_bubbles_in_the_title(tmp_path):
+def test_phases_are_in_the_legend_and_bubbles_in_the_title(lab):
     names: dict[str, bl.Workbench] = {}
     exec(SETUP, names)
     timeline = names["bench"].timeline.timelines[0]
     phases = {row["label"]: row for row in phase_legend(timeline)}
     assert set(phases) == set(PHASES[:2])
-    with jb.running_lab(tmp_path) as lab, jb.browser_page(1600, 1000) as page:
+    with jb.browser_page(1600, 1000) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("pipelines.ipynb", [SETUP, "bench"]))

@@ -28,14 +28,14 @@ cluster = bl.Cluster.uniform(2, memory_bytes="1GB")
 CELLS = [SETUP, 'bench = bl.Workbench(step, cluster, placer="m-topo", passes=())\nbench']
 
 
-def test_a_torch_step_is_opened_run_and_exported(tmp_path):
+def test_a_torch_step_is_opened_run_and_exported(lab):
     names = {}
     exec(SETUP, names)
     step, cluster = names["step"], names["cluster"]
     graph = bl.profile(step, hardware="rtx2080")
     placement = bl.place(graph, cluster, "m-topo")
     line = bl.simulate(graph, cluster, placement)
-    with jb.running_lab(tmp_path) as lab, jb.browser_page(1280, 720) as page:
+    with jb.browser_page(1280, 720) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("torch.ipynb", CELLS))

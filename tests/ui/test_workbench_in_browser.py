@@ -49,12 +49,6 @@ ENABLED = (
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    with jb.running_lab(tmp_path_factory.mktemp("lab")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def page(lab):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
     with jb.browser_page(1500, 2000) as opened:
@@ -124,9 +118,9 @@ def _at_most(value, limit):
     assert value <= limit
 
 
-def spread_over(count):
-    """The numbers below `count`, neighbours far apart: on a grid of places, a box is hit early. 233 is a prime."""
-    return (233 * k % count for k in range(count))
+def grid(x, y, width, height, columns, rows):
+    """Places on the page at equal distances, row by row."""
+    return [(x + width * k / columns, y + height * row / rows) for row in range(rows) for k in range(columns)]
 
 
 def control(page, label):
@@ -234,15 +228,9 @@ def test_the_first_graph_is_the_model_s_scopes(page, expected):
     assert data(page, "frames_open") == 0 and data(page, "arrows") == len(np.unique(ends[:, :2], axis=0))
     # Hovering along the arrow out of layer0 tells how many tensors it stands for, and their bytes.
     jb.settle(page)
-    box, tooltip = page.locator(GRAPH).bounding_box(), page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
-    names, arrow = [tree.names[n] for n in shown], ""
-    for step in reversed(range(900)):  # from below: the arrow is in the last row, and every step takes two frames
-        jb.hover(
-            page, box["x"] + box["width"] * (step % 90) / 90, box["y"] + box["height"] * (0.3 + 0.025 * (step // 90))
-        )
-        if tooltip.is_visible() and tooltip.inner_text().startswith(f"{names[0]} →"):
-            arrow = tooltip.inner_text()
-            break
+    box, names = page.locator(GRAPH).bounding_box(), [tree.names[n] for n in shown]
+    places = grid(box["x"], box["y"] + 0.3 * box["height"], box["width"], 0.25 * box["height"], 90, 10)
+    _, _, arrow = jb.hover_where(page, GRAPH, places, f"^{re.escape(names[0])} →")
     u, v = (names.index(name) for name in arrow.splitlines()[0].split(" → "))
     tensors = ends[(ends[:, 0] == u) & (ends[:, 1] == v), 2]
     assert f"tensors\t{len(tensors)}" in arrow and format_bytes(int(graph.tensor_bytes[tensors].sum())) in arrow
@@ -391,27 +379,15 @@ def test_moving_an_op_and_taking_it_back(page, expected):
 
 def test_a_box_is_dragged_onto_a_device(page, expected):
     """The box of the first layer, selected and dropped on the other device's button: all its ops go there."""
-    graph, before = expected.graph(), expected.timeline()
-    tree = build_tree(graph)
-    shown = tree.visible(tree.open_until(24)).tolist()
+    before = expected.timeline()
     page.locator(GRAPH).focus()
     page.keyboard.press("ArrowRight")
     jb.eventually(page, lambda: _holds(said(page), "Selected: "))
     page.keyboard.press("0")
     jb.settle(page)
-    box, stage = None, page.locator(GRAPH).bounding_box()
-    tooltip = page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
-    names = [tree.names[node] for node in shown]
-    for step in spread_over(600):
-        x, y = (
-            stage["x"] + stage["width"] * (step % 40) / 40,
-            stage["y"] + stage["height"] * (0.2 + 0.04 * (step // 40)),
-        )
-        jb.hover(page, x, y)
-        if tooltip.is_visible() and tooltip.inner_text().split("\n")[0] == "layer0":
-            box = x, y
-            break
-    assert box is not None, names
+    stage = page.locator(GRAPH).bounding_box()
+    places = grid(stage["x"], stage["y"] + 0.2 * stage["height"], stage["width"], 0.6 * stage["height"], 40, 15)
+    *box, _ = jb.hover_where(page, GRAPH, places, r"^layer0\n")
     page.mouse.click(*box)
     jb.eventually(page, lambda: _holds(said(page), "layer0"))
     jb.settle(page)
@@ -433,19 +409,11 @@ def test_hovering_and_clicking_in_every_view(page):
     said = {}
     for view, word in (("Graph", "device"), ("Timeline", "start"), ("Memory", "persistent")):
         jb.settle(page)
-        box = page.locator(f'canvas[aria-label="{view}"]').bounding_box()
-        tooltip = page.locator(f'.bl-stage:has(canvas[aria-label="{view}"]) .bl-tooltip')
-        for step in spread_over(400):
-            x, y = (
-                box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40,
-                box["y"] + 35 + (step // 40) * (box["height"] - 50) / 10,
-            )
-            jb.hover(page, x, y)
-            # Arrows of the graph and idle time have tooltips as well; what is clicked must be a bar.
-            if tooltip.is_visible() and word in tooltip.inner_text():
-                said[view] = tooltip.inner_text()
-                if not said[view].startswith("idle"):
-                    break
+        canvas = f'canvas[aria-label="{view}"]'
+        box = page.locator(canvas).bounding_box()
+        places = grid(box["x"] + 135, box["y"] + 35, box["width"] - 150, box["height"] - 50, 40, 10)
+        # Arrows of the graph and idle time have tooltips as well; what is clicked must be a bar.
+        x, y, said[view] = jb.hover_where(page, canvas, places, rf"^(?!idle)[\s\S]*{word}")
         if view == "Timeline":
             page.mouse.click(x, y)
             page.wait_for_function(
