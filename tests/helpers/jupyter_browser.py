@@ -239,20 +239,19 @@ def hover(page, x: float, y: float) -> None:
 TOOLTIP = """([selector, places, wanted]) => {
   const canvas = document.querySelector(selector);
   const tooltip = canvas.closest('.bl-stage').querySelector('.bl-tooltip');
-  const hits = places.filter(([clientX, clientY]) => {
+  return places.find(([clientX, clientY]) => {
     canvas.dispatchEvent(new PointerEvent('pointermove', { clientX, clientY, bubbles: true }));
     return !tooltip.hidden && new RegExp(wanted).test(tooltip.innerText);
   });
-  return hits[Math.floor(hits.length / 2)];
 }"""
 
 
 def hover_where(page, canvas: str, places, wanted: str) -> tuple[float, float, str]:
-    """Moves the mouse to the middle one of the `places` whose tooltips match `wanted`, a regular expression.
+    """Moves the mouse to the first of `places` whose tooltip matches `wanted`, a regular expression.
 
     The page searches, without drawing. Returns the place and its tooltip.
     """
-    place = page.evaluate(TOOLTIP, [canvas, [list(place) for place in places], wanted])
+    place = page.evaluate(TOOLTIP, [canvas, [[round(x), round(y)] for x, y in places], wanted])
     assert place, f"no tooltip of {canvas} matches {wanted}"
     page.mouse.move(0, 0)
     hover(page, *place)
