@@ -360,14 +360,14 @@ def check_lost(folder, address, worker):
     """Training whose worker is killed ends within seconds, with a sentence; it waited for worker 0 for ever."""
     with tempfile.TemporaryFile() as errors:
         training = start_script(folder, "--steps", "1000000", stderr=errors)
-        too_late = threading.Timer(20, training.kill)
+        too_late = threading.Timer(60, training.kill)
         with training.stdin, training.stdout:
             try:
                 assert training.stdout.readline().startswith(b"step 0 ")
                 worker.kill()
                 too_late.start()
                 training.stdout.read()
-                assert training.wait(20) == 1
+                assert training.wait(60) == 1
             finally:
                 too_late.cancel()
                 training.kill()

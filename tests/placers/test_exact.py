@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from brute_force import optimum
 from fewer import fast
+from shared_solver import SharedSolver, sharing_solver
 
 if importlib.util.find_spec("ortools") is None:
     pytest.skip("OR-tools is not installed", allow_module_level=True)
@@ -15,12 +16,18 @@ if importlib.util.find_spec("ortools") is None:
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds, check, place, simulate
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
-from baechi_lab.placers.exact import process
+from baechi_lab.placers.exact import placer, process
 from baechi_lab.placers.exact.placer import model_size
 from baechi_lab.placers.exact.process import SolverProcess
 from baechi_lab.placers.exact.times import scaled_times
 
 COMMS = ("parallel", "sequential", "duplex")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_solver():
+    with sharing_solver():
+        yield
 
 
 def exact(graph, cluster, **options):
@@ -105,7 +112,7 @@ def test_equals_brute_force_where_times_are_rounded(seed):
 def test_strict_and_relaxed_models_bracket_the_optimum(comm):
     """The strict model's optimum is what the simulator can reach; the relaxed one's is never above it."""
     request = {"within_us": 1000.0, "lowest": 0, "seconds": 60.0, "seed": 0, "workers": 1}
-    with SolverProcess() as solver:
+    with SharedSolver() as solver:
         for seed in range(3):
             graph = generators.random_dag(4, degree=1.0, duration_us=(1, 20), size_bytes=(10, 100), seed=seed)
             graph = graph.replace(duration_us=np.round(graph.duration_us))
@@ -223,7 +230,8 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     code = f"import os, sys; sys.stdin.readline(); {ending}"
-    monkeypatch.setattr("baechi_lab.placers.exact.process.isolated", lambda *ignored: [sys.executable, "-c", code])
+    monkeypatch.setattr(process, "isolated", lambda *ignored: [sys.executable, "-c", code])
+    monkeypatch.setattr(placer, "SolverProcess", SolverProcess)  # not the one that is running
     graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
     cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
     placed = place(graph, cluster, "exact", time_limit=20)

@@ -5,12 +5,19 @@ import itertools
 import numpy as np
 import pytest
 from fewer import fast
+from shared_solver import sharing_solver
 
 import baechi_lab as bl
 
 from .test_search_pipelines import COMM, least_step, training, uneven_cluster
 
 pytest.importorskip("ortools")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_solver():
+    with sharing_solver():
+        yield
 
 
 @pytest.mark.parametrize("seed", fast(range(4), 1))
