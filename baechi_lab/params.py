@@ -21,7 +21,7 @@ def _is_of(value: object, word: str) -> bool:
         return isinstance(value, {"bool": bool, "str": str}[word])
     if isinstance(value, (bool, np.bool_)):
         return False
-    # A float stands for a time or a share: what float64 cannot hold is none; infinity may mean "without limit".
+    # A float is a time or a share, which float64 can hold; infinity may mean "without limit".
     return (isinstance(value, (int, np.integer)) and (word == "int" or finite(value) is not None)) or (
         word == "float" and isinstance(value, (float, np.floating)) and value == value
     )

@@ -314,7 +314,7 @@ def test_micro_batches_and_plans_of_a_pytorch_step(call, torch_files, tmp_path):
     code, facts, err = call("export", *placing, "--format", "device_map")
     assert code == 0 and set(json.loads(facts["text"])) <= {"", "first", "second"}, err
     code, _, err = call("export", "steps.py:small", "--devices", "2", "--mode", "estimated", "--format", "device_map")
-    assert code == 2 and "--format device_map divides a PyTorch model; steps.py:small is none" in err
+    assert code == 2 and "--format device_map divides a PyTorch model, which steps.py:small is not" in err
 
 
 @pytest.mark.torch

@@ -94,7 +94,7 @@ def _write_plan(
     if getattr(step, "framework", "") == "torch":
         model = step.model()  # type: ignore[union-attr]
     elif arguments.format == "device_map":
-        raise InvalidInput(f"--format device_map divides a PyTorch model; {arguments.model:.80} is none")
+        raise InvalidInput(f"--format device_map divides a PyTorch model, which {arguments.model:.80} is not")
     timeline = simulate(graph, cluster, placement) if arguments.format == "chakra" else None
     plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster, timeline=timeline)
     if arguments.output:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="placers to run (%(default)s)",
     )
     parser.add_argument(
-        "--parts", default="study,speed-up", metavar="NAME[,NAME...]", help="study, speed-up or both (both)"
+        "--parts", default="study,speedup", metavar="NAME[,NAME...]", help="study, speedup or both (both)"
     )
     parser.add_argument("--workers", default="2", metavar="N", help="workers, one core each (2)")
     parser.add_argument("--steps", default="3", metavar="N", help="measured steps per round (3)")
@@ -60,9 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
-    sections = [
-        options.one_of(p, "--parts", ("study", "speed-up")) for p in options.distinct(arguments.parts, "--parts")
-    ]
+    parts = arguments.parts.replace("speed-up", "speedup")  # its previous name
+    sections = [options.one_of(p, "--parts", ("study", "speedup")) for p in options.distinct(parts, "--parts")]
     names = options.distinct(arguments.models, "--models") if arguments.models else list(MODELS)
     for name in names:
         if ".py:" in name:
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "study" in sections:
         report = _study(arguments, names, settings, wait)
         printed, costs = report.to_dict(), report.calibration
-    if "speed-up" in sections:
+    if "speedup" in sections:
         printed["speed_up"] = _speed_up(arguments, settings, costs, wait)
     if arguments.json:
         output.print_json(printed)

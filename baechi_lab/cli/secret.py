@@ -1,6 +1,6 @@
 """Make the file that workers on several machines ask for; copy it to each of them on a way that you trust.
 
-A worker that is started with it lets in, through TLS, who has it, and nobody else. Who has it can run programs as the
+A worker that is started with it accepts, through TLS, only clients that have it. Who has it can run programs as the
 user who started the worker.
 """
 

@@ -2,7 +2,7 @@
 
 The gradient of a pooling is an example. If the forward op is on another worker, TensorFlow computes the gradient without oneDNN,
 which may take several times as long. Traces of one worker do not show this. So the step is traced once more with the forward
-ops of all such pairs on the other worker, which is none of the predicted placements.
+ops of all such pairs on the other worker, which is not one of the predicted placements.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 
 def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
-    """Returns the stored speed-ups, one row per placement: milliseconds, and the measured speed-up with its interval."""
+    """Returns the stored speedups, one row per placement: milliseconds, and the measured speedup with its interval."""
     import pandas as pd
 
     rows = load(path).get("speed_up", {}).get("rows", [])

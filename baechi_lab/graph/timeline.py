@@ -304,7 +304,7 @@ class Timeline:
         return int(self.tensor_bytes[self.transfers.tensor].sum())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per op and per transfer: kind, name, device, target, start_us, end_us, duration_us, size_bytes."""
+        """Returns one row per op and per transfer: kind, name, device, target, start_us, end_us, duration_us, size_bytes."""
         import pandas as pd
 
         names = np.array(self.op_names, dtype=object)

@@ -50,7 +50,7 @@ class Model(Params):
         return check_whole(field + self.owner_text(), getattr(self, field), low)
 
     def check_among(self, field: str, choices: tuple[object, ...]) -> None:
-        """Raises `InvalidInput` for a parameter that is none of `choices`."""
+        """Raises `InvalidInput` for a parameter that is not one of `choices`."""
         value = getattr(self, field)
         if value not in choices:
             allowed = ", ".join(repr(k) for k in choices)

@@ -253,20 +253,20 @@ class Auto(Placer):
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
-    """Every registered placer that is fast on a graph of this size."""
+    """Returns the names of all registered placers that are fast on a graph of this size."""
     classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
     fast = [n for n, c in classes.items() if not c.anytime and getattr(c, "objective", "latency") == "latency"]
     return [n for n in fast if n not in LP_PLACERS or graph.n <= lp_ops]
 
 
 def placers_of_objectives() -> list[str]:
-    """Every registered placer that takes an objective."""
+    """Returns the names of all registered placers that take an objective."""
     classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
     return [n for n, c in classes.items() if {"objective", "micro_batches"} <= set(c.__dataclass_fields__)]
 
 
 def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[str, OpGraph]:
-    """The graphs to place: the optimized one if it is smaller, and the given one."""
+    """Returns the graphs to place by name: the optimized one if it is smaller, and the given one."""
     if graph.group_of is not None:
         return {"given": graph}
     if optimized:

@@ -132,7 +132,7 @@ class ListScheduler(Placer):
 
 
 def _value(priority: str, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """What the priority looks at, smallest first."""
+    """Returns float64[n]: the numbers by which a priority orders the ops, smallest first."""
     if priority == "computation-rank":
         return -upward_rank(graph, cluster, communication=False)
     if priority == "downward-rank":

@@ -170,7 +170,7 @@ def convolution_products(
 ) -> tuple[Product, ...]:
     """Returns the product that a convolution is: of all output positions by channels.
 
-    A depthwise convolution, whose groups have one input channel, is none: its kernels have no tiles (`depthwise_flops`).
+    A depthwise convolution, whose groups have one input channel, does not count: its kernels have no tiles (`depthwise_flops`).
     The gradient of its input is a convolution of the same size.
 
     Args:

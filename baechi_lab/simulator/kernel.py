@@ -168,7 +168,7 @@ def lanes(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> Ints:
 
 
 def lane_count(graph: OpGraph, cluster: Cluster) -> int:
-    """Number of lanes: those of communication only in a graph with collectives."""
+    """Returns the number of lanes; lanes of communication exist only in a graph with collectives."""
     return 2 * cluster.n if graph.on_communication_lane.any() else cluster.n
 
 
@@ -274,7 +274,7 @@ def take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler:
         if is_candidate and 2 * k + 1 < size:
             k = 2 * k + 1
         else:
-            while k > 0 and (k % 2 == 0 or k + 1 == size):  # a last child: go on beside the nearest parent that is none
+            while k > 0 and (k % 2 == 0 or k + 1 == size):  # up from last children, then on with the next child
                 k = (k - 1) >> 1
             k = k + 1 if k > 0 else size
     while best > 0:  # its parents move down, then the top is taken

@@ -150,7 +150,7 @@ def _pipeline_devices(stages: PipelineStages) -> list[int]:
 
 
 def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
-    """Number of replicas of each device of the pipeline."""
+    """Returns the number of replicas of each device of the pipeline."""
     width = {group[0]: len(group) for group in placed.replicas}
     return tuple(width.get(d, 1) for d in _pipeline_devices(stages))
 

@@ -56,7 +56,7 @@ class Robustness:
         return int(near[0])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per error: mean, p10, p50, p90 and worst makespan, each relative to the one without an error."""
+        """Returns one row per error: mean, p10, p50, p90 and worst makespan, each relative to the one without an error."""
         import pandas as pd
 
         scale = self.nominal_us if self.nominal_us > 0 else 1.0

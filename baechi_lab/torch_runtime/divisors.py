@@ -318,7 +318,7 @@ def loss_divisors(loss_of: Callable[[list[torch.Tensor]], object], shapes: Seque
 
 
 def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -> list[Replacements] | None:
-    """What each micro-batch divides by instead of its own divisors; None if its means are not those of `batch_divisors`.
+    """Returns what each micro-batch divides by instead of its own divisors; None if its means are not those of `batch_divisors`.
 
     >>> whole, parts = {"": [Divisor(6.0, True)]}, [{"": [Divisor(4.0, True)]}, {"": [Divisor(2.0, True)]}]
     >>> replacements(whole, parts)

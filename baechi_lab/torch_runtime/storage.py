@@ -96,7 +96,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written in place. Tensors of inference mode do not count this."""
+    """Returns how often a tensor was written in place. Tensors of inference mode do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -187,7 +187,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 def _is_batch(value: object) -> bool:
     """Whether this is a plain object of tensors that can be moved, as torchvision's `ImageList` is.
 
-    It has a `to`, no base class, and attributes that hide nothing. An object that keeps state, such as a cache, is none.
+    It has a `to`, no base class, and attributes that hide nothing. An object that keeps state, such as a cache, does not count.
     """
     kind = type(value)
     if kind.__bases__ != (object,) or not callable(getattr(kind, "to", None)) or not hasattr(value, "__dict__"):

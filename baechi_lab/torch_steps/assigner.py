@@ -85,7 +85,7 @@ def assign(
 
 
 def distribution(model: nn.Module) -> Distribution:
-    """How `model` is distributed. Raises `InvalidInput` if it is not distributed."""
+    """Returns how `model` is distributed. Raises `InvalidInput` if it is not distributed."""
     distribution_record = model.__dict__.get("_baechi") if isinstance(model, nn.Module) else None
     if not isinstance(distribution_record, Distribution):
         raise InvalidInput(f"the {type(model).__name__} is not distributed; use bl.torch.distribute first")

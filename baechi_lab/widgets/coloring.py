@@ -43,7 +43,7 @@ def coloring(
     """Returns the classes of all ops by their type, outermost scope, part in the step, micro-batch, or the critical path.
 
     Raises:
-        InvalidInput: `by` is none of `choices`, or "device", by which only the timeline can colour.
+        InvalidInput: `by` is not one of `choices`, or "device", by which only the timeline can colour.
 
     >>> made = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
     >>> made.labels, made.kind.tolist()

@@ -30,7 +30,7 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
     The cause of idle time is the op whose tensor was missing (`waiting.py`); a device that has run all its ops has no cause.
 
     Raises:
-        InvalidInput: `by` is none of `HEATS`.
+        InvalidInput: `by` is not one of `HEATS`.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.memo import Memo

@@ -79,7 +79,7 @@ def _report_exit_codes(status: dict[int, int]) -> None:
 
 
 def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, object]:
-    """In a worker: sets up signals, files, environment, folder and cores as for a new program."""
+    """Sets up signals, files, environment, folder and cores of a worker as for a new program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent()

@@ -128,7 +128,7 @@ def test_names_become_tensorflow_devices():
 
 
 def test_foreign_names_of_a_cluster_are_refused():
-    with pytest.raises(bl.ExecutionError, match="'cpu:0' is none of the cluster's"):
+    with pytest.raises(bl.ExecutionError, match="'cpu:0' is not one of the cluster's"):
         select([("cpu:0", 1)], {"workers": ["127.0.0.1:1"]}, 1)
     with pytest.raises(bl.ExecutionError, match=r"task:0..0/device:CPU:0"):
         select([("/job:worker/task:1/device:CPU:0", 1)], {"workers": ["127.0.0.1:1"]}, 1)

@@ -157,7 +157,7 @@ def test_file_without_a_study(tmp_path):
     ("arguments", "message"),
     [
         (["--models", "gnmmt"], "did you mean 'gnmt'"),
-        (["--parts", "speedup"], "did you mean 'speed-up'"),
+        (["--parts", "speed-up,speedu"], "did you mean 'speedup'"),
         (["--workers", "1"], "--workers is 1; it must be at least 2"),
         (["--steps", "0"], "--steps is 0"),
         (["--rounds", "x"], "--rounds is 'x'"),

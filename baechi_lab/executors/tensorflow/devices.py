@@ -206,7 +206,7 @@ def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str,
         match = _TASK.fullmatch(name)
         if match is None or int(match["task"]) >= len(workers):
             raise ExecutionError(
-                f"device {name!r} is none of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
+                f"device {name!r} is not one of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
             )
         kind = match["kind"].upper()
         soft = soft or kind == "GPU"

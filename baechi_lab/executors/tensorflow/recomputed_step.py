@@ -107,7 +107,7 @@ def _origin(graph: OpGraph, op: int, nodes: dict[str, NodeDef]) -> Origin:
     while graph.names[op] not in nodes:
         before = int(graph.forward_of[op])
         if before < 0 or not graph.names[op].startswith(graph.names[before] + COPY_SUFFIX):
-            raise InvalidInput(f"op {name!r} of graph {graph.name!r} is none of the step's, and no copy of one")
+            raise InvalidInput(f"op {name!r} of graph {graph.name!r} is no op of the step, and no copy of one")
         op = before
     return graph.names[op], None
 

@@ -156,7 +156,7 @@ def copies_held_until(
                     kernel_at[n, device] for n in inputs.get((name, device), ()) if (n, device) in kernel_at
                 )
                 allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
-                if row.size not in allocated:  # outputs of that size in memory that is none of its other inputs'
+                if row.size not in allocated:  # outputs of that size in memory of no other input
                     pointers = {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
                     pointers -= {p for producer in other_producers for p in _pointers(producer)}
                 for output, tensor in zip(kernel.stats.output, loops.get((name, device), ()), strict=False):

@@ -366,7 +366,7 @@ class Measurement(Observer):
         )
 
     def _transfers(self, ended: NDArray[np.float64], executed: set[int]) -> Transfers:
-        """Every tensor that another device reads, each once per target."""
+        """Returns every tensor that another device reads, once per target."""
         graph, device = self.graph, self.placement.device.tolist()
         rows: dict[tuple[int, int], tuple[int, int, int, float, float]] = {}
         marks_of = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.send_marks}

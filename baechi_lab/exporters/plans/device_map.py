@@ -32,7 +32,7 @@ def write(request: Request) -> Written:
     """`{"embed": 0, "layers.0": 0, "layers.1": 1}`.
 
     Raises:
-        InvalidInput: no `model`, or one whose modules are none of the graph's ops.
+        InvalidInput: no `model`, or one whose modules do not occur among the graph's ops.
     """
     model = request.model
     if not hasattr(model, "named_modules"):

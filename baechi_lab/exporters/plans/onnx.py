@@ -25,7 +25,7 @@ def write(request: Request) -> Written:
     """The annotated model; its text is a JSON object of node -> device.
 
     Raises:
-        InvalidInput: no model, or one whose nodes are none of the graph's ops.
+        InvalidInput: no model, or one whose nodes do not occur among the graph's ops.
     """
     onnx = onnx_package()
     if request.model is None:

@@ -14,7 +14,7 @@ def serve(
 ) -> None:
     """Be the worker at `address`: with a secret behind TLS and in a network of its own, else for this machine alone.
 
-    TensorFlow asks nobody who he is. `trusted_users` says that all users of this machine may reach it.
+    TensorFlow does not authenticate clients. `trusted_users` says that all users of this machine may reach it.
     """
     host, _, port = address.rpartition(":")
     if why := refusal(host, bool(secret), trusted_network, trusted_users):

@@ -59,7 +59,7 @@ class Sources:
         return self.module_of[name]
 
     def imports(self) -> list[str]:
-        """One import line per file."""
+        """Returns one import line per file."""
         return [f"import {module}" for module in sorted(set(self.module_of.values()))]
 
     def needs(self) -> str:

@@ -38,7 +38,7 @@ _GRADIENT_NAMES = (
 
 
 def looks_like_partitioning(document: object) -> bool:
-    """Is this parsed JSON of that family? (A split of theirs, with `fpgas` and `cpus`, is refused by the reader.)"""
+    """Whether this parsed JSON is of that family. (The reader rejects a split of theirs, with `fpgas` and `cpus`.)"""
     return isinstance(document, Mapping) and "format" not in document and ("nodes" in document or "fpgas" in document)
 
 

@@ -41,7 +41,7 @@ PEEK = 4096
 
 
 def looks_like_pipedream(beginning: str) -> bool:
-    """Does a text that begins like this hold a profile, whole or damaged?"""
+    """Whether a text that begins like this is a profile, whole or damaged."""
     return beginning.lstrip()[:1] not in ("{", "[") and " -- " in beginning
 
 

@@ -156,7 +156,7 @@ def stem(path: PathLike) -> str:
 
 
 def program_kind(path: PathLike, data: bytes) -> str | None:
-    """What a file that holds a program (operators without times) is; None for any other."""
+    """Returns the kind of a file with a program (operators without times); None for any other file."""
     name = name_of(path)
     if name.endswith(".pt2"):
         return "a program of torch.export"
@@ -174,4 +174,4 @@ def refuse_model_config(path: PathLike, data: bytes) -> None:
 
 
 _CONFIG_BYTES = 100_000
-"""Configurations are smaller, and a graph that names an operator "model_type" further on is none."""
+"""Only this much of a file is searched: a graph may name an operator "model_type" further on."""

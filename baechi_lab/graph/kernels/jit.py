@@ -55,7 +55,7 @@ _is_second_compiler = False
 
 
 def become_second_compiler() -> None:
-    """From now on this process compiles every kernel that it calls, except what another process is compiling.
+    """Makes this process compile every kernel that it calls from now on, except what another process is compiling.
 
     Calls of those raise one of `SKIPPED_ERRORS`. For a process that only fills numba's cache on disk.
     """

@@ -137,10 +137,10 @@ class LoadProgram:
                 total = compute + received
                 for t in sorted({t for t, _, _ in outgoing}):  # a tensor is charged once, for its most expensive link
                     tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
-                    dearest = model.new_int_var(0, max(c for c, _ in tensor_sends), "")
+                    largest_cost = model.new_int_var(0, max(c for c, _ in tensor_sends), "")
                     for c, z in tensor_sends:
-                        model.add(dearest >= c * z)
-                    total += dearest
+                        model.add(largest_cost >= c * z)
+                    total += largest_cost
                 model.add(total <= self.period)
                 continue
             out = sum(c * z for _, c, z in outgoing)

@@ -62,7 +62,7 @@ def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
 
 
 def forbid_idling(m: ExactModel) -> None:
-    """If an op on the device was ready before `i` starts, another op must end there when `i` starts."""
+    """Requires that another op ends on the device when `i` starts if an op was ready there before."""
     n, model = m.graph.n, m.model
     ready: list[IntVar] = []  # when all inputs of each op are on its device
     for i in range(n):

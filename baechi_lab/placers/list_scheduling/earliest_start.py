@@ -294,7 +294,7 @@ def _commit(
 
 @njit(cache=True, allocates=False)
 def _enter(op: int, p: int, traffic: Traffic, pairs: Records, heaps: Heaps, fetch: Records) -> None:
-    """All predecessors of `op` are placed: it enters the heaps of device `p`."""
+    """Enters `op`, whose predecessors are all placed, into the heaps of device `p`."""
     bound, count = arrival_of(op, p, False, traffic, fetch)
     pairs[p, op].bound = bound
     pairs[p, op].exact, pairs[p, op].queued = traffic.comm == PARALLEL or count == 0, queued_time(count, fetch)

@@ -84,7 +84,7 @@ def _plan(
 
 
 def _interchangeable(graph: OpGraph, cluster: Cluster) -> bool:
-    """Are all devices alike, to each other and to every op?"""
+    """Whether all devices are equal, also for every op."""
     alike = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
     off = ~np.eye(cluster.n, dtype=bool)
     links = all(np.ptp(matrix[off]) == 0 for matrix in (cluster.latency_us, cluster.us_per_byte))

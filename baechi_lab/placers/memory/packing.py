@@ -78,7 +78,7 @@ def packing_proof(graph: OpGraph, cluster: Cluster, shared: bool = False) -> str
 
 
 def raise_if_impossible(graph: OpGraph, cluster: Cluster) -> None:
-    """Raises `InfeasiblePlacement` if it is proven that no placement fits, before a placer tries in vain."""
+    """Raises `InfeasiblePlacement` if it is proven that no placement fits, before a placer tries."""
     if (why := packing_proof(graph, cluster)) is not None:
         raise infeasible_placement(why, graph, cluster)
 

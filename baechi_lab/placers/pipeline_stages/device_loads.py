@@ -95,20 +95,20 @@ def charge_tensor(
 ) -> None:
     """Adds the messages of tensor `t` to the loads (`sign` 1) or removes them (-1); `device_seen` bool[D] is scratch."""
     source, first, end = unit_device[m.producer[t]], m.reader_ptr[t], m.reader_ptr[t + 1]
-    dearest = 0.0
+    largest_cost = 0.0
     for k in range(first, end):
         d = unit_device[m.reader[k]]
         if d == source or device_seen[d]:
             continue
         device_seen[d] = True
         cost = m.latency[source, d] + m.per_byte[source, d] * m.size[t]
-        dearest = max(dearest, cost)
+        largest_cost = max(largest_cost, cost)
         load[1, source] += 0.0 if m.rule == SUM else sign * cost
         load[2, d] += sign * cost
         load[3, source] += sign * m.overhead[source, d]
         load[3, d] += sign * m.overhead[source, d]
     if m.rule == SUM:
-        load[1, source] += sign * dearest
+        load[1, source] += sign * largest_cost
     for k in range(first, end):
         device_seen[unit_device[m.reader[k]]] = False
 

@@ -42,7 +42,7 @@ class LearnedGroups:
         return f"<LearnedGroups: {len(self)} groups of {len(self.group)} ops>"
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per group."""
+        """Returns one row per group."""
         import pandas as pd
 
         columns = {k: getattr(self, k) for k in ("device", "ops", "astray", "duration_us", "kind", "scope")}

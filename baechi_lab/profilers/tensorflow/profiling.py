@@ -114,7 +114,7 @@ def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], prec
 def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tuple[str, dict[str, Any], int]:
     """Returns the device, the graph's columns, and the number of ops that are not in the traces.
 
-    What an op allocates for items of a list is none of its temporary bytes; the traces have no records of loops.
+    Temporary bytes do not include what an op allocates for items of a list; the traces have no records of loops.
     """
     device_name, kind, measured = measure(step, **asdict(settings))
     size = structure.tensor_bytes.copy()

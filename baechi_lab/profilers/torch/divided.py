@@ -231,7 +231,7 @@ def _divide(model: nn.Module, layout: Layout, plan: Plan | None, mixtures: Seque
 
 
 def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dict[str, str]:
-    """How each linear layer and embedding is divided: the user's plan, that of the model, or by the layers' names.
+    """Returns how each linear layer and embedding is divided: the user's plan, that of the model, or by the layers' names.
 
     Raises:
         InvalidInput: a linear layer of a block that no plan names; sizes that `tp` does not divide.

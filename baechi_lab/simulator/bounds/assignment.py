@@ -128,8 +128,8 @@ class _Program:
         source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
         far = (source >= 0) & (target >= 0) & (source != target)
         pairs = np.unique(np.stack([graph.edge_tensor[far].astype(np.int64), target[far]], axis=1), axis=0)
-        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:FOLLOWED_TENSORS]
-        self.tensor_readers = pairs[np.sort(dearest)]
+        most_expensive = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:FOLLOWED_TENSORS]
+        self.tensor_readers = pairs[np.sort(most_expensive)]
         self.sent_tensors = np.unique(self.tensor_readers[:, 0])
         devices = cluster.n
         self.first_sent = 1 + (self.unit_count + 1) * devices

@@ -50,7 +50,7 @@ class Setting:
     replicas: tuple[int, ...] = ()
 
     def warm_up(self, stage: int) -> int:
-        """Number of forwards before the first backward of a stage of a chain; enough to keep every device busy.
+        """Returns the number of forwards before the first backward of a stage of a chain, enough to keep every device busy.
 
         Without replicas it is p - 1 - s for stage s of p. With r replicas it is a multiple of r that exceeds the warm-up of
         the next stage by the replicas of that stage: then a micro-batch spends no longer in the two stages than the other

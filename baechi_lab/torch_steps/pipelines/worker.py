@@ -224,7 +224,7 @@ class Pipeline:
                 tensor.div_(self.count)
 
     def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
-        """What the means in the loss of each micro-batch divide by, from the targets of each."""
+        """Returns the divisors of the means in the loss of each micro-batch, from the targets of each."""
 
         def divisors(shapes: Sequence[Sequence[object]], micro_targets: Sequence[torch.Tensor]) -> Divisors:
             cpu_targets = [t.cpu() for t in micro_targets]
