@@ -5,13 +5,6 @@ from __future__ import annotations
 from ..graph import Cluster, Link, OpGraph
 from .exercise import number, placement
 
-FOUR = OpGraph.from_edges(
-    [2.0, 4.0, 5.0, 1.0],
-    [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)],
-    persistent_bytes=[10] * 4,
-    names=["read", "left", "right", "join"],
-    name="four",
-)
 TWO = Cluster.uniform(2, memory_bytes=1000, link=Link(1.0, 0.0), comm="parallel")
 SEVEN = OpGraph.from_edges(
     [1, 4, 3, 2, 5, 3, 1],
@@ -22,6 +15,7 @@ SEVEN = OpGraph.from_edges(
 )
 
 CHECKS = {
+    # The first exercises are about read (2 us), left (4 us), right (5 us) and join (1 us).
     # right: 2 to 7 on device 0; left: 3 to 7 on device 1, its tensor is back at 8; join: 8 to 9.
     1: number(
         9.0,

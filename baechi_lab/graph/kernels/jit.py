@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...importing import in_existing_folder
+from ...importing import in_existing_folder, uncollected
 from .interpreted import run_interpreted
 
 if TYPE_CHECKING:
@@ -233,25 +232,13 @@ def _compiled_by_one(kernel: Any) -> Any:
             _compiler_lock,
             holding_lock(Path(index._index_path).with_suffix(".lock")),
             in_existing_folder(),
-            _no_garbage_search(),
+            uncollected(),
             same_warning_filters(),
         ):
             return compile_it(signature)
 
     kernel.compile = compile_alone
     return kernel
-
-
-@contextlib.contextmanager
-def _no_garbage_search() -> Iterator[None]:
-    """Disables the search for garbage, which takes a sixth of a compiler's time: it makes many objects that stay."""
-    searches = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searches:
-            gc.enable()
 
 
 @contextlib.contextmanager
