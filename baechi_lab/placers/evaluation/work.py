@@ -18,8 +18,19 @@ class Work(NamedTuple):
     """Scratch space, allocated once per search; after `evaluate`, `start` float64[n] and `peak` int64[D] are results.
 
     L is the number of lanes: D, or 2 D in a graph with collectives, where lane `D + d` is the communication lane of device `d`.
-    `missing` int32[n]: inputs that an op still lacks; `line` int32[L (n + 1)]: ready ops by lane; `slot_*`: transfers;
-    `base_start` float64[n] and `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
+
+    - `missing` int32[n]: inputs that an op still lacks.
+    - `bits`: per lane, the positions of ready ops (under priorities). `line` int32[L (n + 1)]: per lane, ready ops in order
+      (first in, first out), from `head` to `tail`; those from `fresh` on became ready at `fresh_at`.
+    - `running`: per lane, its op, -1 for none, until `busy_until`. `spent`, `total`: microseconds of its ops that have started,
+      and of all its ops. `queue_out`, `queue_in`: when the queues of a device are free.
+    - A transfer has a slot: `slot_receive` to `slot_end`, and in `slot_info` the end of its tensor's consumers, its receiver, and
+      the receiver's next slot. Per receiver, `list_head` and `list_tail` are the first and the last slot that has not ended, and
+      `alloc_next` the first slot whose copy takes no memory yet. `heap`: slots by their end (`parallel` transfers).
+    - `readers`: per device, the readers of the tensor that is sent. Per tensor, `local_left` readers on its device and
+      `sends_left` transfers have not ended; per tensor and device, `copy_left` readers of the copy.
+    - `level` int64[D]: bytes held now.
+    - `base_start` float64[n], `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
     """
 
     missing: NDArray[np.int32]
