@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 DELAY_SECONDS = 2.0
 """Work that takes longer shows a progress line."""
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 1.0  # between two updates of the line of progress
 
 
 def shows_progress() -> bool:

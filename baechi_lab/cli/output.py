@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Largest width of a table in columns of the terminal."""
-LONGEST_NAME = 40
+LONGEST_NAME = 40  # of a row in a table, in characters; longer ones are shortened
 
 
 def plain(value: object) -> Any:

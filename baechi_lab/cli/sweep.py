@@ -116,7 +116,7 @@ def _wholes(text: str | None, option: str) -> list[int] | None:
     return None if text is None else [options.whole_number(n, option, 1) for n in options.distinct(text, option)]
 
 
-MOST_JOBS = 512
+MOST_JOBS = 512  # processes at a time
 
 
 @contextmanager

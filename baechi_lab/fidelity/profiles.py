@@ -24,7 +24,7 @@ SETTLED = 6
 """Warm-up steps: during the first steps allocators request memory from the system, and connections become faster."""
 SETTLED_BEFORE = 2
 """Warm-up steps for workers that have run the step before."""
-TRACES = 5
+TRACES = 5  # traced steps of a profile
 
 
 def measured_graph(

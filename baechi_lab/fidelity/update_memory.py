@@ -18,7 +18,7 @@ from ..graph.opgraph import CONTROL_BYTES, VIEW
 DENSE = re.compile(r"Assign(Add|Sub)VariableOp|ResourceApply\w+")
 """Types of updates that may copy. For sparse updates the reads copy instead; assignments bring their own value."""
 HANDLE, READ = "VarHandleOp", "ReadVariableOp"
-ROUNDING_US = 1e-6
+ROUNDING_US = 1e-6  # by which times of a simulated timeline may be off
 
 
 def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:

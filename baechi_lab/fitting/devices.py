@@ -12,7 +12,7 @@ from .proof import Proof
 from .record import FitOption
 from .subject import Subject
 
-MAX_DEVICES = 64
+MAX_DEVICES = 64  # that are tried
 
 
 def try_more_devices(

@@ -7,7 +7,7 @@ from ..graph.collectives import Collectives
 from .exercise import EMPTY, Check, number
 
 NEAR, FAR = Link(1.0, 0.001), Link(5.0, 0.01)
-_SIZES = (4_000, 1_000_000)
+_SIZES = (4_000, 1_000_000)  # bytes: latencies count for the first, bandwidths for the second
 
 
 def ring_function() -> Check:

@@ -38,8 +38,8 @@ from .submission import Submission, read_submission
 from .worst_cases import Instance
 
 MODULE = "baechi_lab.lessons.notebook_process"
-START_SECONDS = 60.0
-LAST_STUDENT = 10**12
+START_SECONDS = 60.0  # within which a process for a notebook must have started
+LAST_STUDENT = 10**12  # largest number of a student
 MOST_REPLY_BYTES = 1 << 24
 PARAMETER_KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,

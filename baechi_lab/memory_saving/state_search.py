@@ -18,7 +18,7 @@ from .training_graph import TrainingGraph
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MOST_VALUES = 12
+MOST_VALUES = 12  # whose subsets are all searched
 
 
 class MemoryStates:

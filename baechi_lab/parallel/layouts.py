@@ -40,12 +40,12 @@ PRECISIONS = {
 ATTENTION = ("flash", "eager")
 MOST_TOKENS = 2**28
 """Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
-MOST_OVERHEAD_BYTES = 2**50
+MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
 LEAST_SIMULATED = 20
 """Least number of simulated layouts, even if their bounds prove that they are not the fastest."""
 
-MOST_MICRO_BATCH = 64
+MOST_MICRO_BATCH = 64  # sequences of a micro-batch in the layouts that are listed
 
 
 @dataclass(frozen=True, eq=False)

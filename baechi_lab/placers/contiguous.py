@@ -42,7 +42,7 @@ from .pipeline_stages.pipeline_units import make_pipeline_units
 from .problem import allowed_group_devices, groups_of, transfer_us
 
 Positions = Mapping[str, NDArray[np.float64]]
-CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
+CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)  # of a device's work, over an equal share
 
 
 @dataclass(frozen=True)

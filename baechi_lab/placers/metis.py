@@ -23,10 +23,10 @@ from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.feasible import within_memory
 from .problem import allowed_group_devices, both_directions, groups_of, transfer_us
 
-IMBALANCE = (0.03, 0.1, 0.3)
+IMBALANCE = (0.03, 0.1, 0.3)  # tolerances that are tried
 SMALLEST_SHARE = 0.001
 """Of the largest part."""
-_TOP = 1 << 20
+_TOP = 1 << 20  # largest integer weight
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     comm: int
 
 
-UNLIMITED = np.iinfo(np.int64).max // 4
+UNLIMITED = np.iinfo(np.int64).max // 4  # bytes; sums of a few stay within 64 bits
 
 
 def groups_of(graph: OpGraph) -> NDArray[np.int32]:

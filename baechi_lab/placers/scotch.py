@@ -29,8 +29,8 @@ from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
 from .problem import allowed_group_devices, both_directions, groups_of
 
 PROGRAMS = ("gmap", "scotch_gmap")
-SWEEPS = 8
-_TOP = 1 << 16
+SWEEPS = 8  # most passes of refinement
+_TOP = 1 << 16  # largest integer weight
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
-BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3
-_PERSISTENT, _OUTPUTS, _TEMPORARY, _COPIES = 0, 1, 2, 3
+BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3  # how a scheduler chooses the next op
+_PERSISTENT, _OUTPUTS, _TEMPORARY, _COPIES = 0, 1, 2, 3  # positions in `MEMORY_CATEGORIES`
 
 # Events of one instant come in this order: what ends frees memory before what starts takes it.
 _OP_END, _TRANSFER_END, _RECEIVE_START = 0, 1, 2
-_SHIFT = 40
+_SHIFT = 40  # bits of an index in an event's code, below its kind
 _MASK = (1 << _SHIFT) - 1
 
 _NO_RANKS = np.zeros(0)

@@ -35,7 +35,7 @@ from .schedules import (
 
 Ints = NDArray[np.int64]
 
-_RETRIES = 5
+_RETRIES = 5  # orders that are tried within the memory limit
 
 
 @dataclass(frozen=True, eq=False)

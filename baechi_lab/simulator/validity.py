@@ -26,7 +26,7 @@ from .schedules.schedule import Schedule
 
 Floats = NDArray[np.float64]
 
-_MAX_TURN = 1 << 60
+_MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
 

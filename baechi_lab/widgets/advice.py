@@ -33,7 +33,7 @@ SECONDS, BETTER = 2.0, 0.995
 """A setting that took less is tried in its finer form by the same placer. Steps that are hardly shorter are no advice."""
 MOST_GROUPS, MOST_COPIES = 5000, 60_000
 """Most ops or groups that are placed again for advice, and most ops of a step in micro-batches."""
-MICRO_BATCHES = 8
+MICRO_BATCHES = 8  # first number that is tried
 ONE_AT_A_TIME = 1.1
 """Mean number of busy devices up to which devices are said to work one at a time."""
 MOST_ADVICE = 2

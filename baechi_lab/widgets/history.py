@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .setting import Setting
 
-LONGEST = 200
+LONGEST = 200  # settings that can be undone
 
 
 class History:

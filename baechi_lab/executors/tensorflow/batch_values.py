@@ -70,7 +70,7 @@ class Total:
 Value = Samples | Total | None
 """None: the value is the same for all micro-batches."""
 
-_MOST_COUNTS = 1000
+_MOST_COUNTS = 1000  # pairs of possible counts whose sums are followed
 _LISTS = ("EmptyTensorList", "TensorList")
 """Ops on lists, which the forward pass fills for the backward pass."""
 _VARIANT = 21

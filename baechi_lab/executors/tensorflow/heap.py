@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # malloc.h
-_NEVER = -1
+_NEVER = -1  # switches a threshold of mallopt off
 _STEP = 64 << 20
 """Smallest number of bytes by which the heap grows."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tensorflow.compat.v1 import Session
     from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
 
-SMALL_BYTES = 4
+SMALL_BYTES = 4  # of the answer, and of the smallest tensor timed
 KINDS = ("one", "back", "same", "opposite")
 """What a probe times after `a` is ready: one tensor to `b`, one to `a`, two to `b`, or one in each direction."""
 

@@ -16,7 +16,7 @@ from .tunnel import context
 if TYPE_CHECKING:
     from .cluster import LocalCluster
 
-ASK_SECONDS = 0.1
+ASK_SECONDS = 0.1  # between two looks at the other workers
 
 
 class Peers(contextlib.AbstractContextManager["Peers"]):

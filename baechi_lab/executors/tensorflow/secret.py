@@ -10,7 +10,7 @@ from ...errors import InvalidInput, MissingPackage
 from ...graph.formats.reading import name_of
 from .tunnel import context
 
-YEARS = 10
+YEARS = 10  # for which the certificate is valid
 
 
 def make_secret(path: str | os.PathLike[str]) -> Path:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "baechi_lab"
 
-_FEED_BYTES = 256 << 20
+_FEED_BYTES = 256 << 20  # of initial values that are in memory twice at a time
 _INT32 = 3  # TensorFlow's DT_INT32
 
 

@@ -26,8 +26,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-HANDSHAKE_SECONDS = 10.0
-_CHUNK = 1 << 18
+HANDSHAKE_SECONDS = 10.0  # for TLS and for a CONNECT request
+_CHUNK = 1 << 18  # bytes that are copied at a time
 _CONNECT = re.compile(rb"CONNECT (\S+):(\d{1,5}) HTTP/1\.[01]\r\n")
 _Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

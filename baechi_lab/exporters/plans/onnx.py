@@ -18,7 +18,7 @@ from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_nam
 from .records import Request, Written
 
 CONFIGURATION = "baechi_lab"
-IR_VERSION = 11
+IR_VERSION = 11  # the first ONNX format with configurations of devices
 
 
 def write(request: Request) -> Written:

@@ -21,7 +21,7 @@ from .sizes import MOST_BYTES, check_count, check_number, check_size
 
 Range = float | tuple[float, float]
 
-DURATION_US: Range = (2.0, 500.0)
+DURATION_US: Range = (2.0, 500.0)  # least and largest, log-uniform
 SIZE_BYTES: Range = (1 << 10, 4 << 20)
 
 __all__ = ["chain", "fork_join", "layered_dag", "random_dag"]

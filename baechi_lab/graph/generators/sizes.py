@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...checks import check_whole, finite, is_list
 from ...errors import InvalidInput
 
-MOST_OPS = 10_000_000
+MOST_OPS = 10_000_000  # of a generated graph, which must fit in memory
 MOST_EDGES = 50_000_000
 """Largest generated graph; its arrays and names take a few GB."""
 MOST_BYTES = 1 << 60

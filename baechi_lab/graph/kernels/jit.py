@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 INTERPRETED_SECONDS = 3.0
 """Processor seconds that a kernel runs as plain Python in a process before it is compiled: about what compiling takes."""
-FEW_ENTRIES = 300_000
+FEW_ENTRIES = 300_000  # of all arrays: fewer are faster to interpret than to compile for
 SKIPPED_ERRORS = (BlockingIOError, NumbaError) if HAS_NUMBA else (BlockingIOError,)
 """Raised in a second compiler by a call whose kernel, or one that it calls, another process is compiling."""
 _is_second_compiler = False

@@ -17,7 +17,7 @@ from .model import Model, make_model
 from .work import Work, make_work
 
 Orders = Mapping[str, NDArray[np.float64] | None]
-_ABOVE_ROUNDING = 1.0 + 1e-9
+_ABOVE_ROUNDING = 1.0 + 1e-9  # a candidate as fast as the best one is not cut off
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from .process import SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE
 
-WARM_START_SECONDS = 5.0
+WARM_START_SECONDS = 5.0  # most seconds of the search for a first solution
 EVALUATIONS = {"throughput": 100_000, "step": 300}
 """Most evaluations of the warm start."""
 

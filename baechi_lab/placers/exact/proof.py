@@ -17,7 +17,7 @@ from .process import DIED, SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE, longest_chain, scaled_times
 
-WARM_START_SECONDS = 10.0
+WARM_START_SECONDS = 10.0  # most seconds of the search for a first placement
 EVALUATIONS = 100
 """Limits of the warm start: seconds, and simulations per pair of ops."""
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, durations
 
-SCALES = (1, 2, 4, 5, 8, 10, 20, 50, 100, 1000, 10_000)
+SCALES = (1, 2, 4, 5, 8, 10, 20, 50, 100, 1000, 10_000)  # units per microsecond; the first that makes times whole
 LARGEST = 10**9
 """Longest horizon in units of the model."""
 CLOSE = 1e-6

@@ -7,7 +7,7 @@ import numpy as np
 from ...graph.kernels.jit import njit
 from .records import Records, Traffic
 
-PARALLEL, SEQUENTIAL = 0, 1
+PARALLEL, SEQUENTIAL = 0, 1  # communication modes, as in `simulator.kernel`; 2 is duplex
 ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
 
 

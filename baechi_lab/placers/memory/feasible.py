@@ -18,7 +18,7 @@ from ...simulator import makespan_and_peak
 from .exhaustive import first_fitting
 from .packing import infeasible_placement, raise_if_impossible
 
-ATTEMPTS, MAX_ATTEMPTS = 4, 12
+ATTEMPTS, MAX_ATTEMPTS = 4, 12  # plans that are tried; large graphs get more
 
 _REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
 

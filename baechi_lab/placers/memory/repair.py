@@ -30,8 +30,8 @@ from .packing import best_fit, packing_proof, promised_bytes
 
 __all__ = ["packing_proof", "repair"]
 
-EVALUATIONS = 4000
-ROUNDS = 6
+EVALUATIONS = 4000  # most simulations of a repair
+ROUNDS = 6  # most starts that are repaired
 MAX_SIMULATED_OPS = 100_000_000
 """Most ops simulated, over all simulations, until nothing exceeds a limit. Most placements need far fewer."""
 

@@ -20,7 +20,7 @@ from ..direct import place_directly
 from ..memory.packing import needed_bytes
 from ..memory.repair import repair
 
-LIMIT_COUNT = 9
+LIMIT_COUNT = 9  # memory limits that are tried
 SIMULATED_OPS = 200_000
 """Ops simulated in one repair, for graphs with more than `SMALL_GRAPH_OPS` ops. It bounds the time per limit."""
 SMALL_GRAPH_OPS = 50

@@ -13,7 +13,7 @@ from ...simulator import simulate
 from .best_of_placers import MAX_REPAIRED_OPS, BestOfPlacers, PlacedTimeline
 from .recomputation import PlacedVariant
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the offloadable bytes; every other one for large graphs
 
 
 def offload_variants(graph: OpGraph, cluster: Cluster, host: str) -> Iterator[tuple[dict[str, Any], OpGraph]]:

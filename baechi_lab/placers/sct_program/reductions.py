@@ -28,7 +28,7 @@ from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .lp import SctProblem
 
-_ROUNDING = 1 - 1e-12
+_ROUNDING = 1 - 1e-12  # an edge that may bind but for rounding is kept
 
 
 @dataclass(frozen=True)

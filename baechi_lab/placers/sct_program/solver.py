@@ -28,8 +28,8 @@ from ...highs import row_program, silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
 from .reductions import reduce_problem
 
-PERTURBATION = 1e-4
-CACHED_SOLUTIONS = 8
+PERTURBATION = 1e-4  # of the objective, so that the optimum is unique
+CACHED_SOLUTIONS = 8  # of the last graphs
 _HIGHS = {"highs": "simplex", "highs-ipm": "ipm"}
 _FAST = {"simplex_dual_edge_weight_strategy": 1}  # Devex
 _PRIMAL = 4  # the vertex that the weights chose stays feasible without them; the dual method would start anew

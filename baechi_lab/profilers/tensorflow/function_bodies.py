@@ -48,7 +48,7 @@ _ARITHMETIC: dict[str, Callable[..., float]] = {
     "Minimum": min,
     **dict.fromkeys(("Cast", "Identity", "StopGradient"), lambda a: a),
 }
-_MAX_DEPTH = 8
+_MAX_DEPTH = 8  # of functions within functions
 
 
 def op_types(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _TYPES = (
     None,
     *"uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16".split(),
 )
-_MOST_ELEMENTS = 2**48
+_MOST_ELEMENTS = 2**48  # of a tensor; a larger one is an error in the file
 
 
 def _operator(target: str) -> Any:

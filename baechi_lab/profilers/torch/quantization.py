@@ -29,7 +29,7 @@ Settings = Mapping[str, Any]
 Size = Callable[[int, int], int]
 """Function from rows (outputs) and columns (inputs) of a weight to bytes."""
 
-_FLOAT32 = 4
+_FLOAT32 = 4  # bytes
 _BITSANDBYTES_BLOCK, _NESTED_BLOCK = 64, 256
 """Elements per scale, and scales per scale of scales."""
 _CODE_BYTES, _NESTED_CODE_BYTES = 16 * _FLOAT32, 256 * _FLOAT32

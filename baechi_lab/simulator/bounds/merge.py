@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 __all__ = ["forced_merges", "merge_problem", "paid_heads"]
 
-PRECISION = 0.002
+PRECISION = 0.002  # of the bound, relative
 ROUNDS = 30
 
 

@@ -58,7 +58,7 @@ FIRST = 1 / 64
 FORKS = 3
 """Ops per zone whose device is asked for separately."""
 
-ANYWHERE, SAME_DEVICE, OTHER_DEVICE = 0, 1, 2
+ANYWHERE, SAME_DEVICE, OTHER_DEVICE = 0, 1, 2  # where a fork is assumed to run
 
 CLOSE = 1e-4
 """Relative width at which the bisection stops."""

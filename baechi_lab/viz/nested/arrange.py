@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from .layered import Floats, Ints, longest_path, rows
 
-COLUMN_GAP, BAND_GAP = 26.0, 34.0
-MOST_BANDS = 8
+COLUMN_GAP, BAND_GAP = 26.0, 34.0  # pixels
+MOST_BANDS = 8  # into which a long row of boxes is broken
 Bools = NDArray[np.bool_]
 Point = tuple[float, float]
 

@@ -13,7 +13,7 @@ from ...graph import OpGraph
 from .scopes import updates
 from .segments import segments
 
-SCOPE, OP, LEVEL = 0, 1, 2
+SCOPE, OP, LEVEL = 0, 1, 2  # kinds of boxes
 Ints = NDArray[np.int64]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SWEEPS, ORDERINGS = 8, 24
+SWEEPS, ORDERINGS = 8, 24  # of positions, and of orders within layers
 GAP = 12.0
 """Pixels between two boxes of a layer."""
 THIN = 6.0

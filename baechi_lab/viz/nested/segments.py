@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-SHORTLIST = 40
+SHORTLIST = 40  # shifts that are compared in full
 MISMATCH = 4
 """Cost of a mismatch, in matches: a run still grows if four of five items match."""
 

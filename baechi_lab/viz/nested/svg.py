@@ -14,8 +14,8 @@ TEXT, FAINT, EDGE, FRAME, PAPER = "#222222", "#5F6368", "#8A9097", "#B4BAC0", "#
 TITLE_TEXT = "#72767B"
 """Colour of frame titles, which are drawn on the page, light or dark; other texts have a box as background."""
 CROSSING = "#C2410C"
-BAR = 5.0
-HEAD = 7.0
+BAR = 5.0  # height in pixels of the bar of devices in a box
+HEAD = 7.0  # length in pixels of an arrow's head
 
 
 def drawn(

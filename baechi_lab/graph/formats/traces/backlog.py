@@ -20,7 +20,7 @@ LATENCY_US = 20.0
 """Longest time from a launch to its kernel on an idle device. A longer delay has another reason."""
 BACK_TO_BACK_US = 5.0
 """Longest time between two kernels if the second one waited for the first."""
-NEVER = float("-inf")
+NEVER = float("-inf")  # the time until which an event that did not wait was blocked
 
 
 def blocked_until(

@@ -16,7 +16,7 @@ from ....errors import FormatError, MissingPackage
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-_MOST_VARINT_BYTES = 10
+_MOST_VARINT_BYTES = 10  # of a 64-bit number, 7 bits per byte
 
 
 @cache
