@@ -42,12 +42,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     if title is not None:
         check_text("title", title)
     if not len(timeline.memory):
-        factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
-        names = list(timeline.device_names)
-        figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
-        figure.update_yaxes(title_text=f"peak memory ({unit})")
-        figure.update_xaxes(title_text="device")
-        return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)
+        return _peaks(timeline, title)
     devices = range(len(timeline.device_names))
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     time_factor, time_unit = scale(timeline.makespan_us)
@@ -91,6 +86,16 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     figure.update_xaxes(title_text=f"time ({time_unit})", row=len(devices), col=1)
     heading = title or f"Memory of one step, {timeline.origin}"
     return styled(figure, heading, 150 + 110 * len(devices), legend=LEGEND)
+
+
+def _peaks(timeline: Timeline, title: str | None) -> go.Figure:
+    """Draws the peaks of a timeline without a log of changes."""
+    factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
+    names = list(timeline.device_names)
+    figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
+    figure.update_yaxes(title_text=f"peak memory ({unit})")
+    figure.update_xaxes(title_text="device")
+    return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)
 
 
 def thinned(

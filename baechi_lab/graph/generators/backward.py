@@ -55,26 +55,10 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     n, added_count = forward.n, plan.total - forward.n
     pad = np.zeros(added_count, dtype=np.int64)
     temp, allowed, forward_of = pad.copy(), np.full(added_count, -1), np.full(added_count, -1)
-    names, types = [""] * added_count, ["AddN"] * added_count
-    rank = np.arange(len(plan.reader)) - plan.by_reader[plan.reader]
-    several = np.diff(plan.by_reader)[plan.reader] > 1
-    for row, op, name in zip(
-        (plan.gradient - n).tolist(),
-        plan.reader.tolist(),
-        [
-            f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
-            for f, k, many in zip(plan.reader.tolist(), rank.tolist(), several.tolist(), strict=True)
-        ],
-        strict=True,
-    ):
-        names[row], types[row] = name, f"{forward.op_types[op]}Grad"
+    names, types = _names_and_types(forward, plan)
     temp[plan.gradient - n] = forward.temp_bytes[plan.reader]
     allowed[plan.gradient - n] = forward.allowed[plan.reader]
     forward_of[plan.gradient - n] = plan.reader
-    for row, t in zip((plan.sum[plan.summed] - n).tolist(), plan.summed.tolist(), strict=True):
-        names[row] = f"sum/{forward.tensor_label(t)}"
-    for row, v in zip((plan.update - n).tolist(), plan.variable.tolist(), strict=True):
-        names[row], types[row] = f"update/{forward.names[v]}", "Update"
     allowed[plan.update - n] = forward.allowed[plan.variable]
     persistent = forward.persistent_bytes.copy()
     persistent[plan.variable] *= 1 + int(slots)
@@ -143,6 +127,22 @@ def _plan(forward: OpGraph) -> _Plan:
     update = n + len(due_order) + np.arange(len(variable))
     total = n + len(due_order) + len(variable)
     return _Plan(total, tensor, reader, number[: len(reader)], offsets(reader, n), summed, sums, variable, update)
+
+
+def _names_and_types(forward: OpGraph, plan: _Plan) -> tuple[list[str], list[str]]:
+    """Returns the names and types of the added ops."""
+    n, added = forward.n, plan.total - forward.n
+    names, types = [""] * added, ["AddN"] * added
+    number = (np.arange(len(plan.reader)) - plan.by_reader[plan.reader]).tolist()
+    several = (np.diff(plan.by_reader)[plan.reader] > 1).tolist()
+    for row, f, k, many in zip((plan.gradient - n).tolist(), plan.reader.tolist(), number, several, strict=True):
+        names[row] = f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
+        types[row] = f"{forward.op_types[f]}Grad"
+    for row, t in zip((plan.sum[plan.summed] - n).tolist(), plan.summed.tolist(), strict=True):
+        names[row] = f"sum/{forward.tensor_label(t)}"
+    for row, v in zip((plan.update - n).tolist(), plan.variable.tolist(), strict=True):
+        names[row], types[row] = f"update/{forward.names[v]}", "Update"
+    return names, types
 
 
 def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
