@@ -86,6 +86,7 @@ class Step:
         variables, initial_values: the state, and what it starts from.
         slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
         updates: ops that must run although no output needs them: variable assignments and other side effects.
+        output_names: the keys of the dict that the step returned (`loss`, `metrics/accuracy`), by output; empty for no dict.
         info: notes of tracing.
         built_from: the benchmark model from which `bl.models.build` made the step; None for any other step.
         source: gives what the step was traced from, for as long as it stays in the process that traced it; it is
@@ -101,6 +102,7 @@ class Step:
     initial_values: tuple[NDArray[np.generic], ...]
     slots: dict[str, str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
     built_from: BuiltFrom | None = None
     source: Callable[[], Source] | None = None

@@ -414,10 +414,10 @@ def test_outputs_are_called_as_in_the_dict_that_is_returned():
         return {"x": x + 1, "loss": tf.reduce_sum(x), "metrics": {"accuracy": x * 2, "all of it": x - 1}}
 
     traced = bl.trace(step, np.float32(3))
-    assert traced.info["output_names"] == ("loss", "metrics/accuracy", "metrics/all of it", "x")
+    assert traced.output_names == ("loss", "metrics/accuracy", "metrics/all of it", "x")
     assert [s.name for s in traced.outputs][:3] == ["loss:0", "metrics/accuracy:0", "metrics/all_of_it:0"]
     assert run_step(traced, steps=1)[0].tolist() == [[3, 6, 2, 4]]
-    assert "output_names" not in bl.trace(lambda x: x + 1, np.float32(3)).info
+    assert bl.trace(lambda x: x + 1, np.float32(3)).output_names == ()
 
 
 @pytest.mark.parametrize("built", [False, True])

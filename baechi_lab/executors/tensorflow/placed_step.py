@@ -103,9 +103,8 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
             outputs = self._session.call(arrays)
         except tf.errors.OpError as error:
             raise ExecutionError(f"the placed step failed: {first_line(error)}") from error
-        names = self.step.info.get("output_names")
-        if names:
-            return dict(zip(names, outputs, strict=True))
+        if self.step.output_names:
+            return dict(zip(self.step.output_names, outputs, strict=True))
         return outputs[0] if len(outputs) == 1 else outputs
 
     @property

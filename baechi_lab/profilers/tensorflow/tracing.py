@@ -58,8 +58,8 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     Returns:
         a Step whose `graph_def` is inlined and in topological order. Inputs are its Placeholders, `outputs` the
         tensors that the function returned (flattened, and called by their keys where it returned a dict), `updates`
-        the ops to run for their side effects. `info` holds `ops`, `output_names` of a dict (`loss`, `metrics/accuracy`),
-        `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
+        the ops to run for their side effects, `output_names` the keys of a dict (`loss`, `metrics/accuracy`). `info` holds
+        `ops`, `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
 
     Raises:
         InvalidInput: the function cannot be traced, the model is not compiled, or the step has no output and no update.
@@ -190,7 +190,8 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         initial_values=tuple(v.value for v in used_variables),
         slots=optimizer_slots(traced, {v.name: v.shape for v in used_variables}, declared_slots),
         updates=tuple(updates),
-        info={"ops": len(traced.node), **({"output_names": output_names} if output_names else {})},
+        output_names=tuple(output_names),
+        info={"ops": len(traced.node)},
     )
 
 
