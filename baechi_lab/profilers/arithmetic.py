@@ -1,4 +1,4 @@
-"""FLOPs per element of operators other than matrix products, for all frameworks.
+"""FLOPs and times per element of operators other than matrix products, for all frameworks.
 
 A sum, product or comparison counts as one operation. A division or root counts as four, since hardware iterates them. Exp,
 log, tanh, erf and similar functions count as ten, since polynomials of about ten operations evaluate them. A composite
@@ -33,10 +33,47 @@ _FLOPS_AND_OPS = """
 _PER_ELEMENT = {op: int(flops) for flops, *ops in map(str.split, _FLOPS_AND_OPS.strip().splitlines()) for op in ops}
 
 
+_MICROSECONDS_AND_OPS = """
+    2.4e-4 2.4e-4 maxpool2dwithindices maxpool softmax safesoftmax logsoftmax gelugrad
+    2.4e-4 2.4e-4 softmaxgraddata logsoftmaxgraddata softmaxgrad logsoftmaxgrad
+    2.4e-4 2.4e-4 softmaxcrossentropyloss softmaxcrossentropylossgrad
+    1.5e-3 1.5e-3 maxpool2dwithindicesgrad maxpoolgrad
+    8.5e-4 8.5e-4 upsamplebilinear2d resizebilinear
+    1.1e-3 1.1e-3 upsamplebilinear2dgrad resizebilineargrad
+    4.6e-4 3.2e-4 nativelayernorm layernormalization
+    4.1e-4 2.9e-4 nativelayernormgrad layernormalizationgrad rmsnormalizationgrad simplifiedlayernormalizationgrad
+    3.6e-4 2.1e-4 fusedrmsnorm rmsnormalization simplifiedlayernormalization
+    9.2e-4 8.0e-4 nativegroupnorm groupnormalization instancenormalization
+    1.04e-3 1.0e-3 nativegroupnormgrad groupnormalizationgrad instancenormalizationgrad
+    2.3e-4 2.3e-4 nativedropout
+    1.8e-4 1.8e-4 gelu fastgelu
+"""
+"""`Kernel.multiprocessor_us` per number of float32 and of 16-bit numbers, of operators whose kernels compute indices,
+exponentials or sums beside the numbers that they move; of max pooling per position of a window. Measured on an H200."""
+_NUMBER_US = {
+    op: (float(us), float(half_us))
+    for us, half_us, *ops in map(str.split, _MICROSECONDS_AND_OPS.strip().splitlines())
+    for op in ops
+}
+
+
 def per_element(op: str, otherwise: int = 1) -> int:
     """Returns the FLOPs per element of an operator, by its name in TensorFlow, ONNX or ATen; `otherwise` if it is unknown.
 
     >>> per_element("Log1p"), per_element("exp_"), per_element("_softmax"), per_element("TanhGrad"), per_element("Relu")
     (10, 10, 15, 3, 1)
     """
-    return _PER_ELEMENT.get(op.replace("_", "").lower().replace("backward", "grad"), otherwise)
+    return _PER_ELEMENT.get(_plain(op), otherwise)
+
+
+def number_us(op: str, number_bytes: int) -> float:
+    """Returns the `Kernel.multiprocessor_us` per number of an operator; 0 if it takes no longer than its bytes.
+
+    >>> number_us("LayerNormalization", 4), number_us("native_layer_norm_backward", 2), number_us("Relu", 4)
+    (0.00046, 0.00029, 0.0)
+    """
+    return _NUMBER_US.get(_plain(op), (0.0, 0.0))[number_bytes <= 2]
+
+
+def _plain(op: str) -> str:
+    return op.replace("_", "").lower().replace("backward", "grad")

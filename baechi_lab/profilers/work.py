@@ -23,6 +23,23 @@ ALIGNED = 16
 DEPTHWISE_GRADIENT = 1.64
 """How many times as long as a depthwise convolution the gradient of its input, or of its filters, takes. Measured on an H200."""
 
+SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 16.0
+"""`vector_flops` of a score in fused attention of float32 and of 16-bit numbers: an exponential is computed at a sixteenth of
+the rate of multiplications, and kernels of float32, which use no matrix units, wait for it. Measured on an H200."""
+BATCH_NORM_FLOPS, HALF_BATCH_NORM_FLOPS = (280.0, 600.0), (480.0, 725.0)
+"""`vector_flops` per number of a batch norm, forward and backward, of float32 and of 16-bit numbers. Measured on an H200."""
+INDEX_US = 4.1e-4
+"""`Kernel.multiprocessor_us` per number of an element-wise kernel that computes where its operands lie: one of them is repeated
+along a dimension, or lies in memory in another order, or has another type. Measured on an H200."""
+COLUMN_SUM_US, ROW_SUM_US = 1.4e-4, 1.9e-3
+"""The same of the gradients of a norm's weights, which sum columns, and of a table's rows, which sum equal words."""
+COLUMNS = 32
+"""Columns that a block of threads sums for the gradients of a norm's weights. It sums all rows, up to `MANY_ROWS`."""
+MANY_ROWS = 2**16
+SORT_US = 75.0
+"""`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
+POSITIONS_SUM_US = 25.0
+"""`Kernel.wait_us` of the gradient of a convolution's bias, which sums positions and images. Measured on an H200."""
 PERSISTENT_HIDDEN = ((384, 256), (192, 128))
 """Largest states, forward and backward, of recurrent layers that PyTorch runs as one kernel: with one gate, and with more."""
 PERSISTENT_STEP_US = 2.1
@@ -233,6 +250,46 @@ def depthwise_flops(outputs: int, window: Sequence[int]) -> float:
     6600.0
     """
     return outputs * (300.0 + 40.0 * prod(window))
+
+
+def score_flops(scores: Product, number_bytes: int) -> float:
+    """Returns the `Kernel.vector_flops` of fused attention, from the product that makes its scores."""
+    each = SCORE_FLOPS if number_bytes > 2 else HALF_SCORE_FLOPS
+    return each * scores.count * scores.rows * scores.columns
+
+
+def batch_norm_flops(numbers: int, number_bytes: int, backward: bool = False) -> float:
+    """Returns the `Kernel.vector_flops` of a batch norm that computes statistics, or of its gradients."""
+    return (BATCH_NORM_FLOPS if number_bytes > 2 else HALF_BATCH_NORM_FLOPS)[backward] * numbers
+
+
+def convolution_layout_bytes(moved_bytes: float, window: Sequence[int], strides: Sequence[int]) -> float:
+    """Returns the `Kernel.layout_bytes` of a convolution, which reads and writes its tensors in another order.
+
+    A convolution of single positions is a product of matrices as they lie in memory.
+    """
+    return 0.0 if prod(window) == 1 == prod(strides) else 2.0 * moved_bytes
+
+
+def added_bias(numbers: int, number_bytes: int) -> Kernel:
+    """Returns the kernel that adds a bias to the `numbers` of a convolution's output."""
+    return Kernel(moved_bytes=2.0 * numbers * number_bytes, multiprocessor_us=INDEX_US * numbers)
+
+
+def norm_sums(numbers: int, columns: int, number_bytes: int) -> Kernel:
+    """Returns the kernel that makes the gradients of a norm's weights: sums of rows of `columns` numbers each."""
+    rows = numbers // max(columns, 1)
+    blocks = -(-columns // COLUMNS) if rows <= MANY_ROWS else 0
+    return Kernel(
+        moved_bytes=2.0 * numbers * number_bytes,
+        multiprocessor_us=COLUMN_SUM_US * numbers,
+        rows=Rows(0.0, 0.0, 0, count=blocks),
+    )
+
+
+def table_sums(numbers: int, number_bytes: int) -> Kernel:
+    """Returns the kernel that makes the gradient of a table, from `numbers` in the gradient of what was looked up."""
+    return Kernel(moved_bytes=3.0 * numbers * number_bytes, multiprocessor_us=ROW_SUM_US * numbers, wait_us=SORT_US)
 
 
 def transposed_products(

@@ -15,7 +15,7 @@ from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
 from baechi_lab.profilers.programs.backward import add_backward_and_updates
 from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.profilers.programs.records import Program, ProgramOp
-from baechi_lab.profilers.work import Kernel, Product, Rows, work_of
+from baechi_lab.profilers.work import SCORE_FLOPS, Kernel, Product, Rows, work_of
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -101,10 +101,11 @@ def test_products_of_a_transposed_convolution_and_of_attention_by_hand():
 
 
 def test_bug_values_of_grouped_queries_counted_once_per_group():
-    """4 heads of 16 numbers share the keys and values of 2: each head has products of its own."""
+    """4 heads of 16 numbers share the keys and values of 2: each head has products of its own, of half the keys: it is causal."""
     inputs = {"q": (2, 32, 64), "k": (2, 32, 32), "v": (2, 32, 32)}
     grouped = kernel_of("GroupQueryAttention", inputs, (2, 32, 64), num_heads=4, kv_num_heads=2, domain="com.microsoft")
-    assert grouped.products == (Product(8, 32, 32, 16), Product(8, 32, 16, 32))
+    assert grouped.products == (Product(8, 32, 16, 16), Product(8, 32, 16, 16))
+    assert grouped.vector_flops == SCORE_FLOPS * 8 * 32 * 16
     assert grouped.flops == 2 * (2 * 8 * 32 * 32 * 16)
 
 
@@ -130,7 +131,7 @@ def test_the_backward_pass_of_a_norm_reads_gradient_and_input_again():
     small = model(nodes[:2], [value("x", 2, 8)], [value("n", *shape)], [weights("w", 8, 32), weights("s", 32)])
     assert backward_rows(small, "norm") == Rows(2 * 4.0 * 64, 4.0 * 32, 1, norm=True)
     wide = model(nodes, [value("x", 2, 8)], [value("y", *long)], [weights("w", 8, 20000), weights("s", 20000)])
-    assert backward_rows(wide, "softmax") == Rows.of_softmax(40000, 20000, 4)
+    assert backward_rows(wide, "softmax") == Rows.of_softmax(40000, 20000, 4, backward=True)
 
 
 def backward_rows(program: onnx.ModelProto, name: str) -> Rows | None:
@@ -150,6 +151,46 @@ def test_norms_of_images_read_their_rows_again():
     assert kernel_of("BatchNormalization", x, (2, 6, 5, 5), statistics, training_mode=1).rows == Rows.of_norm(
         300, 50, 4
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("layer", "sizes", "shape", "kind", "attributes"),
+    [
+        ("Linear", (64, 97), (4096, 64), "Gemm", {"transB": 1}),  # rows of 194 bytes in bf16
+        ("Conv2d", (64, 32, 3, 1, 1), (64, 64, 32, 32), "Conv", {"pads": [1] * 4}),  # changes the order of its tensors
+        ("LayerNorm", (256,), (8192, 256), "LayerNormalization", {}),
+        ("BatchNorm2d", (8,), (64, 8, 64, 64), "BatchNormalization", {"training_mode": 1}),
+        ("MaxPool2d", (2,), (64, 8, 64, 64), "MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("Softmax", (-1,), (8192, 2048), "Softmax", {}),
+        ("GELU", (), (8192, 2048), "Gelu", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_operator_takes_as_long_as_the_layer_of_pytorch(layer, sizes, shape, kind, attributes, precision):
+    """Forward, and in training without the update, up to a launch: the gradients of a product are two ops.
+
+    Batch norm counts its batches in a kernel of its own, which starts the step.
+    """
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        module, x = getattr(torch.nn, layer)(*sizes), torch.empty(*shape)
+    stored = [t.shape for t in module.state_dict().values() if t.dim()]
+    names = [f"w{k}" for k in range(len(stored))]
+    written = ["y", "mean", "variance"] if kind == "BatchNormalization" else ["y"]
+    program = model(
+        [helper.make_node(kind, ["x", *names], written, name="layer", **attributes)],
+        [value("x", *shape)],
+        [value("y", *module(x).shape)],
+        [weights(name, *each) for name, each in zip(names, stored, strict=True)],
+        opset_imports=[helper.make_opsetid("", 20)],
+    )
+    for training in (False, True)[: 1 + bool(stored)]:
+        mode = "training" if training or "training_mode" in attributes else "inference"
+        us = bl.torch.profile(module, x, hardware="h100", precision=precision, mode=mode).duration_us
+        graph = bl.profile_program(program, hardware="h100", precision=precision, training=training)
+        of_program = sum(graph.duration_us[i] for i in range(graph.n) if not graph.names[i].endswith("update"))
+        assert of_program == pytest.approx(us.sum() if training else us[0], rel=0.06, abs=7.0), training
 
 
 def test_a_forward_pass():

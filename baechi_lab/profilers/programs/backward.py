@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
 from ..precision import Precision
-from ..work import DEPTHWISE_GRADIENT, Kernel
+from ..work import DEPTHWISE_GRADIENT, POSITIONS_SUM_US, Kernel
 from .records import Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
@@ -132,7 +132,8 @@ class _BackwardBuilder:
             return
         if weights:
             other_reads = [v for v in op.reads if v not in self.program.parameters]
-            kernels = self._kernels(op, weights, _gradient_kernels(op, weights[0]))
+            summed_bytes = float(self.program.size_bytes.get(op.makes[0], 0)) if len(weights) > 1 else 0.0
+            kernels = self._kernels(op, weights, _gradient_kernels(op, weights[0], summed_bytes))
             self._add_op(i, "backward/weight", kernels, [*upstream, *other_reads], [], weights, after)
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
@@ -223,20 +224,25 @@ class _BackwardBuilder:
             return (Kernel(metadata=True),)
         size = self.program.size_bytes
         moved_bytes = sum(size.get(v, 0) for v in (*op.makes, *gradient_targets, *self._saved_values(op)))
-        rows = next((k.rows for k in op.kernels if k.rows is not None), None)
-        if rows is not None and rows.norm:  # both the gradient and the input are read again
-            rows = replace(rows, bytes=2 * rows.bytes)
-        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes), rows=rows),)
+        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes)),)
 
 
-def _gradient_kernels(op: ProgramOp, value: str) -> tuple[Kernel, ...]:
-    """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes."""
+def _gradient_kernels(op: ProgramOp, value: str, summed_bytes: float = 0.0) -> tuple[Kernel, ...]:
+    """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes.
+
+    The gradient of a bias is the sum of the output's gradient, of `summed_bytes`. Convolutions wait for it.
+    """
     side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
-    return tuple(
+    gradients = tuple(
         replace(
             k,
             products=tuple(getattr(p, side) for p in k.products),
             vector_flops=DEPTHWISE_GRADIENT * k.vector_flops,  # no other product with two operands has any
+            wait_us=POSITIONS_SUM_US if summed_bytes and k.convolution else 0.0,
+            followed_by=None,
         )
         for k in op.kernels
     )
+    if not summed_bytes or any(k.convolution for k in op.kernels):
+        return gradients
+    return (*gradients, Kernel(moved_bytes=summed_bytes))

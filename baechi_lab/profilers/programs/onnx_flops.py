@@ -7,16 +7,26 @@ domain `com.microsoft` are covered as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from dataclasses import replace
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
+from ..arithmetic import number_us
 from ..work import (
+    ALIGNED,
+    INDEX_US,
+    Kernel,
     Product,
     Rows,
+    batch_norm_flops,
+    convolution_layout_bytes,
     convolution_products,
     depthwise_flops,
     einsum_product,
     matmul_product,
+    norm_sums,
+    score_flops,
+    table_sums,
     transposed_products,
 )
 
@@ -100,25 +110,28 @@ def _recurrent(gates: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
     return count
 
 
-def _attention_products(node: NodeProto, input_shapes: Shapes) -> tuple[Product, ...]:
+def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: bool = False) -> tuple[Product, ...]:
     """Returns the scores of queries and keys, and their product with the values, for every head of the queries.
 
+    Causal attention skips the keys after a query, a half of all, if `skips_masked`.
     Shapes are batch, heads, positions, size, or batch, positions, heads * size. `com.microsoft`'s Attention also has one
     product that makes queries, keys and values.
     """
     heads = attribute(node, "q_num_heads", attribute(node, "num_heads", 1))
+    causal = attribute(node, "is_causal", attribute(node, "unidirectional", node.op_type == "GroupQueryAttention"))
+    seen = lambda keys: (keys + 1) // 2 if skips_masked and causal and keys > 1 else keys  # noqa: E731
     if node.op_type == "Attention" and node.domain == "com.microsoft":
         batch, positions, width = _require_shape(input_shapes[0])
         projected = _require_shape(input_shapes[1])[-1]
         size = projected // (3 * heads)
-        scores = Product(batch * heads, positions, positions, size)
-        context = Product(batch * heads, positions, size, positions)
+        scores = Product(batch * heads, positions, seen(positions), size)
+        context = Product(batch * heads, positions, size, seen(positions))
         return Product(1, batch * positions, projected, width), scores, context
     query, key, value = (_require_shape(s) for s in input_shapes[:3])
     value_heads = attribute(node, "kv_num_heads", heads)
     heads, size = (query[1], query[3]) if len(query) == 4 else (heads, query[-1] // heads)
     value_size = value[-1] if len(value) == 4 else value[-1] // value_heads
-    count, positions, keys = query[0] * heads, query[-2], key[-2]
+    count, positions, keys = query[0] * heads, query[-2], seen(key[-2])
     return Product(count, positions, keys, size), Product(count, positions, value_size, keys)
 
 
@@ -176,25 +189,122 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         if result and "." not in terms and len(set(left_letters)) == len(left_letters):
             sizes = dict(zip(left_letters + right_letters, shapes[0] + shapes[1], strict=True))
             return (einsum_product(left_letters, right_letters, result, sizes),)
-    if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
-        return _attention_products(node, input_shapes)
+    if node.op_type in _ATTENTION:
+        return _attention_products(node, input_shapes, skips_masked=True)
     return ()
 
 
-def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> float:
-    """Returns the `Kernel.vector_flops` of a depthwise convolution; 0 for other operators."""
+def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> float:
+    """Returns the `Kernel.vector_flops` of fused attention, a depthwise convolution or a norm of channels; 0 for others."""
+    if node.op_type in _ATTENTION:
+        return score_flops(_attention_products(node, input_shapes, skips_masked=True)[-2], number_bytes)
+    if _norms_channels(node):
+        return batch_norm_flops(prod(_require_shape(input_shapes[0])), number_bytes)
     groups, weight = attribute(node, "group", 1), input_shapes[1] if len(input_shapes) > 1 else None
     if node.op_type not in ("Conv", "FusedConv") or groups == 1 or not weight or weight[1] != 1 or not output_shapes[0]:
         return 0.0
     return depthwise_flops(prod(output_shapes[0]), weight[2:])
 
 
+_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+_BROADCASTS = frozenset(str.split("Add Sub Mul Div Pow Where Min Max PRelu Expand"))
+_ROW_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+
+
+def _norms_channels(node: NodeProto) -> bool:
+    is_training = node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0)
+    return bool(is_training or node.op_type == "InstanceNormalization")
+
+
+def row_alignment(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> int:
+    """Returns the `Kernel.row_alignment` of a product."""
+    if "Conv" in node.op_type:  # channels come last on matrix units
+        weight = _require_shape(input_shapes[1])
+        return gcd(weight[0 if node.op_type == "ConvTranspose" else 1] * number_bytes, ALIGNED)
+    if not node.op_type.endswith(("MatMul", "Gemm")):
+        return ALIGNED
+    matrices = [_require_shape(shape) for shape in (*input_shapes[:2], output_shapes[0])]
+    return gcd(*(shape[-1] * number_bytes for shape in matrices if len(shape) > 1), ALIGNED)
+
+
+def layout_bytes(node: NodeProto, input_shapes: Shapes, moved_bytes: float) -> float:
+    """Returns the `Kernel.layout_bytes` of a convolution; 0 for other operators."""
+    if "Conv" not in node.op_type:
+        return 0.0
+    return convolution_layout_bytes(moved_bytes, _require_shape(input_shapes[1])[2:], attribute(node, "strides", []))
+
+
+def multiprocessor_us(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> float:
+    """Returns the `Kernel.multiprocessor_us` of an operator other than a product."""
+    shapes, outputs = [shape for shape in input_shapes if shape], prod(output_shapes[0] or ())
+    if node.op_type == "Transpose" or (
+        node.op_type in _BROADCASTS and any(prod(s) > 1 and tuple(s) != output_shapes[0] for s in shapes)
+    ):
+        return INDEX_US * outputs
+    kind = "ResizeBilinear" if node.op_type == "Resize" and attribute(node, "mode", "") == "linear" else node.op_type
+    window = prod(attribute(node, "kernel_shape", ())) if kind == "MaxPool" else 1
+    numbers = outputs if kind in ("MaxPool", "ResizeBilinear") else prod(shapes[0]) if shapes else 0
+    return number_us(kind, number_bytes) * window * numbers
+
+
+def gradient_kernels(
+    node: NodeProto, values: Sequence[str], input_shapes: Shapes, output_shapes: Shapes, number_bytes: int
+) -> tuple[Kernel, ...]:
+    """Returns the kernels of the gradients of an operator's inputs, as PyTorch runs them; none for operators without a rule.
+
+    Args:
+        node, input_shapes, output_shapes: as in `product_flops`.
+        values: the inputs whose gradients are needed.
+        number_bytes: bytes of a number of the first input.
+    """
+    kind, shape, written = node.op_type, input_shapes[0], output_shapes[0]
+    if not shape or written is None:
+        return ()
+    numbers, outputs = prod(shape), prod(written)
+    us = number_us(f"{kind}Grad", number_bytes) * numbers
+    kernel = Kernel(moved_bytes=3.0 * numbers * number_bytes, multiprocessor_us=us)
+    rows = repeated_rows(node, input_shapes, number_bytes)
+    if rows is not None and rows.norm:  # both the gradient and the input are read again
+        norm = replace(kernel, rows=replace(rows, bytes=2 * rows.bytes))
+        if _norms_channels(node):
+            return (replace(norm, vector_flops=batch_norm_flops(numbers, number_bytes, backward=True)),)
+        columns = prod(shape[attribute(node, "axis", -1) :])
+        has_sums = kind in _ROW_NORMS and any(value in node.input[1:] for value in values)
+        return (norm, *((norm_sums(numbers, columns, number_bytes),) if has_sums else ()))
+    if kind in ("Softmax", "LogSoftmax"):
+        rows = Rows.of_softmax(numbers, shape[attribute(node, "axis", -1)], number_bytes, backward=True)
+        products = Kernel(moved_bytes=kernel.moved_bytes)
+        return (replace(kernel, rows=rows), *((products,) if kind == "Softmax" else ()))
+    if kind == "SoftmaxCrossEntropyLoss":  # the gradient of one number per row, and the scores'
+        rows = Rows.of_softmax(numbers, shape[1], number_bytes, backward=True)
+        return Kernel(moved_bytes=float(number_bytes * numbers)), replace(kernel, rows=rows)
+    if kind == "MaxPool":
+        return (replace(kernel, moved_bytes=float(number_bytes * (2 * numbers + outputs) + _INDEX_BYTES * outputs)),)
+    if kind == "Gather" and node.input[0] in values:
+        return Kernel(moved_bytes=float(number_bytes * (numbers + outputs))), table_sums(outputs, number_bytes)
+    if kind in ("Add", "Sub", "Mul"):
+        kernels = []
+        for value, own in zip(node.input, input_shapes, strict=True):
+            if value in values and kind == "Mul":  # the gradient times the other operand
+                us = INDEX_US * outputs * any(s != written for s in input_shapes if s != own)
+                kernels.append(Kernel(moved_bytes=3.0 * number_bytes * outputs, multiprocessor_us=us))
+            if value in values and own != written:  # a sum where it was repeated
+                kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(own or ())))))
+        return tuple(kernels) or (Kernel(metadata=True),)
+    return (kernel,) if us else ()
+
+
+_INDEX_BYTES = 8
+"""Of the position of a maximum, which PyTorch's max pooling keeps."""
+
+
 def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> Rows | None:
     """Returns the rows that a softmax or a normalization reads more than once; None for other operators."""
-    if node.op_type in ("Softmax", "LogSoftmax"):
+    if node.op_type in ("Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"):
         shape = tuple(_require_shape(input_shapes[0]))
-        return Rows.of_softmax(prod(shape), shape[attribute(node, "axis", -1)], number_bytes)
-    if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"):
+        axis = 1 if node.op_type == "SoftmaxCrossEntropyLoss" else attribute(node, "axis", -1)
+        return Rows.of_softmax(prod(shape), shape[axis], number_bytes)
+    if node.op_type in _ROW_NORMS:
         shape = tuple(_require_shape(input_shapes[0]))
         return Rows.of_norm(prod(shape), prod(shape[attribute(node, "axis", -1) :]), number_bytes)
     shape = tuple(_require_shape(input_shapes[0]))

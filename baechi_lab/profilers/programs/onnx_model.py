@@ -7,7 +7,9 @@ not parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Container, Mapping
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,18 @@ from ...graph.formats.reading import stem, with_file_name
 from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
-from ..work import Kernel, recurrent_kernel
-from .onnx_flops import SHAPE_OPS, product_flops, product_shapes, repeated_rows, vector_flops
+from ..work import Kernel, added_bias, recurrent_kernel
+from .onnx_flops import (
+    SHAPE_OPS,
+    gradient_kernels,
+    layout_bytes,
+    multiprocessor_us,
+    product_flops,
+    product_shapes,
+    repeated_rows,
+    row_alignment,
+    vector_flops,
+)
 from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
 
 if TYPE_CHECKING:
@@ -97,6 +109,8 @@ def _read_model(
         for position in _STATISTICS.get(node.op_type, ()):
             if len(node.input) > position and node.input[position] in parameters:
                 parameters[node.input[position]] = False
+    read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
+    products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
     guessed: dict[int, str] = {}
     assumed: set[str] = set()
     ops = []
@@ -109,6 +123,8 @@ def _read_model(
             types.setdefault(value, types.get(largest or "", "FLOAT"))
         assumed |= open_values
         kernel, why = _kernel(node, shapes, types, version)
+        if _is_part_of_product(node, parameters, products):
+            kernel, why = Kernel(metadata=True), ""
         if not assumed.isdisjoint((*node.input, *node.output)) and not why and not kernel.metadata:
             why = UNKNOWN_SHAPES
         if why:
@@ -118,7 +134,24 @@ def _read_model(
         written = tuple(v for v in node.output if v)
         shaped_values = [v for v in written if v in types and v in shapes and v not in assumed]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
-        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, written, output_shapes=made_shapes))
+        gradients = partial(
+            gradient_kernels,
+            node,
+            input_shapes=[shapes.get(v, ()) if v else None for v in node.input],
+            output_shapes=[shapes.get(v, ()) if v else None for v in node.output],
+            number_bytes=_WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
+        )
+        ops.append(
+            ProgramOp(
+                name_of_op,
+                node.op_type or "op",
+                kernels,
+                reads,
+                written,
+                output_shapes=made_shapes,
+                gradients=gradients if reads and written and not kernel.matrix else None,
+            )
+        )
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
@@ -207,10 +240,13 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         return Kernel(metadata=True), ""
     input_shapes = [shapes.get(v, ()) if v else None for v in node.input]
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
+    width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
     size = lambda v: prod(shapes.get(v, ())) * _WIDTH.get(types.get(v, ""), 4)  # noqa: E731
     moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v)
     if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
         moved_bytes = 2 * sum(size(v) for v in node.output if v)
+    if node.op_type == "SoftmaxCrossEntropyLoss":  # writes the logarithms of all shares
+        moved_bytes += size(node.input[0])
     try:
         count = product_flops(node, input_shapes, output_shapes)
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
@@ -234,7 +270,12 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
-            vector_flops=vector_flops(node, input_shapes, output_shapes),
+            vector_flops=vector_flops(node, input_shapes, output_shapes, width),
+            layout_bytes=layout_bytes(node, input_shapes, float(moved_bytes)),
+            row_alignment=row_alignment(node, input_shapes, output_shapes, width),
+            followed_by=added_bias(prod(output_shapes[0] or ()), width)
+            if convolution and len(node.input) > 2
+            else None,
         )
         if node.op_type not in ("LSTM", "GRU", "RNN") or not input_shapes[0] or not input_shapes[2]:
             return kernel, ""
@@ -247,9 +288,24 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     elif not _is_operator(node, version) or node.op_type.startswith(_OF_ATTRIBUTES):
         why = "no operator of ONNX"
     flops = float(outputs * per_element(node.op_type))
-    width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
-    rows = repeated_rows(node, input_shapes, width) if input_shapes and input_shapes[0] else None
-    return Kernel(flops=flops, moved_bytes=float(moved_bytes), rows=rows), why
+    if not input_shapes or not input_shapes[0] or not output_shapes:
+        return Kernel(flops=flops, moved_bytes=float(moved_bytes)), why
+    return Kernel(
+        flops=flops,
+        moved_bytes=float(moved_bytes),
+        rows=repeated_rows(node, input_shapes, width),
+        vector_flops=vector_flops(node, input_shapes, output_shapes, width),
+        multiprocessor_us=multiprocessor_us(node, input_shapes, output_shapes, width),
+    ), why
+
+
+def _is_part_of_product(node: NodeProto, parameters: Container[str], products: Container[str]) -> bool:
+    """Whether kernels of products do an operator's work: they read weights in either order, and add the bias that follows."""
+    if node.op_type == "Transpose":
+        return node.input[0] in parameters
+    return node.op_type == "Add" and any(
+        a in products and b in parameters for a, b in (tuple(node.input), tuple(node.input)[::-1])
+    )
 
 
 def _repeated_weights(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[Kernel, ...]:

@@ -9,14 +9,22 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
+from ..arithmetic import number_us
 from ..work import (
     ALIGNED,
     DEPTHWISE_GRADIENT,
+    POSITIONS_SUM_US,
     Kernel,
     Product,
     Rows,
+    added_bias,
+    batch_norm_flops,
+    convolution_layout_bytes,
     convolution_products,
     depthwise_flops,
+    norm_sums,
+    score_flops,
+    table_sums,
     transposed_products,
 )
 
@@ -28,49 +36,22 @@ if TYPE_CHECKING:
 Products = tuple[Product, ...]
 
 
-SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 16.0
-"""`vector_flops` of a score in fused attention of float32 and of 16-bit numbers: an exponential is computed at a sixteenth of
-the rate of multiplications, and kernels of float32, which use no matrix units, wait for it. Measured on an H200."""
-BATCH_NORM_FLOPS, HALF_BATCH_NORM_FLOPS = (280.0, 600.0), (480.0, 725.0)
-"""`vector_flops` per number of a batch norm, forward and backward, of float32 and of 16-bit numbers. Measured on an H200."""
-INDEX_US = 4.1e-4
-"""`Kernel.multiprocessor_us` per number of an element-wise kernel that computes where its operands lie: one of them is repeated
-along a dimension, or lies in memory in another order, or has another type. Measured on an H200."""
-NUMBER_US: dict[str, tuple[int | None, float, float]] = {
-    "max_pool2d_with_indices": (None, 2.4e-4, 2.4e-4),
-    "max_pool2d_with_indices_backward": (1, 1.5e-3, 1.5e-3),
-    "upsample_bilinear2d": (None, 8.5e-4, 8.5e-4),
-    "upsample_bilinear2d_backward": (0, 1.1e-3, 1.1e-3),
-    "native_layer_norm": (0, 4.6e-4, 3.2e-4),
-    "native_layer_norm_backward": (0, 4.1e-4, 2.9e-4),
-    "native_group_norm": (0, 9.2e-4, 8.0e-4),
-    "native_group_norm_backward": (1, 1.04e-3, 1.0e-3),
-    "_softmax": (0, 2.4e-4, 2.4e-4),
-    "_safe_softmax": (0, 2.4e-4, 2.4e-4),
-    "_log_softmax": (0, 2.4e-4, 2.4e-4),
-    "_softmax_backward_data": (0, 2.4e-4, 2.4e-4),
-    "_log_softmax_backward_data": (0, 2.4e-4, 2.4e-4),
-    "native_dropout": (0, 2.3e-4, 2.3e-4),
-    "gelu": (0, 1.8e-4, 1.8e-4),
-    "gelu_backward": (0, 2.4e-4, 2.4e-4),
+NUMBERS: dict[str, int | None] = {
+    "max_pool2d_with_indices": None,
+    "max_pool2d_with_indices_backward": 1,
+    "upsample_bilinear2d": None,
+    "upsample_bilinear2d_backward": 0,
+    "native_layer_norm": 0,
+    "native_layer_norm_backward": 0,
+    "native_group_norm": 0,
+    "native_group_norm_backward": 1,
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", "native_dropout", "gelu", "gelu_backward"), 0),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 0),
 }
-"""Operators whose kernels compute indices, exponentials or sums beside the numbers that they move: the argument that counts, or
-None for the output, and the `Kernel.multiprocessor_us` per number of float32 and of 16-bit numbers, of a pooling window per
-position. Measured on an H200."""
-RMS_NORM_US = (3.6e-4, 2.1e-4)
-"""The same of a norm without bias, which needs no means."""
-COLUMN_SUM_US, ROW_SUM_US = 1.4e-4, 1.9e-3
-"""The same of the gradients of a norm's weights, which sum columns, and of a table's rows, which sum equal words."""
-COLUMNS = 32
-"""Columns that a block of threads sums for the gradients of a norm's weights. It sums all rows, up to `MANY_ROWS`."""
-MANY_ROWS = 2**16
-SORT_US = 75.0
-"""`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
+"""Operators with a time per number (`number_us`), and the position of the argument whose numbers count; None for the output."""
 SHORT_SUM_US, SPLIT_SUM_US, PART_US = 2.0, 6.0, 0.055
 """`Kernel.wait_us` of sums of columns: of all; where several blocks of threads share the rows of a column; and of each of these
 parts, which the last block adds. Measured on an H200."""
-POSITIONS_SUM_US = 25.0
-"""`Kernel.wait_us` of the gradient of a convolution's bias, which sums positions and images. Measured on an H200."""
 _FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
 _CAUSAL = {
@@ -178,30 +159,26 @@ def _grouped(args: Args) -> Products:
 def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
     """Returns the `Kernel.vector_flops` of an operator: of fused attention, a depthwise convolution or a batch norm."""
     if name.startswith(_FUSED_ATTENTION):
-        scores = products_of(name, args)[0]
-        score_flops = SCORE_FLOPS if args[0].element_size() > 2 else HALF_SCORE_FLOPS
-        return float(score_flops * scores.count * scores.rows * scores.columns)
+        return score_flops(products_of(name, args)[0], args[0].element_size())
     if name in _CONVOLUTIONS and args[8] > 1 and args[1].shape[1] == 1:
         return depthwise_flops(out.numel(), args[1].shape[2:])
     if name == "convolution_backward" and args[9] > 1 and args[2].shape[1] == 1:
         return sum(args[10][:2]) * DEPTHWISE_GRADIENT * depthwise_flops(args[0].numel(), args[2].shape[2:])
     backward = name == "native_batch_norm_backward" and args[7]
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
-        forward_flops, backward_flops = BATCH_NORM_FLOPS if args[0].element_size() > 2 else HALF_BATCH_NORM_FLOPS
-        return (backward_flops if backward else forward_flops) * args[0].numel()
+        return batch_norm_flops(args[0].numel(), args[0].element_size(), bool(backward))
     return 0.0
 
 
 def multiprocessor_us(name: str, args: Args, out: torch.Tensor) -> float:
-    """Returns the `Kernel.multiprocessor_us` of an operator with an entry in `NUMBER_US`; 0 for others."""
-    if name not in NUMBER_US:
+    """Returns the `Kernel.multiprocessor_us` of an operator in `NUMBERS`; 0 for others."""
+    if name not in NUMBERS:
         return 0.0
-    source, us, half_us = NUMBER_US[name]
-    if name == "native_layer_norm" and args[3] is None:
-        us, half_us = RMS_NORM_US
-    tensor = out if source is None else args[source]
+    position = NUMBERS[name]
+    tensor = out if position is None else args[position]
     window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
-    return float((us if tensor.element_size() > 2 else half_us) * window * tensor.numel())
+    kind = "_fused_rms_norm" if name == "native_layer_norm" and args[3] is None else name
+    return number_us(kind, tensor.element_size()) * window * tensor.numel()
 
 
 def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
@@ -227,38 +204,25 @@ def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
 def next_kernel(name: str, args: Args, out: torch.Tensor) -> Kernel | None:
     """Returns the `Kernel.followed_by` of an operator: sums of a weight's gradient, products of a softmax's, an added bias."""
     if name in _CONVOLUTIONS and args[2] is not None and products_of(name, args):
-        return Kernel(moved_bytes=2.0 * out.numel() * out.element_size(), multiprocessor_us=INDEX_US * out.numel())
+        return added_bias(out.numel(), out.element_size())
     if name == "_softmax_backward_data":
         return Kernel(moved_bytes=3.0 * args[0].numel() * args[0].element_size())
     if name == "native_layer_norm_backward" and any(args[7][1:]):
-        tensor, columns = args[0], prod(args[2])
-        rows = tensor.numel() // max(columns, 1)
-        blocks = -(-columns // COLUMNS) if rows <= MANY_ROWS else 0
-        return Kernel(
-            moved_bytes=2.0 * tensor.numel() * tensor.element_size(),
-            multiprocessor_us=COLUMN_SUM_US * tensor.numel(),
-            rows=Rows(0.0, 0.0, 0, count=blocks),
-        )
+        return norm_sums(args[0].numel(), prod(args[2]), args[0].element_size())
     if name == "embedding_dense_backward":
-        tensor = args[0]
-        moved_bytes = 3.0 * tensor.numel() * tensor.element_size()
-        return Kernel(moved_bytes=moved_bytes, multiprocessor_us=ROW_SUM_US * tensor.numel(), wait_us=SORT_US)
+        return table_sums(args[0].numel(), args[0].element_size())
     return None
 
 
 def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
-    """Returns the `Kernel.layout_bytes` of a convolution, which reads and writes its tensors in another order.
-
-    A convolution of single positions is a product of matrices as they lie in memory.
-    """
+    """Returns the `Kernel.layout_bytes` of a convolution; 0 for other operators."""
     if name in _CONVOLUTIONS:
         weight, stride = args[1], args[3]
     elif name == "convolution_backward":
         weight, stride = args[2], args[4]
     else:
         return 0.0
-    steps = prod(_of(stride, k) for k in range(_dims(weight) - 2))
-    return 0.0 if prod(weight.shape[2:]) == 1 == steps else 2.0 * moved_bytes
+    return convolution_layout_bytes(moved_bytes, weight.shape[2:], [_of(stride, k) for k in range(_dims(weight) - 2)])
 
 
 def row_alignment(name: str, args: Args) -> int:

@@ -22,9 +22,8 @@ from torch.utils.flop_counter import flop_registry
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
-from ..work import Kernel, recurrent_kernel
+from ..work import INDEX_US, Kernel, recurrent_kernel
 from .kernel_shapes import (
-    INDEX_US,
     crossed,
     layout_bytes,
     multiprocessor_us,

@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.profilers.torch.kernel_shapes import INDEX_US, wait_us  # noqa: E402
+from baechi_lab.profilers.torch.kernel_shapes import wait_us  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
-from baechi_lab.profilers.work import Kernel, Product, Rows  # noqa: E402
+from baechi_lab.profilers.work import INDEX_US, Kernel, Product, Rows  # noqa: E402
 
 
 def kernels_of(model, *inputs, mode="inference"):
