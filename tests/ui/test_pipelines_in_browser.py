@@ -1,6 +1,8 @@
-"""A pipeline in the workbench in a real browser: its phases and its bubbles, against the library's timeline."""
+"""Pipelines, advice and remedies of the workbench in a real browser, against the library's numbers."""
 
 from __future__ import annotations
+
+import json
 
 import jupyter_browser as jb
 import pytest
@@ -10,6 +12,8 @@ import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.viz.shades import PHASES
 from baechi_lab.widgets.coloring import phase_legend
+from baechi_lab.widgets.model import WorkbenchModel
+from baechi_lab.widgets.setting import HARDWARE_PRESETS, Setting
 
 pytestmark = [
     pytest.mark.ui,
@@ -26,25 +30,114 @@ bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), micro_batch
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
-def test_phases_are_in_the_legend_and_bubbles_in_the_title(lab):
+@pytest.fixture(scope="module")
+def page():
+    """Errors of the page end the tests that caused them."""
+    with jb.browser_page(1600, 1000) as opened:
+        opened.problems = []
+        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+        yield opened
+
+
+def test_phases_are_in_the_legend_and_bubbles_in_the_title(lab, page):
     names: dict[str, bl.Workbench] = {}
     exec(SETUP, names)
     timeline = names["bench"].timeline.timelines[0]
     phases = {row["label"]: row for row in phase_legend(timeline)}
     assert set(phases) == set(PHASES[:2])
-    with jb.browser_page(1600, 1000) as page:
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        jb.open_notebook(page, lab.add_notebook("pipelines.ipynb", [SETUP, "bench"]))
-        jb.run_all(page, TIMELINE, 120_000)
-        tab(page, "Timeline")
-        page.wait_for_selector(".bl-panes.bl-at-timeline")
-        share = float((timeline.idle_us / timeline.makespan_us).mean())
-        title = f"simulated {format_us(timeline.makespan_us)}, {share:.0%} bubbles"
-        page.wait_for_selector(f'.bl-view:has({TIMELINE}):has-text("{title}")')
-        for label, row in phases.items():
-            key = f'.bl-key[title="{label}: {format_us(row["time"])} in all"]'
-            page.wait_for_selector(key)
-            color = page.locator(f"{key} .bl-swatch").evaluate("(box) => getComputedStyle(box).backgroundColor")
-            assert color == "rgb({}, {}, {})".format(*bytes.fromhex(row["color"][1:]))
-        assert problems == []
+    jb.open_notebook(page, lab.add_notebook("pipelines.ipynb", [SETUP, "bench"]))
+    jb.run_all(page, TIMELINE, 120_000)
+    tab(page, "Timeline")
+    page.wait_for_selector(".bl-panes.bl-at-timeline")
+    share = float((timeline.idle_us / timeline.makespan_us).mean())
+    title = f"simulated {format_us(timeline.makespan_us)}, {share:.0%} bubbles"
+    page.wait_for_selector(f'.bl-view:has({TIMELINE}):has-text("{title}")')
+    for label, row in phases.items():
+        key = f'.bl-key[title="{label}: {format_us(row["time"])} in all"]'
+        page.wait_for_selector(key)
+        color = page.locator(f"{key} .bl-swatch").evaluate("(box) => getComputedStyle(box).backgroundColor")
+        assert color == "rgb({}, {}, {})".format(*bytes.fromhex(row["color"][1:]))
+    assert page.problems == []
+
+
+CHAIN = """
+import baechi_lab as bl
+graph = bl.generators.pipeline([8.0, 8.0], [16.0, 16.0], output_bytes=4)
+cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
+bench = bl.Workbench(graph, cluster, placer="contiguous", passes=())
+bench
+"""
+
+
+def shows_step(page, step_us):
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(step_us)}")')
+    page.wait_for_selector(".bl-stale", state="detached")
+
+
+def control(page, label):
+    return page.locator(f'.bl-setting .widget-inline-hbox:has(label > :text-is("{label}"))')
+
+
+def test_advice_micro_batches_and_presets_have_the_library_s_numbers(lab, page):
+    """A chain of 8, 8, 16 and 16 us: eight steps take 384 us, and less as micro-batches. One click applies, another undoes."""
+    names: dict[str, object] = {}
+    exec(CHAIN, names)
+    graph, cluster = names["graph"], names["cluster"]
+    model = WorkbenchModel(graph, Setting(cluster, placer="contiguous", passes=()), inline=True)
+    model.compute_now()
+    (advice,) = model.advice
+    jb.open_notebook(page, lab.add_notebook("chain.ipynb", [CHAIN]))
+    jb.run_all(page, TIMELINE, 120_000)
+    shows_step(page, 48.0)
+    page.locator(f".bl-advice:has-text({json.dumps(advice.sentence[1:])})").locator("button").click()
+    placement = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=8, schedule="1f1b")
+    pipelined = bl.simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b")
+    assert pipelined.makespan_us == advice.after_us < advice.before_us == 8 * 48
+    shows_step(page, pipelined.makespan_us)
+    page.click('.bl-advice:has-text("Applied: ") button:text-is("Undo this")')
+    shows_step(page, 48.0)
+    # The best of several placers for a step in micro-batches.
+    control(page, "placer").locator("select").select_option("auto")
+    micro_batches = control(page, "micro-batches").locator("input")
+    micro_batches.fill("4")
+    micro_batches.press("Enter")
+    placement = bl.place(graph, cluster, "auto", objective="step", micro_batches=4)
+    shows_step(page, bl.simulate(graph, cluster, placement, micro_batches=4).makespan_us)
+    page.wait_for_selector('.bl-header .bl-facts:has-text("auto took the answer of")')
+    assert not page.locator('.bl-header [role="alert"]').is_visible()
+    # Another cluster is one choice.
+    preset = "4 x RTX 4090, PCIe"
+    cluster = HARDWARE_PRESETS[preset].cluster
+    control(page, "hardware").locator("select").select_option(preset)
+    placement = bl.place(graph, cluster, "auto", objective="step", micro_batches=4)
+    shows_step(page, bl.simulate(graph, cluster, placement, micro_batches=4).makespan_us)
+    jb.eventually(page, lambda: _equal(control(page, "memory each").locator("input").input_value(), "24 GB"))
+    assert page.problems == []
+
+
+def _equal(value, wanted):
+    assert value == wanted
+
+
+TIGHT = """
+import baechi_lab as bl
+graph = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)], persistent_bytes=[600, 600])
+bench = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=1000), placer="single", passes=())
+bench
+"""
+
+
+def test_a_start_that_does_not_fit_opens_on_its_remedy(lab, page):
+    """Two ops of 600 bytes are not on one device of 1000: another placer is taken, said so, and undone by one click."""
+    names: dict[str, object] = {}
+    exec(TIGHT, names)
+    cluster = bl.Cluster.uniform(2, memory_bytes=1000)
+    line = bl.simulate(names["graph"], cluster, bl.place(names["graph"], cluster, "auto"))
+    jb.open_notebook(page, lab.add_notebook("tight.ipynb", [TIGHT]))
+    jb.run_all(page, '.bl-advice:has-text("placer changed so that it fits")', 120_000)
+    shows_step(page, line.makespan_us)
+    assert not page.locator('.bl-header [role="alert"]').is_visible()
+    page.click('button:text-is("Undo that")')
+    page.wait_for_selector('.bl-header [role="alert"]:has-text("fit")')
+    assert not page.locator('button:text-is("Undo that")').is_visible()
+    assert page.problems == []
