@@ -220,7 +220,7 @@ def passes_from(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(names(arguments.passes, "--passes")) if arguments.optimize else ()
 
 
-def add_parameters(parser: argparse.ArgumentParser, owner: str) -> None:
+def add_parameters(parser: argparse._ActionsContainer, owner: str) -> None:
     """-p KEY=VALUE, repeatable."""
     parser.add_argument(
         "-p",

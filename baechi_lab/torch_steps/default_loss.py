@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 
-def own_loss(outputs: object) -> torch.Tensor:
+def own_loss(outputs: Any) -> torch.Tensor:
     """The loss that the model itself computes; otherwise `mean_square`.
 
     It is the `loss` among the outputs (models of Hugging Face compute it if the batch has labels), or the only scalar, where
