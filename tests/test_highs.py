@@ -91,7 +91,7 @@ def test_nobody_redirects_standard_output_of_the_caller():
     assert users == {
         "cli/__init__.py",
         "lessons/notebook_process.py",
-        "profilers/tensorflow/loading.py",
+        "workers/tensorflow_import.py",
         "workers/fork_server.py",
         "workers/metis.py",
         "workers/process.py",

@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+from ..workers.tensorflow_import import load_tensorflow
 from .building import build
 from .experts import expert, model_of
 from .registry import make_model
@@ -14,4 +15,4 @@ from .registry import model_names as names
 from .statistics import describe
 from .statistics import table as list
 
-__all__ = ["build", "describe", "expert", "list", "make_model", "model_of", "names"]
+__all__ = ["build", "describe", "expert", "list", "load_tensorflow", "make_model", "model_of", "names"]

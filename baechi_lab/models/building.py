@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidInput
 from ..graph import Step
 from ..graph.step import BuiltFrom, Source
+from ..workers.tensorflow_import import load_tensorflow
 from .registry import make_model
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def build(name: str, /, **params: object) -> Step:
     ('mlp', (4, 32))
     """
     from ..profilers import trace
-    from ..profilers.tensorflow.loading import load_tensorflow
 
     model = make_model(name, **params)
     load_tensorflow()

@@ -1,9 +1,17 @@
-"""Imports TensorFlow in worker processes, without the optional packages that it would import as well."""
+"""Imports TensorFlow: without the notices of its start, and in worker processes without optional packages."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ..frameworks import require_framework
 from ..importing import absent, in_existing_folder, uncollected
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
@@ -19,3 +27,61 @@ def import_tensorflow() -> Any:
     with absent(*OPTIONAL), uncollected(), in_existing_folder():
         import tensorflow
     return tensorflow
+
+
+_NOTICE = re.compile(
+    rb"(WARNING: All log messages before absl::InitializeLog"
+    rb"|[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+:\d+\]"
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] "
+    rb"|To enable the following instructions:)"
+)
+"""How lines of TensorFlow's C++ logs begin."""
+_lock = threading.Lock()
+_loaded = False
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails.
+
+    Raises `MissingPackage` where it is not installed.
+    """
+    global _loaded
+    require_framework("tensorflow", "a TensorFlow step")
+    with _lock:  # two threads that redirect standard error would restore each other's redirection
+        if _loaded:
+            return
+        with without_notices(), uncollected(), in_existing_folder():
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        _loaded = True
+
+
+@contextmanager
+def without_notices() -> Iterator[None]:
+    """Redirects file descriptor 2 into a file; lines that are not notices of TensorFlow are written out afterwards.
+
+    This early, TensorFlow's C++ logs ignore `sys.stderr` and its log level. Other threads may write as well.
+    """
+    if sys.stderr is None:  # a process without one
+        yield
+        return
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        except KeyboardInterrupt:  # no failure of TensorFlow's
+            failed = False
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            for line in file:
+                if failed or not _NOTICE.match(line):  # after a failure the notices may say why
+                    os.write(2, line)

@@ -27,6 +27,7 @@ import numpy as np
 from ...errors import ExecutionError, InvalidInput
 from ...graph import Link, Placement, Step
 from ...workers.client import Worker
+from ...workers.tensorflow_import import load_tensorflow
 from .cluster import LocalCluster
 
 if TYPE_CHECKING:
@@ -279,8 +280,7 @@ def _hops(hops: int, size: int, crosses: bool, stream: int, raw: ModuleType) -> 
 
 def two_device_step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
     """Returns a step without inputs and variables that runs the op that `build` makes; names of ops begin with d0 or d1."""
-    import tensorflow as tf
-
+    tf = load_tensorflow()
     graph = tf.Graph()
     with graph.as_default():
         last = build(tf.raw_ops)

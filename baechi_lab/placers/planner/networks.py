@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...frameworks import require_framework
+from ...workers.tensorflow_import import load_tensorflow
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,9 +41,8 @@ INITIAL_RANGE = 0.08
 def tensorflow() -> ModuleType:
     """The module, or one sentence about how to install it."""
     require_framework("tensorflow", "the Hierarchical Planner")
-    import tensorflow as tf
-
-    return tf
+    module: ModuleType = load_tensorflow()
+    return module
 
 
 def grouper_weights(

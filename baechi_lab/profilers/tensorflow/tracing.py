@@ -18,11 +18,11 @@ import numpy as np
 from ...checks import check_text
 from ...errors import InvalidInput
 from ...graph.step import Source, Step, TensorSpec
+from ...workers.tensorflow_import import load_tensorflow
 from .captured_variables import bind_captures
 from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
-from .loading import load_tensorflow
 from .named_outputs import name_outputs
 from .optimizer_slots import keras_slots, optimizer_slots
 from .recurrent_layers import fused_layers, mark_fused_loops

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from baechi_lab.profilers.tensorflow import loading
+from baechi_lab.workers import tensorflow_import as loading
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _errors_of(program):
@@ -25,12 +25,13 @@ def _errors_of(program):
     return completed.stderr
 
 
+@pytest.mark.tensorflow
 @pytest.mark.subprocess
 @pytest.mark.slow
 def test_importing_tensorflow_says_nothing_through_us():
     notice = "oneDNN custom operations"
     assert notice in _errors_of("import tensorflow")
-    assert notice not in _errors_of("from baechi_lab.profilers.tensorflow.loading import load_tensorflow as f; f()")
+    assert notice not in _errors_of("from baechi_lab.models import load_tensorflow as f; f()")
 
 
 def test_a_failure_shows_what_was_kept_back_and_later_lines_come_through(capfd):
