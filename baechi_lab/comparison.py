@@ -14,11 +14,21 @@ from .comparison_runs import execution_target, measure_rows, memory_of
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
+from .graph.units import format_us
 from .memo import Memo
 from .pipeline import place_in_groups
 from .simulator.runtime_peaks import notes_on_runtime_peaks
 from .stages import Optimize, Simulate
-from .step_summary import note_on_bound, note_on_native, notes_on, one_device, speedup_of
+from .step_summary import (
+    AT_THE_BOUND,
+    against_one_device,
+    note_on_bound,
+    note_on_native,
+    notes_on,
+    one_device,
+    speedup_of,
+    too_coarse,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -175,12 +185,38 @@ def compare(
     table["speedup"] = speedup_of(table)
     table["winner"] = [row.get("winner", "") for row in rows]
     notes = notes_on(table[:placed], graph, groups, cluster)
+    if too_coarse(graph, groups, cluster):
+        notes += _note_on_single_ops(graph, cluster, table[:placed], scheduler, pipeline)
     table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placed], graph)
     if native:
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest
         table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
     return table
+
+
+def _note_on_single_ops(
+    graph: OpGraph,
+    cluster: Cluster,
+    table: pandas.DataFrame,
+    scheduler: SchedulerOption | None,
+    pipeline: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Says how long the step takes with ops that `m-etf` places one by one, if that is shorter than all rows that fit."""
+    from .placers import place
+    from .simulator import simulate
+
+    try:
+        timeline = simulate(graph, cluster, place(graph, cluster, "m-etf"), scheduler, **pipeline)
+    except ROW_ERRORS:
+        return ()
+    shortest_us = table["makespan_us"][table["feasible"].astype(bool)].astype(float).min()
+    if not timeline.feasible or timeline.makespan_us >= shortest_us * (1 - AT_THE_BOUND):
+        return ()
+    words = against_one_device(timeline.makespan_us, float(table["one_device_us"].iloc[0]))
+    return (
+        f"placed one by one (passes=(), --no-optimize), ops take {format_us(timeline.makespan_us)} with m-etf, {words}",
+    )
 
 
 def _check_measuring(

@@ -227,6 +227,16 @@ def coarse_in_words(coarse: OpGraph) -> str:
     )
 
 
+def note_on_groups(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> str:
+    """Says that passes left little to divide among the devices, and how to place smaller parts; empty if they did not.
+
+    >>> note_on_groups(OpGraph.from_edges([1, 2]), OpGraph.from_edges([3]), Cluster.uniform(1))
+    ''
+    """
+    advice = " (fewer passes=, --no-optimize place smaller parts)"
+    return coarse_in_words(coarse) + advice if too_coarse(graph, coarse, cluster) else ""
+
+
 def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: Cluster) -> tuple[str, ...]:
     """Returns notes without which a table of `bl.compare` would mislead, one sentence each.
 
@@ -237,8 +247,9 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
     """
     split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
     well_divided = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
-    coarse = too_coarse(graph, placed, cluster) and not bool((well_divided & table["feasible"].astype(bool)).any())
-    notes = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
+    is_well_divided = bool((well_divided & table["feasible"].astype(bool)).any())
+    coarse = "" if is_well_divided else note_on_groups(graph, placed, cluster)
+    notes = [coarse] if coarse else []
     if len(split) == 0 or cluster.n == 1:
         return tuple(notes)
     best, one = float(split["makespan_us"].min()), float(split["one_device_us"].iloc[0])

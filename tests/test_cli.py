@@ -713,6 +713,12 @@ def test_a_command_or_a_file_that_is_misspelt_is_told_the_right_one(call, tmp_pa
     )
 
 
+def test_place_says_that_groups_leave_nothing_to_divide(call, graph_file):
+    note = "note: the passes left 1 group"
+    assert note in call("place", graph_file, *CLUSTER)[1]
+    assert note not in call("place", graph_file, *CLUSTER, "--no-optimize")[1]
+
+
 def test_descriptions_are_as_wide_as_the_terminal(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert all(len(line) <= 60 for line in call("profile", "--help")[1].splitlines())

@@ -292,7 +292,7 @@ def torch_files(tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize("model", ["torch_steps.py:step", "nets.py:module", "nets.py:positional"])
 def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model):
-    placing = ("--devices", "2", "--placer", "m-topo", "--kind", "cpu")
+    placing = ("--devices", "2", "--placer", "m-topo", "--kind", "cpu", "--no-optimize")
     code, out, err = call("run", model, "--steps", "2", *placing)
     assert code == 0, err
     assert out["status"] == "ok" and len(out["step_seconds"]) == 2 and out["simulated_us"] > 0

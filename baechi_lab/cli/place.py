@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from ..errors import InvalidInput
+from ..step_summary import note_on_groups
 from . import console, options, output
 
 
@@ -75,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         output.print_timeline(facts)
-        if finer:
-            print(f"note: {finer}")
+        for note in filter(None, (finer, note_on_groups(result.graph, result.coarse, cluster))):
+            print(f"note: {note}")
     if placed.interrupted:
         print("baechi-lab place: interrupted; the placement is the best so far", file=sys.stderr)
         return 130

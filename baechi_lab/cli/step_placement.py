@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
+from ..step_summary import note_on_groups
 from . import console, options, steps
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hardware", metavar="NAME", help="for --placer: estimate for this device")
     parser.add_argument("--precision", metavar="NAME", help="of that estimate, as for `baechi-lab profile`")
+    options.add_optimize(parser, default=True)
     options.add_pipeline(parser, batch_size=False)
     options.add_cluster(parser)
 
@@ -52,9 +55,13 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
     count = options.pipeline_from(arguments).get("micro_batches")
     micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
-        result = (profile | Optimize() | place).run(micro_batch, cluster)
+        passes = options.passes_from(arguments)
+        pipe = profile | Optimize(passes) | place if passes else profile | place
+        result = pipe.run(micro_batch, cluster)
     if result.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")
+    if note := note_on_groups(result.graph, result.coarse, cluster):
+        print(f"note: {note}", file=sys.stderr)
     return step, result.placement.on(result.graph), cluster, result.graph
 
 

@@ -40,21 +40,27 @@ _lock = threading.Lock()
 _loaded = False
 
 
-def load_tensorflow() -> None:
-    """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails.
+def load_tensorflow() -> Any:
+    """Returns the module `tensorflow`, imported without the notices of its start; they are shown only where that fails.
 
-    Raises `MissingPackage` where it is not installed.
+    No log level or environment variable suppresses these notices during the import.
+
+    Raises:
+        MissingPackage: TensorFlow is not installed.
+
+    >>> load_tensorflow().constant(1).shape
+    TensorShape([])
     """
     global _loaded
     require_framework("tensorflow", "a TensorFlow step")
     with _lock:  # two threads that redirect standard error would restore each other's redirection
-        if _loaded:
-            return
-        with without_notices(), uncollected(), in_existing_folder():
-            import tensorflow as tf
+        if not _loaded:
+            with without_notices(), uncollected(), in_existing_folder():
+                import tensorflow
 
-            tf.config.list_physical_devices()
-        _loaded = True
+                tensorflow.config.list_physical_devices()
+            _loaded = True
+    return sys.modules["tensorflow"]
 
 
 @contextmanager
