@@ -807,7 +807,32 @@ def _mixing_losses():
     def shares_of_the_batch(weight, words):
         return tf.reduce_mean(tf.nn.softmax(words[:, 0] @ weight, axis=0) ** 2)
 
+    def permuted(weight, words):
+        return tf.reduce_mean(
+            (words[:, 0] @ weight - tf.gather(words[:, 1] @ weight, tf.cast(words[:, 2, 0] > 0, tf.int32))) ** 2
+        )
+
+    def halves(weight, words):
+        one, other = tf.split(words[:, 0] @ weight, 2, 0)
+        return tf.reduce_mean((one - other) ** 2)
+
+    def row_by_row(weight, words):
+        one, *others = tf.unstack(words[:, 0] @ weight)
+        return sum(tf.reduce_mean((one - other) ** 2) for other in others)
+
+    def two_rows(weight, words):
+        return tf.reduce_mean(tf.reduce_max(tf.reshape(words[:, :, :3] @ weight[:3, :3], [3, -1]), 1))
+
+    def neighbours_of_a_kernel(weight, words):
+        signal = tf.transpose(words[:, 0] @ weight)[..., None]
+        return tf.reduce_mean(tf.nn.conv1d(signal, tf.ones([2, 1, 1]), 1, "SAME") ** 2)
+
     return {
+        permuted: "takes samples by their indices",
+        halves: "takes a part of the samples",
+        row_by_row: "takes a part of the samples",
+        two_rows: "divides the samples of the batch among rows",
+        neighbours_of_a_kernel: "works along the samples",
         shares_of_the_batch: "works along the samples",
         contrast: "compares samples with each other",
         centred: "reads a value of the whole batch for each of its samples",
@@ -827,13 +852,67 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(16))
+@pytest.mark.parametrize("kind", range(21))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(
         UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}.* may differ from"
     ):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+def test_one_entry_of_each_sample_may_be_chosen(worker):
+    """Without a word, as in Q-learning: the indices of samples are 0, 1, 2, ..."""
+    import tensorflow as tf
+
+    def loss(weight, words, labels):
+        outputs, sample = words[:, 0] @ weight, tf.range(tf.shape(words)[0])
+        return tf.reduce_mean((tf.gather_nd(outputs, tf.stack([sample, labels[:, 0]], 1)) - 1.0) ** 2)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS, LABELS), worker)
+
+
+def test_bug_gradients_of_a_variable_that_is_read_twice_were_averaged_in_a_sum(worker):
+    """Tapes add them up by an op without a name; its constant part counts once."""
+    import tensorflow as tf
+
+    def make():
+        weight = tf.Variable(np.linspace(-0.5, 0.5, 16, dtype=np.float32).reshape(4, 4), name="w")
+        log_variance = tf.Variable(0.5, name="s")
+
+        @tf.function
+        def step(words):
+            with tf.GradientTape() as tape:
+                outputs = tf.tanh(words[:, 0] @ weight) @ weight
+                loss = tf.exp(-log_variance) * tf.reduce_sum(outputs**2) + log_variance
+            for variable, gradient in zip(
+                (weight, log_variance), tape.gradient(loss, (weight, log_variance)), strict=True
+            ):
+                variable.assign_sub(0.05 * gradient)
+            return loss
+
+        return step
+
+    _assert_equal_steps(make, (WORDS,), worker)
+
+
+def test_gradients_of_each_sample_are_refused():
+    """As in private training: each is clipped before the mean. Previously the micro-batches' were added up and clipped."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.ones((4, 5), np.float32), name="w")
+
+    def step(words):
+        def gradient_of(row):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((row[None] @ weight) ** 2)
+            gradient = tape.gradient(loss, weight)
+            return gradient / tf.maximum(1.0, tf.norm(gradient))
+
+        weight.assign_sub(tf.reduce_mean(tf.vectorized_map(gradient_of, words[:, 0]), 0))
+
+    with pytest.raises(bl.InvalidInput, match=r"which runs once per step, reads .*, which has an entry per sample"):
+        _unrolled(step, WORDS[:2])
 
 
 def test_halves_of_two_batches_behind_each_other_are_whole_batches(worker):

@@ -99,6 +99,9 @@ REDUCTIONS = {
 """Reduction -> the op that combines its results over micro-batches."""
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "TopK"})
 _ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "ArgMax", "ArgMin"})
+_SPATIAL = ("Conv", "DepthwiseConv", "MaxPool", "AvgPool")
+"""Ops whose first input has the batch as its first axis."""
+_PARTS = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 _COUNTING = ("UnsortedSegment", "Bincount", "DenseBincount", "Unique", "Histogram", "ScatterNd", "TensorScatter")
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
@@ -562,7 +565,7 @@ class _OpRule:
         ):
             return self._problem("counts or joins entries by their values", Samples(None, counts, power))
         if rank is None or any(v.axis is None for _, v in samples):
-            if self._may_work_along_samples():
+            if self.node.name in self.batch_values.trained and self._may_work_along_samples():
                 return self._problem("may work along the samples of the batch", Samples(None, counts, power))
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]
@@ -575,20 +578,58 @@ class _OpRule:
             if len(placed) > 1:
                 return self._problem("compares samples with each other", Samples(None, counts, power))
             return Samples(placed.pop(), counts, power)
-        if (op in _ALONG_LAST and axis == len(source) - 1) or (
-            op in _ALONG_SECOND and self._names_axis(axis, len(source))
-        ):
-            return self._problem(
-                "works along the samples of the batch", Samples(axis if rank == len(source) else None, counts, power)
-            )
-        if op == "StridedSlice" and isinstance(self.values[0], Samples) and self._slices_samples(axis, source):
-            return self._problem("takes a part of the samples of the batch", Samples(None, counts, power))
+        if reason := self._mixing_samples(k, axis, source, shape or ()):
+            rank_kept = rank == len(source) and op not in _PARTS
+            return self._problem(reason, Samples(axis if rank_kept else None, counts, power))
         output_axis = self._output_axis(axis, source, shape or ())
         if output_axis is None and rank == 0:
             return Total(None, exact=False)
         if output_axis is not None and (output_axis >= rank or (len(set(axes)) > 1 and op in ("Pack", "ConcatV2"))):
             output_axis = None
         return Samples(output_axis, counts, power)
+
+    def _mixing_samples(self, k: int, axis: int, source: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+        """How an op combines or selects samples that input `k` has along `axis`; None where it treats all alike."""
+        op, batch, length = self.node.op, self.batch_values.batch, source[axis]
+        along = (op in _ALONG_LAST and axis == len(source) - 1) or (
+            op in _ALONG_SECOND and self._names_axis(axis, len(source))
+        )
+        if along or (op.startswith(_SPATIAL) and k == 0 and axis != 0):
+            return "works along the samples of the batch"
+        if op == "Reshape":
+            at = _reshaped(axis, source, shape, batch)
+            rows = batch if at is None or shape[at] < 0 or batch == 1 else shape[at]
+            return "divides the samples of the batch among rows" if rows % batch else None
+        if op == "StridedSlice" and k == 0 and self._slices_samples(axis, source):
+            return "takes a part of the samples of the batch"
+        if op in ("Split", "SplitV", "Unpack") and self._splits_samples(axis, source):
+            return "takes a part of the samples of the batch"
+        if op.startswith("Gather") and k == 0 and -1 not in shape and self._gathers_samples(axis, length):
+            return "takes samples by their indices"
+        return None
+
+    def _splits_samples(self, axis: int, source: tuple[int, ...]) -> bool:
+        """Whether the parts into which an op splits its input are other than whole batches behind each other."""
+        op, lengths = self.node.op, [1]
+        at: NDArray[Any] | None = np.array(self.node.attr["axis"].i)
+        if op != "Unpack":
+            at = self.batch_values.constant(self.inputs[0 if op == "Split" else 2])
+            sizes = None if op == "Split" else self.batch_values.constant(self.inputs[1])
+            lengths = [source[axis] // self.node.attr["num_split"].i] if sizes is None else np.ravel(sizes).tolist()
+        along_samples = at is not None and int(at) % len(source) == axis
+        return along_samples and any(length % self.batch_values.batch for length in lengths)
+
+    def _gathers_samples(self, axis: int, length: int) -> bool:
+        """Whether indices, other than 0, 1, 2, ... as in a choice of one entry of each sample, select samples."""
+        if self.node.op != "GatherNd":
+            at = self.batch_values.constant(self.inputs[2]) if self.node.op == "GatherV2" else 0
+            return at is None or int(at) == axis
+        index_shape = self.shapes[1]
+        if index_shape and axis >= index_shape[-1]:
+            return False
+        producer = self.batch_values.nodes[self.inputs[1][0]]
+        indices = self.batch_values.constant(next(data_inputs(producer), self.inputs[1]))
+        return axis != 0 or indices is None or not np.array_equal(np.unique(indices), np.arange(length))
 
     def _samples_power(self) -> int | None:
         """Returns the power of the totals by which each entry of the output is multiplied."""

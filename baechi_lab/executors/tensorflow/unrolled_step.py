@@ -195,24 +195,29 @@ class _Unroller:
     def _read_batch(self, axes: Mapping[str, int | None], reduction: str | None) -> None:
         """Analyzes the batch in the forward ops. Decides how gradients are added up, and warns if no way is right."""
         role = roles(self.graph)
-        backward = [
-            k >= 0 or is_backward(name)
+        backward = {
+            name
             for k, name in zip(self.graph.forward_of.tolist(), self.graph.names, strict=True)
-        ]
-        order = [i for i in self.graph.order.tolist() if not backward[i] and role[i] != UPDATE]
-        self.forward = dict.fromkeys(self.graph.names[i] for i in order)
+            if k >= 0 or is_backward(name)
+        }
+        names = [self.graph.names[i] for i in self.graph.order.tolist()]
+        for node in (self.nodes[name] for name in names):  # tapes add up the gradients of a variable by unnamed ops
+            if node.op == "AddN" and any(producer in backward for producer, _ in data_inputs(node)):
+                backward.add(node.name)
+        update = {name for name, kind in zip(self.graph.names, role, strict=True) if kind == UPDATE}
+        self.forward = dict.fromkeys(name for name in names if name not in backward | update)
         self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count)
-        share_with_gradients(
-            self.values,
-            [name for name, is_backward_op in zip(self.graph.names, backward, strict=True) if is_backward_op],
-        )
+        share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         self.trains = bool(differentiated)
         scalar_outputs = {
             split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
         }
         loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
-        self.loss_terms = loss.terms.keys()
+        self.loss_terms = set(loss.terms)
+        for name in reversed(self.forward):
+            if name in self.loss_terms and self.nodes[name].op == "Identity":
+                self.loss_terms.add(next(data_inputs(self.nodes[name]))[0])
         powers = {value.power if isinstance(value, Total) and value.exact else None for value in loss.terms.values()}
         self.reduction = reduction or ("sum" if powers == {1} and not loss.unclear else "mean")
         if self.count == 1:
@@ -281,12 +286,18 @@ class _Unroller:
         """Raises `InvalidInput` if an op that runs once reads a tensor with an entry per sample, except for table rows."""
         if self.count == 1:
             return
+        weights = {tuple(spec.shape) for spec in self.source.variables}
         for name in once:
             for tensor in data_inputs(self.nodes[name]):
-                value = self.values.of(tensor)
-                if not isinstance(value, Samples) or tensor in rows or tensor[0] not in self.repeated:
+                if tensor in rows or tensor[0] not in self.repeated:
                     continue
-                if value.axis is not None or self.nodes[tensor[0]].op == "Placeholder":
+                value, shape = self.values.of(tensor), self.values.shape(tensor)
+                of_samples = isinstance(value, Samples) and (
+                    value.axis is not None or self.nodes[tensor[0]].op == "Placeholder"
+                )
+                if shape and tensor[0] not in self.forward and self.values.batch > 1 and shape not in weights:
+                    of_samples |= shape[0] == self.values.batch and shape[1:] in weights  # a gradient per sample
+                if of_samples:
                     raise InvalidInput(
                         f"op {name!r} of step {self.source.name!r}, which runs once per step, reads {tensor[0]!r}, which has an "
                         "entry per sample and differs from micro-batch to micro-batch; compute gradients before what is "
