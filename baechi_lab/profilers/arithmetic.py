@@ -37,6 +37,7 @@ _MICROSECONDS_AND_OPS = """
     2.4e-4 2.4e-4 maxpool2dwithindices maxpool softmax safesoftmax logsoftmax gelugrad
     2.4e-4 2.4e-4 softmaxgraddata logsoftmaxgraddata softmaxgrad logsoftmaxgrad
     2.4e-4 2.4e-4 softmaxcrossentropyloss softmaxcrossentropylossgrad
+    2.4e-4 2.4e-4 softmaxcrossentropywithlogits sparsesoftmaxcrossentropywithlogits
     1.5e-3 1.5e-3 maxpool2dwithindicesgrad maxpoolgrad
     8.5e-4 8.5e-4 upsamplebilinear2d resizebilinear
     1.1e-3 1.1e-3 upsamplebilinear2dgrad resizebilineargrad

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from baechi_lab.profilers.tensorflow.flops import flops, is_matrix_product, product_shapes
-from baechi_lab.profilers.work import Product
+from baechi_lab.profilers.tensorflow.flops import (
+    flops,
+    is_matrix_product,
+    layout_bytes,
+    multiprocessor_us,
+    product_shapes,
+    repeated_rows,
+    row_alignment,
+    vector_flops,
+)
+from baechi_lab.profilers.work import Product, Rows
 
 tf = pytest.importorskip("tensorflow")
 
@@ -76,3 +85,22 @@ def test_the_filters_gradient_of_a_convolution_in_space_is_a_product():
     node_def = node("Conv3DBackpropFilterV2", strides=[1, 1, 1, 1, 1])
     inputs = [(2, 4, 4, 4, 3), (5,), (2, 4, 4, 4, 5)]
     assert product_shapes(node_def, inputs, [(3, 3, 3, 3, 5)]) == (Product(1, 27 * 3, 5, 2 * 4 * 4 * 4),)
+
+
+def test_ops_have_the_kernels_of_pytorch():
+    """Rows of 5 x 2 and 4 x 2 bytes; 3 x 3 filters change the order of 100 bytes twice; per number what an H200 takes."""
+    matmul = [(3, 4), (4, 5)], [(3, 5)]
+    assert [row_alignment(node("MatMul"), *matmul, n) for n in (2, 4)] == [2, 4]
+    image, filters = (1, 8, 8, 4), (3, 3, 4, 16)
+    convolution, gradient = node("Conv2D", strides=[1] * 4), node("Conv2DBackpropFilter", strides=[1] * 4)
+    assert row_alignment(convolution, [image, filters], [(1, 8, 8, 16)], 2) == 8
+    assert layout_bytes(convolution, [image, filters], [(1, 8, 8, 16)], 100.0) == 200
+    assert layout_bytes(gradient, [image, (4,), (1, 8, 8, 16)], [filters], 100.0) == 200
+    assert layout_bytes(convolution, [image, (1, 1, 4, 16)], [(1, 8, 8, 16)], 100.0) == 0
+    norm = node("FusedBatchNormGradV3", is_training=True)
+    assert vector_flops(norm, [image, image], [image], 4) == 600 * 256
+    assert repeated_rows(norm, [image, image], 4) == Rows(2 * 4.0 * 256, 4.0 * 64, 1, norm=True)
+    assert multiprocessor_us(node("AddV2"), [image, (4,)], [image], 4) == pytest.approx(4.1e-4 * 256)
+    assert multiprocessor_us(node("AddV2"), [image, image], [image], 4) == 0
+    pooled = multiprocessor_us(node("MaxPool", ksize=[1, 2, 2, 1]), [image], [(1, 4, 4, 4)], 4)
+    assert pooled == pytest.approx(2.4e-4 * 4 * 64)

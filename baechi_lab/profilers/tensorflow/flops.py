@@ -8,14 +8,18 @@ element (`profilers/arithmetic.py`), reductions one per input element, data move
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
-from ..arithmetic import TRANSCENDENTAL, per_element
+from ..arithmetic import TRANSCENDENTAL, number_us, per_element
 from ..work import (
+    ALIGNED,
     DEPTHWISE_GRADIENT,
+    INDEX_US,
     Product,
     Rows,
+    batch_norm_flops,
+    convolution_layout_bytes,
     convolution_products,
     depthwise_flops,
     einsum_product,
@@ -151,7 +155,7 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
         # Shapes of filters end with the channels of a group and the filters; images may have their channels first or last.
         # The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
         of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
-        filters = outputs[0] if of_filter else inputs[1]
+        filters = _filters(node, inputs, outputs)
         convolved = inputs[2] if of_input or of_filter else outputs[0]
         image = outputs[0] if of_input else inputs[0]
         if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
@@ -169,18 +173,61 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
 
 def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | None:
     """Returns the rows that a softmax or a normalization reads more than once; None for other ops."""
-    if node.op in ("Softmax", "LogSoftmax") and inputs and inputs[0]:
+    if (node.op in ("Softmax", "LogSoftmax") or node.op.endswith("CrossEntropyWithLogits")) and inputs and inputs[0]:
         return Rows.of_softmax(prod(inputs[0]), inputs[0][-1], number_bytes)
-    if node.op == "FusedBatchNormV3" and node.attr["is_training"].b and len(inputs[0]) == 4:
+    if _norms_channels(node) and len(inputs[0]) == 4:
         channels = inputs[0][1] if node.attr["data_format"].s.startswith(b"NC") else inputs[0][-1]
-        return Rows.of_norm(prod(inputs[0]), prod(inputs[0]) // max(channels, 1), number_bytes)
+        tensors = 2 if "Grad" in node.op else 1
+        return Rows.of_norm(prod(inputs[0]), prod(inputs[0]) // max(channels, 1), number_bytes, tensors)
     return None
 
 
-def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    """Returns the `Kernel.vector_flops` of a depthwise convolution or of one of its gradients; 0 for other ops."""
+def _norms_channels(node: NodeDef) -> bool:
+    return bool(node.op in ("FusedBatchNormV3", "FusedBatchNormGradV3") and node.attr["is_training"].b)
+
+
+def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> float:
+    """Returns the `Kernel.vector_flops` of a batch norm, a depthwise convolution or one of their gradients; 0 for other ops."""
+    if _norms_channels(node):
+        return batch_norm_flops(prod(inputs[0]), number_bytes, backward="Grad" in node.op)
     if not node.op.startswith("DepthwiseConv2dNative"):
         return 0.0
     gradient, of_filter = "Backprop" in node.op, node.op.endswith("BackpropFilter")
     filters, convolved = outputs[0] if of_filter else inputs[1], inputs[2] if gradient else outputs[0]
     return depthwise_flops(prod(convolved), filters[:2]) * (DEPTHWISE_GRADIENT if gradient else 1.0)
+
+
+def row_alignment(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> int:
+    """Returns the `Kernel.row_alignment` of a matrix product or convolution."""
+    if node.op.startswith("Conv"):  # channels come last on matrix units
+        filters = _filters(node, inputs, outputs)
+        return gcd(filters[-2] * number_bytes, ALIGNED) if len(filters) > 2 else ALIGNED
+    if not node.op.startswith(("MatMul", "BatchMatMul")):
+        return ALIGNED
+    return gcd(*(shape[-1] * number_bytes for shape in (*inputs[:2], outputs[0]) if len(shape) > 1), ALIGNED)
+
+
+def layout_bytes(node: NodeDef, inputs: Shapes, outputs: Shapes, moved_bytes: float) -> float:
+    """Returns the `Kernel.layout_bytes` of a convolution; 0 for other ops."""
+    if not node.op.startswith(("Conv2D", "Conv3D")):
+        return 0.0
+    window = _filters(node, inputs, outputs)[:-2]
+    return convolution_layout_bytes(moved_bytes, window, node.attr["strides"].list.i)
+
+
+def _filters(node: NodeDef, inputs: Shapes, outputs: Shapes) -> Shape:
+    return outputs[0] if "BackpropFilter" in node.op else inputs[1]
+
+
+def multiprocessor_us(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> float:
+    """Returns the `Kernel.multiprocessor_us` of an op other than a product."""
+    if not inputs or not outputs:
+        return 0.0
+    if node.op in _BROADCASTS and any(prod(shape) > 1 and tuple(shape) != tuple(outputs[0]) for shape in inputs):
+        return INDEX_US * prod(outputs[0])
+    of_outputs = node.op in ("MaxPool", "ResizeBilinear")
+    window = _window(node) if node.op == "MaxPool" else 1
+    return number_us(node.op, number_bytes) * window * prod((outputs if of_outputs else inputs)[0])
+
+
+_BROADCASTS = frozenset(str.split("Add AddV2 Sub Mul Div RealDiv Pow Maximum Minimum SelectV2 BiasAdd"))

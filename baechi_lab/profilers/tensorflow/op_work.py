@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
-from .flops import METADATA_OPS, flops, is_matrix_product, product_shapes, repeated_rows, vector_flops
+from .flops import (
+    METADATA_OPS,
+    flops,
+    is_matrix_product,
+    layout_bytes,
+    multiprocessor_us,
+    product_shapes,
+    repeated_rows,
+    row_alignment,
+    vector_flops,
+)
 from .function_bodies import Library
 from .nodes import HANDLE_BYTES, bytes_per_element
 from .recurrent_layers import kernel_plumbing
@@ -80,18 +90,22 @@ def _kernel(
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
     half = "T" in node.attr and node.attr["T"].type in halves
+    number_bytes, moved_bytes = 2 if half else 4, _moved_bytes(node.op, input_bytes, output_bytes)
     products = product_shapes(node, inputs, outputs)
     convolution = "Conv" in node.op and bool(products)
     return Kernel(
         flops=flops(node, inputs, outputs),
-        moved_bytes=_moved_bytes(node.op, input_bytes, output_bytes),
+        moved_bytes=moved_bytes,
         precision="fp16" if half else "fp32",
         matrix=is_matrix_product(node.op),
         batched=not convolution and any(product.count > 1 for product in products),
         products=products,
         convolution=convolution,
-        rows=repeated_rows(node, inputs, 2 if half else 4),
-        vector_flops=vector_flops(node, inputs, outputs),
+        rows=repeated_rows(node, inputs, number_bytes),
+        vector_flops=vector_flops(node, inputs, outputs, number_bytes),
+        layout_bytes=layout_bytes(node, inputs, outputs, moved_bytes),
+        row_alignment=row_alignment(node, inputs, outputs, number_bytes),
+        multiprocessor_us=multiprocessor_us(node, inputs, outputs, number_bytes),
     )
 
 
