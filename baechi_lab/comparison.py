@@ -158,7 +158,7 @@ def compare(
     runtime_notes: list[str] = []
     bar = tqdm(labelled_placers, disable=not progress, leave=False, unit="placer")
     for label, placer in bar:
-        bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
+        bar.set_description(f"placing with {label}"[:40])  # before it starts: a search takes long
         _compile_kernels(placer)
         row, placement = _simulate_row(graph, groups, cluster, placer, scheduler, pipeline, optimize, memo)
         if placement is not None and "finer_groups" in placement.info:

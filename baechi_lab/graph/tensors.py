@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .kernels.csr import Integers, distinct, inverse, offsets
 
 _SHORT_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex": "c"}
-_MOST_SHAPES = 4  # outputs of an op whose shapes are told
+_MOST_SHAPES = 4  # outputs of an op whose shapes are shown
 
 
 def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:

@@ -40,7 +40,7 @@ def build(name: str, /, **params: object) -> Step:
     step = trace(training.function, *training.inputs, name=name)
     built_from = BuiltFrom(name, model.get_params())
     info = {**step.info, "model": name, "params": built_from.params}  # for readers; the package reads `built_from`
-    # Made anew when asked for: the step has the weights as data, and should not hold them twice.
+    # `source` builds the model again: the step has the weights as data, and should not hold them twice.
     return replace(step, info=info, built_from=built_from, source=partial(_source, model))
 
 

@@ -146,7 +146,7 @@ class Hierarchical(TrainingParameters, Placer):
     time_limit: float | None = 60.0
     updates: int | None = 1000  # H, section 3, "Overhead": results are after 1000 updates
     vocabulary: int = 200  # H, section 2: the most common op types
-    outputs: int = 6  # H, section 2: outputs per op that are looked at
+    outputs: int = 6  # H, section 2: outputs of an op that are features
     neighbours: int = 6  # H, section 2: incoming and outgoing edges, 6 each way
     grouper_start: str = "uniform"  # H, section 3, "Analysis": initially nearly uniform
     reward: str | Callable[[Placement], float] = "simulated"

@@ -31,7 +31,7 @@ from .pipeline_stages.objective import Objective
 from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
 from .pipeline_stages.pipeline_units import make_pipeline_units
 
-MOST_SETS = 50_000  # closed sets that are looked at
+MOST_SETS = 50_000  # closed sets of a graph
 LARGE = 5_000
 """Closed sets above which one order of devices and one goal is all there is time for."""
 

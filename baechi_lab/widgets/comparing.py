@@ -105,7 +105,7 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
     own_params = outcome.setting.params if placer == outcome.setting.placer else {}
     setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
     problems: list[Problem] = []
-    with Guard(problems.append):  # whatever a placer raises, the other rows go on
+    with Guard(problems.append):  # an error of one placer does not stop the other rows
         coarse = optimized(setting, outcome.graph, memo)
         _, base = placed_in_groups(setting, outcome.graph, coarse, memo, report)
         timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)

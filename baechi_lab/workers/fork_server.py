@@ -73,7 +73,7 @@ def _report_exit_codes(status: dict[int, int]) -> None:
         if not pid:
             return
         file = status.pop(pid)
-        with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        with contextlib.suppress(BrokenPipeError):  # the other process has ended
             os.write(file, b"code %d\n" % os.waitstatus_to_exitcode(code))
         os.close(file)
 

@@ -149,7 +149,7 @@ class Forked:
             if b"pid" in status:
                 self._pid = int(status[b"pid"])
             if b"code" in status or not data:
-                # An end without a code: the process that would have told it was killed, and the worker with it.
+                # An end without a code: the process that reports it was killed, and the worker with it.
                 self.returncode = int(status.get(b"code", -signal.SIGKILL))
         return True
 

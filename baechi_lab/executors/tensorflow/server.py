@@ -168,7 +168,7 @@ def main(
 
 if __name__ == "__main__":
     # How LocalCluster starts its workers: address, core to run on, threads, more options; the end of stdin ends it. All users
-    # of the network are trusted: it is the cluster's own, or its caller has said so.
+    # of the network are trusted: it is the cluster's own, or `trusted_network` was given.
     print("started", flush=True)
     try:
         main(

@@ -27,7 +27,7 @@ def pipeline_files(
     step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
 ) -> dict[str, str | bytes]:
     """File name -> text or bytes."""
-    assert division.cut is not None  # noqa: S101  (the caller has asked)
+    assert division.cut is not None  # noqa: S101  (the caller has checked it)
     sources = Sources()
     for module in model.modules():
         sources.add(type(module), "a module of the model")

@@ -34,7 +34,7 @@ try:
         from numba.core.cpu import CPUTargetOptions
         from numba.core.errors import NumbaError, WarningsFixer  # type: ignore[attr-defined]
         from numba.extending import register_jitable as _inside_kernels
-    if _config.DISABLE_JIT:  # asked for by NUMBA_DISABLE_JIT: as if numba were not there
+    if _config.DISABLE_JIT:  # set by NUMBA_DISABLE_JIT: as if numba were not installed
         _njit = None
 except ImportError:  # slower, but everything still works
     _njit = _inside_kernels = _types = _compiler_lock = None

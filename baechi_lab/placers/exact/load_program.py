@@ -117,7 +117,7 @@ class LoadProgram:
             for d, literal in enumerate(row):
                 if not r["allowed"][u][d]:
                     model.add(literal == 0)
-                if r["equal"] and d:  # of equal devices one numbering is looked at
+                if r["equal"] and d:  # one numbering of equal devices is enough
                     model.add_bool_or([*(self.x[v][d - 1] for v in range(u)), ~literal])
         for d in range(self.devices):
             model.add(sum(b * self.x[u][d] for u, b in enumerate(r["persistent_bytes"]) if b) <= r["limit"][d])

@@ -56,7 +56,7 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
     for number in range(1, attempts + 1):
         try:
             plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
-        except InfeasiblePlacement:  # of limits that the devices may not have: no answer to what was asked
+        except InfeasiblePlacement:  # under adjusted limits, which proves nothing about the real ones
             raise_if_impossible(graph, cluster)
             break
         _, peak = makespan_and_peak(graph, cluster, plan)

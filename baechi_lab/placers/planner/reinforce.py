@@ -87,7 +87,7 @@ class Trainer:
         self.best_seconds = float("inf")
         self.history = History()
         self.types = np.eye(units.types, dtype=np.float32)[units.type]
-        # float32[U, groups] added to the Grouper's logits: at first a unit is in its group of `start` with odds as asked.
+        # float32[U, groups] added to the Grouper's logits: at first a unit is in its group of `start` with the required odds.
         self.prior = np.zeros((units.total, self.groups), dtype=np.float32)
         if start is not None and self.groups > 1:
             odds = params.start_probability / (1.0 - params.start_probability) * (self.groups - 1)

@@ -185,6 +185,6 @@ class MultiStart:
                     for future in finished:
                         future.result()
                     self.tell(self.best[0], self.used)
-            finally:  # also when interrupted or asked to stop
+            finally:  # also when interrupted or stopped
                 for chain_share in shares:
                     chain_share.stopped = True

@@ -307,7 +307,7 @@ class _Run:
                     self.chains.search(candidates, self.used_before)
                 else:
                     self.chains.chains[0].start_from(min(candidates, key=lambda c: c.key))
-        except KeyboardInterrupt:  # asked to stop: what was found is the answer
+        except KeyboardInterrupt:  # Ctrl-C: the best placement so far is the answer
             self.budget.stopped = self.interrupted = True
         cost, candidate = self.chains.best
         if cost <= self.start_cost:
@@ -334,7 +334,7 @@ class _Run:
     def _rules_took_long(self) -> bool:
         try:
             self._ask(0)
-        except KeyboardInterrupt:  # what the rules asked so far found is the answer
+        except KeyboardInterrupt:  # Ctrl-C: the best start so far is the answer
             self.budget.stopped = self.interrupted = True
         return self.budget.stopped or self.budget.elapsed > self.parameters.rules_share * (
             self.budget.seconds or np.inf

@@ -16,7 +16,7 @@ from .recording import Recording
 from .run_metadata import graph_from_run_metadata
 from .xplane import graph_from_xplane
 
-PEEK = 65536  # bytes by which the kind of a file is told
+PEEK = 65536  # bytes from which the kind of a file is recognised
 
 
 class InferredDependencies(UserWarning):
