@@ -269,22 +269,23 @@ def _better(column: str) -> float:
 
 def _tip(row: Any, column: str) -> str:
     """Describes a row of a sweep: its setting, its value, and the reason why it does not fit."""
-    setting = ", ".join(_word(c, row[c]) for c in AXES.values() if _is_known(row[c]))
+    setting = ", ".join(_word(c, row[c]) for c in AXES.values() if is_known(row[c]))
     words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes, "bubble": "{:.1%}".format}.get(
         column, plain_number
     )
-    value = f": {words(float(row[column]))}" if _is_known(row[column]) else ""
+    value = f": {words(float(row[column]))}" if is_known(row[column]) else ""
     why = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
     return setting + value + why
 
 
-def _is_known(value: object) -> bool:
+def is_known(value: object) -> bool:
+    """Whether a cell of a sweep has a value."""
     return value is not None and value == value and value != ""
 
 
 def _word(column: str, value: object) -> str:
     """Returns a value of an axis as text; empty for a missing value."""
-    if not column or not _is_known(value):
+    if not column or not is_known(value):
         return "" if not column else f"no {column.replace('_', ' ')}"
     plural = "" if value == 1 else "s"
     words: dict[str, Any] = {

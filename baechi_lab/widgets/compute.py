@@ -112,6 +112,9 @@ class Outcome:
         return self.timeline.makespan_us / best - 1.0 if best > 0 else float("nan")
 
 
+MOST_OPS = 10_000_000
+"""Most ops of all micro-batches together, which need about 5 GB."""
+
 _CHAINS: WeakKeyDictionary[Timeline, Chain] = WeakKeyDictionary()
 """The critical chain of every living timeline: a cache by identity, which is cheaper than one by content."""
 
@@ -139,6 +142,11 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
     """
     began = time.perf_counter()
     step, graph = source(setting, subject, memo, report)
+    if graph.n * (setting.micro_batches or 1) > max(MOST_OPS, graph.n):
+        raise InvalidInput(
+            f"micro_batches is {setting.micro_batches}; with {graph.n:,} ops each, the workbench takes at most "
+            f"{MOST_OPS // graph.n:,}"
+        )
     coarse = optimized(setting, graph, memo, report)
     report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
     coarse, base = placed_in_groups(setting, graph, coarse, memo, report)

@@ -291,6 +291,10 @@ def test_nonsense_in_a_control_is_shown_and_taken_back(bench):
         bench.run.steps.value = steps
         assert f"steps is &#x27;{steps}&#x27;; it must be a whole number from 1 to 10,000" in bench.header.problem.value
         assert bench.run.steps.value == 20
+    bench.setting.micro.value = "9000000"  # their ops would need more memory than machines have
+    assert "ops each, the workbench takes at most" in bench.header.problem.value and bench.model.stale
+    bench.header.undo.click()
+    assert bench.header.problem_row.layout.display == "none" and not bench.model.stale
 
 
 def named(form):

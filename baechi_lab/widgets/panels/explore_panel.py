@@ -12,7 +12,7 @@ from ...graph import Step
 from ...graph.units import exact_bytes, format_limit, format_us
 from ...sweeps import best
 from ...viz.layout import BYTES, UNITS
-from ..charts import AXES, MEASURES, heat_map, pareto_chart, pareto_front, plain_number, varied_axes
+from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_front, plain_number, varied_axes
 from ..compute import Outcome
 from ..glossary import tip
 from ..guard import Guard
@@ -226,13 +226,13 @@ def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "cluster": cluster.with_memory(int(row["memory_bytes"])),
         "placer": str(row["placer"]),
-        "micro_batches": int(row["micro_batches"]) if _is_present(row["micro_batches"]) else None,
-        "schedule": str(row["schedule"]) if _is_present(row["schedule"]) else None,
-        "replicas": int(row["replicas"]) if _is_present(row["replicas"]) else 1,
+        "micro_batches": int(row["micro_batches"]) if is_known(row["micro_batches"]) else None,
+        "schedule": str(row["schedule"]) if is_known(row["schedule"]) else None,
+        "replicas": int(row["replicas"]) if is_known(row["replicas"]) else 1,
     }
     if row["placer"] != setting.placer:
         changes["params"] = {}
-    if setting.batch_size is not None and _is_present(row["batch_size"]):
+    if setting.batch_size is not None and is_known(row["batch_size"]):
         changes["batch_size"] = int(row["batch_size"])
     return changes
 
@@ -240,15 +240,15 @@ def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
 def described(values: Any) -> str:
     """Describes a row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
-    batch = f"batch size {int(size)}, " if _is_present(size) else ""
+    batch = f"batch size {int(size)}, " if is_known(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
     batch += (
-        f"{int(micro)} micro-batch{'es' if micro > 1 else ''}{f' under {order}' if _is_present(order) else ''}, "
-        if _is_present(micro)
+        f"{int(micro)} micro-batch{'es' if micro > 1 else ''}{f' under {order}' if is_known(order) else ''}, "
+        if is_known(micro)
         else ""
     )
-    batch += f"{int(copies)} replicas, " if _is_present(copies) and copies > 1 else ""
-    speed = f", {plain_number(rate)} samples per second" if _is_present(rate) else ""
+    batch += f"{int(copies)} replicas, " if is_known(copies) and copies > 1 else ""
+    speed = f", {plain_number(rate)} samples per second" if is_known(rate) else ""
     devices_text = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
@@ -261,11 +261,11 @@ def against_current(values: Any, current: Outcome) -> str:
     step, rate, micro = current.timeline.makespan_us, values["samples_per_second"], values.get("micro_batches")
     if not current.timeline.feasible or step <= 0:
         return ""
-    if _is_present(rate) and current.samples is not None:
+    if is_known(rate) and current.samples is not None:
         current_rate = current.samples * 1e6 / step
         speed = f"makes {plain_number(current_rate)} samples per second" if current_rate > 1.0005 * rate else ""
     else:
-        same_work = (int(micro) if _is_present(micro) else 1) == (current.setting.micro_batches or 1)
+        same_work = (int(micro) if is_known(micro) else 1) == (current.setting.micro_batches or 1)
         speed = f"takes {format_us(step)}" if same_work and values["makespan_us"] > 1.0005 * step else ""
     return f"; the setting on the screen is faster, it {speed}" if speed else ""
 
@@ -287,7 +287,7 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
         words("placer", table["placer"].astype(str).tolist()),
         numbers("batch", "batch_size"),
         numbers("micro-batches", "micro_batches"),
-        words("schedule", [str(v) if _is_present(v) else "" for v in table["schedule"]]),
+        words("schedule", [str(v) if is_known(v) else "" for v in table["schedule"]]),
         numbers("replicas", "replicas"),
         numbers("devices", "devices"),
         numbers("memory", "memory_bytes", GIBIBYTES if in_gib else BYTES),
@@ -299,10 +299,6 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
         words("why not", [str(text or "") for text in table["error"]]),
     ]
     return [column for column in columns if any(column.texts)]
-
-
-def _is_present(value: object) -> bool:
-    return value is not None and value == value and value != ""
 
 
 def _text(label: str, value: str, example: str = "", hint: str = "") -> ipywidgets.Text:

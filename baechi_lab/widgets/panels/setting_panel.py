@@ -201,7 +201,7 @@ class SettingPanel:
         changes(self.preset, self._preset)
         changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
         changes(self.count, lambda v: {"cluster": resized(cluster(), self._typed(v))})
-        changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v, str))})
+        changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v))})
         changes(self.speeds, lambda v: {"cluster": with_speeds(cluster(), _numbers(v))})
         changes(
             self.link,
@@ -355,8 +355,8 @@ def _slider(cls: type, label: str, hint: str, **options: object) -> Any:
     return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
 
 
-def _each(value: str, convert: Any) -> Any:
-    values = [convert(p.strip()) for p in value.split(",") if p.strip()]
+def _each(value: str) -> str | list[str]:
+    values = [p.strip() for p in value.split(",") if p.strip()]
     if not values:
         raise InvalidInput("memory is empty; write for example 8GB, or one size per device")
     return values[0] if len(values) == 1 else values

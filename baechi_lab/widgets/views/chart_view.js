@@ -236,44 +236,32 @@ function setAxis(picture, spec, plot) {
 
 /** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {(ids: number[]) => void} clicked */
 function drawLines(picture, spec, plot, clicked) {
-  const { bottom, xOf, yOf } = plot;
+  const { xOf, yOf } = plot;
   /** @type {Spot[]} */
   const spots = [];
   /** @type {{series: Series, x: number, y: number}[]} */
   const ends = [];
   for (const s of spec.series) {
     const points = s.x.map((x, k) => ({ x: xOf(x), y: s.y[k] === null ? NaN : yOf(/** @type {number} */ (s.y[k])), k }));
-    const there = points.filter((p) => Number.isFinite(p.y));
+    const there = points.filter((p) => Number.isFinite(p.y)); // without a value there is no mark
     const path = there.map((p, k) => (k && spec.steps ? `H${p.x}V${p.y}` : `${k ? "L" : "M"}${p.x} ${p.y}`)).join("");
     const stroke = s.color || "currentColor";
     if (spec.kind === "lines" || s.dash) {
       picture.append(svg("path", { d: path, style: `stroke:${stroke};fill:none`, "stroke-width": s.dash ? 1.2 : 1.8, "stroke-dasharray": s.dash ? "2 4" : "" }));
     }
     if (s.dash) continue;
-    for (const { x, y, k } of points) {
-      // What does not fit is a cross, or a hollow point; without any value it lies on the axis.
-      const at = Number.isFinite(y) ? y : bottom;
-      if (!s.hollow?.[k] && !Number.isFinite(y)) continue;
-      picture.append(drawMark(spec, s, k, x, at));
-      spots.push({ x, y: at, id: s.ids?.[k], text: s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}` });
+    for (const { x, y, k } of there) {
+      const open = Boolean(s.hollow?.[k]); // it does not fit
+      const radius = spec.kind === "points" ? 5.5 : spec.steps ? 2 : 3.5;
+      picture.append(svg("circle", { cx: x, cy: y, r: radius, style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 }));
+      spots.push({ x, y, id: s.ids?.[k], text: s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}` });
     }
-    if (!s.name || spec.kind !== "lines") continue;
-    const nowhere = there.length ? [] : points.filter((p) => s.hollow?.[p.k]).slice(-1).map((p) => ({ ...p, y: bottom }));
-    ends.push(...[...there.slice(-1), ...nowhere].map((p) => ({ series: s, x: p.x, y: p.y })));
+    if (s.name && spec.kind === "lines") ends.push(...there.slice(-1).map(({ x, y }) => ({ series: s, x, y })));
   }
   const across = spec.rules.filter((r) => spec.kind === "lines" && r.x === undefined && r.text);
   const ruleEnds = across.map(({ text, color, y }) => ({ series: { name: text, color }, x: plot.right, y: yOf(y) }));
   drawNames(picture, plot, [...ends, ...ruleEnds]);
   picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
-}
-
-/** @param {Spec} spec @param {Series} s @param {number} k @param {number} x @param {number} y */
-function drawMark(spec, s, k, x, y) {
-  const stroke = s.color || "currentColor";
-  const open = Boolean(s.hollow?.[k]);
-  if (open && spec.kind === "lines") return svg("path", { d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`, style: `stroke:${stroke};fill:none`, "stroke-width": 2 });
-  const radius = spec.kind === "points" ? 5.5 : spec.steps ? 2 : 3.5;
-  return svg("circle", { cx: x, cy: y, r: radius, style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 });
 }
 
 /** What is pointed at around a mark. Areas may cover each other: a click means the nearest mark, and of several in one place
