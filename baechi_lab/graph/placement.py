@@ -39,6 +39,7 @@ class Placement(Picklable):
         graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; files do not hold it.
         gave_up: the arguments of `bl.recompute` and `bl.offload` that make `graph` of the given one, by function.
         interrupted: whether Ctrl-C ended a search, and this is the best placement until then; files do not hold it.
+
     >>> Placement(device=[0, 0, 1]).n
     3
     """
