@@ -93,6 +93,8 @@ class Storage:
 
     Args:
         flash_attention: whether attention is one kernel that stores no scores.
+        torch_softmax: whether a softmax that is not one kernel is PyTorch's, which reads half precision and writes float32, or
+            Megatron-LM's, all of whose steps are in float32.
         fused_loss: whether cross entropy is one kernel that keeps half-precision logits.
         gradient_bytes: bytes of a parameter's gradient between micro-batches: 2, or 4 if they are added up in float32.
         state_bytes: bytes of a parameter's optimizer states, including its float32 copy.
@@ -101,6 +103,7 @@ class Storage:
     """
 
     flash_attention: bool = True
+    torch_softmax: bool = False
     fused_loss: bool = False
     gradient_bytes: int = 4
     state_bytes: int = 12
@@ -354,7 +357,7 @@ def _attention(
         writer.saved += gathered_bytes - gathered_bytes // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
-        _softmax(writer, batch * heads, length, keys)
+        _softmax(writer, batch * heads, length, keys, precision.torch_softmax)
         if model.dropout:
             writer.move("dropout", 2.5 * scores, 2.5 * scores, saved=(HALF + 1) * scores)
         writer.scores("context", batch * heads, length, model.value_size, keys)
@@ -364,17 +367,21 @@ def _attention(
     writer.leave_tensor_parallel("out")
 
 
-def _softmax(writer: _PartWriter, heads: int, length: int, keys: int) -> None:
-    """Add the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step, in float32."""
+def _softmax(writer: _PartWriter, heads: int, length: int, keys: int, in_torch: bool) -> None:
+    """Add the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step."""
     scores = heads * length * keys
     if heads % SOFTMAX_MULTIPLE == 0 and length % SOFTMAX_MULTIPLE == 0 and keys <= LONGEST_SOFTMAX:
         writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
         return
     # elements of half precision, where those in float32 count twice
-    writer.move("softmax/float", 3 * scores)
-    writer.move("softmax/scale", 4 * scores)
-    writer.move("softmax/mask", 4 * scores)
-    writer.move("softmax/exp", 4 * scores, 6 * scores)
+    if in_torch:
+        writer.move("softmax/mask", 2 * scores)
+        writer.move("softmax/exp", 3 * scores, 5 * scores)
+    else:
+        writer.move("softmax/float", 3 * scores)
+        writer.move("softmax/scale", 4 * scores)
+        writer.move("softmax/mask", 4 * scores)
+        writer.move("softmax/exp", 4 * scores, 6 * scores)
     writer.move("softmax/half", 3 * scores, saved=(HALF + FULL) * scores)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,10 @@ def test_softmax_is_one_kernel_for_multiples_of_four_heads() -> None:
     scores = S * S
     assert fused.attention_bytes == 4 * 2 * scores
     assert unfused.attention_bytes == 3 * (2 + 4) * scores
+    # PyTorch's: the mask (2 half numbers per score), half to float32 (3), float32 to half (3)
+    in_torch = make_block(GPT, Layout(tp=8, micro_batch=3), S, replace(EAGER, torch_softmax=True), experts=False)
+    moved_bytes = sum(op.kernel.moved_bytes for op in in_torch.forward if "softmax" in op.name)
+    assert (moved_bytes, in_torch.attention_bytes) == (3 * scores * (2 + 3 + 3) * 2, unfused.attention_bytes)
 
 
 def test_causal_flash_attention_does_half_of_the_work_and_keeps_no_scores() -> None:
