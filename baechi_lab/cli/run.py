@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if simulated is not None:
         lines["step, simulated"] = format_us(simulated)
     for of in memory_rows:
-        lines[f"peak of {of['device']}, measured"] = format_bytes(of["peak_bytes"])
+        name = str(of["device"]).removeprefix("/job:localhost/replica:0/task:0/device:").lower()
+        lines[f"peak of {name}, measured"] = format_bytes(of["peak_bytes"])
     for native_run in measured_run.native.values():
         lines[f"step, {native_run.name}"] = (
             native_run.message or format_us(native_run.median_seconds * 1e6) + " (median, undivided)"

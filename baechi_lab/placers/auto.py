@@ -163,8 +163,7 @@ class Auto(Placer):
                 return placed.replace(info={**placed.info, "table": table, "winner": "contiguous"})
             return self._repair_attempt(graph, cluster, attempts).replace(info={"table": table, "winner": "repair"})
         attempt, placed = min(fits, key=lambda pair: pair[0].makespan_us)  # ties: the first
-        placed_parts = {"raw": "ops", "given": "given groups"}.get(attempt.graph, "groups")
-        winner = f"{attempt.placer} on the {placed_parts}" + (
+        winner = f"{attempt.placer} on the {parts_of(attempt.graph)}" + (
             f", scheduler {attempt.scheduler}" if attempt.scheduler else ""
         )
         goal_info = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
@@ -276,6 +275,15 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
         if coarse.n < graph.n:
             return {"optimized": coarse, "raw": graph}
     return {"raw": graph}
+
+
+def parts_of(form_name: str) -> str:
+    """Says what is placed of a form of the graph.
+
+    >>> parts_of("raw"), parts_of("contracted")
+    ('ops', 'contracted graph')
+    """
+    return {"raw": "ops", "given": "given groups", "optimized": "groups"}.get(form_name, f"{form_name} graph")
 
 
 def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...errors import BaechiLabError, InfeasiblePlacement, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator.schedulers.pct import path_computation_time
-from ..auto import fast_placers, forms_of, propose
+from ..auto import fast_placers, forms_of, parts_of, propose
 from ..contiguous import contiguous_splits
 from ..evaluation.orders import Candidate, measure, usual_orders
 from ..evaluation.work import make_work
@@ -86,7 +86,7 @@ class Starts:
     def _cut_up(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name, device in self._cuts(graph):
             device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
-            yield f"{name} on the {form} graph", device, None
+            yield f"{name} on the {parts_of(form)}", device, None
 
     def _placed(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name in fast_placers(graph):
@@ -94,7 +94,7 @@ class Starts:
                 placed = propose(name, graph, self.graph, self.cluster)
             except BaechiLabError:  # this rule finds no placement that fits; others may
                 continue
-            yield f"{name} on the {form} graph", placed.device, placed.rank
+            yield f"{name} on the {parts_of(form)}", placed.device, placed.rank
 
     def _cuts(self, graph: OpGraph) -> Iterator[tuple[str, NDArray[np.int32]]]:
         yield from contiguous_splits(graph, self.cluster)
