@@ -97,6 +97,25 @@ def test_model_with_its_own_train_step(batch):
     assert outputs[:, 0].tolist() == [24 * 1, 24 * 2, 24 * 3]  # 8 rows x 3 columns of the bias, which grows by 1
 
 
+def test_bug_a_model_that_was_built_without_its_layers_trained_nothing(batch):
+    """`build` of a subclass marks the model as built; its layers have no variables yet, and the optimizer got none."""
+
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Lazy()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.warns(UserWarning, match="does not have a `build"):
+        model.build(batch[0].shape)
+    step = bl.trace(model, *batch)
+    assert len(step.variables) == 4  # kernel, bias, iteration, learning rate
+
+
 def test_calls_are_inlined_and_orders_kept():
     v = tf.Variable(1.0, name="v")
 
