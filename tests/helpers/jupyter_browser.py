@@ -53,7 +53,7 @@ class Lab:
 
     def in_folder(self, name: str) -> Lab:
         """The same server with a folder below this one."""
-        (self.folder / name).mkdir()
+        (self.folder / name).mkdir(exist_ok=True)
         return replace(self, folder=self.folder / name, path=f"{self.path}{name}/")
 
     def end_sessions(self) -> None:
