@@ -1,11 +1,12 @@
 """The view of layouts in a real browser, against the rows of `bl.layouts`.
 
-A screenshot is kept in .pytest_cache/screenshots/.
+Screenshots, light and dark, are kept in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
 
 import jupyter_browser as jb
+import numpy as np
 import pytest
 from whole_screen import themed
 
@@ -28,6 +29,7 @@ answer = bl.layouts(config, cluster, global_batch=16, sequence_length=512, layou
 """
 CELLS = [SETUP, "from baechi_lab.widgets import LayoutsView\nLayoutsView(answer)"]
 AXE = jb.ROOT / "tests" / "js" / "node_modules" / "axe-core" / "axe.min.js"
+COLLECTIVES = ("/reduce_scatter", "/all_gather", "/all_gather/backward", "/all_reduce")
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
@@ -55,13 +57,14 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
             page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n", arg=lanes)
             title = bl.graph.units.format_us(row.step_us)
             page.wait_for_selector(f'.bl-view:has({TIMELINE}):has-text("{title}")')
+            exposed, idle = _exposed_and_idle(row)
+            page.wait_for_selector(f'.bl-note:has-text("up to {exposed} of a device")')
+            page.wait_for_selector(f'.bl-note:has-text("for up to {idle} of the step")')
         # The table sorts by memory.
         page.click('.bl-sort:has-text("memory")')
         page.wait_for_selector('th[aria-sort="ascending"]:has-text("memory")')
         least = min(range(len(answer)), key=lambda k: answer.rows[k].peak_bytes)
         jb.eventually(page, lambda: _assert_first(rows, columns[0].texts[least]))
-        jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
-        page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / "layouts.png")
         # Without a mouse or eyes: at most ten Tab stops to the timeline, whatever the number of rows, and nothing for axe-core.
         page.evaluate("() => { const f = document.querySelector('.bl-panel'); f.tabIndex = -1; f.focus(); }")
         stops = []
@@ -72,12 +75,40 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
             )
             stops.append(page.evaluate(focused))
         assert stops[-1] == "CANVAS Timeline" and len(stops) <= 10, stops
+        jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
         if AXE.is_file():
             page.evaluate(AXE.read_text())
-            for theme in ("Light", "Dark"):
-                themed(page, theme)
+        for theme in ("Light", "Dark"):
+            themed(page, theme)
+            if AXE.is_file():
                 jb.eventually(page, lambda: _assert_no_violation(page))
+            page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / f"layouts-{theme}.png")
         assert problems == []
+
+
+def _exposed_and_idle(row):
+    """Returns texts of the longest time of a lane in which collectives run and no op, and of its largest idle share.
+
+    Counted from the timeline: op rows and collective rows of every device as intervals.
+    """
+    timeline = row.timeline
+    on_lane = np.isin(
+        np.array(timeline.op_names)[timeline.op], [n for n in timeline.op_names if n.endswith(COLLECTIVES)]
+    )
+    instants = np.unique(np.concatenate([timeline.start_us, timeline.end_us]))
+    middle, width = (instants[1:] + instants[:-1]) / 2, np.diff(instants)
+
+    def busy(rows):
+        spans = zip(timeline.start_us[rows], timeline.end_us[rows], strict=True)
+        return np.any([(start < middle) & (middle < end) for start, end in spans], axis=0)
+
+    exposed, idle = [], []
+    for device in range(row.layout.pp):
+        own = timeline.device == device
+        computes = busy(own & ~on_lane)
+        exposed.append(width[busy(own & on_lane) & ~computes].sum())
+        idle.append(1 - width[computes].sum() / timeline.makespan_us)
+    return bl.graph.units.format_us(max(exposed)), f"{max(idle):.0%}"
 
 
 def _assert_no_violation(page):
