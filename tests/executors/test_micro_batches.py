@@ -861,15 +861,25 @@ def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
 
 
-def test_one_entry_of_each_sample_may_be_chosen(worker):
+@pytest.mark.parametrize("batched", [False, True])
+def test_one_entry_of_each_sample_may_be_chosen(batched):
     """Without a word, as in Q-learning: the indices of samples are 0, 1, 2, ..."""
     import tensorflow as tf
 
-    def loss(weight, words, labels):
-        outputs, sample = words[:, 0] @ weight, tf.range(tf.shape(words)[0])
-        return tf.reduce_mean((tf.gather_nd(outputs, tf.stack([sample, labels[:, 0]], 1)) - 1.0) ** 2)
+    def loss(weight, words):
+        outputs, chosen = words[:, 0] @ weight, tf.cast(words[:, 1, 0] > 0, tf.int32)
+        if batched:
+            values = tf.gather_nd(outputs, chosen[:, None], batch_dims=1)
+        else:
+            values = tf.gather_nd(outputs, tf.stack([tf.range(tf.shape(words)[0]), chosen], 1))
+        return tf.reduce_mean((values - 1.0) ** 2)
 
-    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS, LABELS), worker)
+    def update(weight, gradient, _):
+        weight.assign_sub(0.5 * tf.convert_to_tensor(gradient))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        _unrolled(_gradient_step(loss, update), WORDS[:2], reduction=None)
 
 
 def test_bug_gradients_of_a_variable_that_is_read_twice_were_averaged_in_a_sum(worker):

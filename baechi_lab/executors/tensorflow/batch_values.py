@@ -71,6 +71,7 @@ Value = Samples | Total | None
 """None: the value is the same for all micro-batches."""
 
 _MOST_COUNTS = 1000  # pairs of possible counts whose sums are followed
+_MOST_ENTRIES = 1 << 16  # of a constant; larger ones are not evaluated
 _LISTS = ("EmptyTensorList", "TensorList")
 """Ops on lists, which the forward pass fills for the backward pass."""
 _VARIANT = 21
@@ -205,6 +206,11 @@ _CONSTANTS: dict[str, Callable[..., Any]] = {
     **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan", "FloorDiv")},
     "Maximum": lambda node, x, y: np.maximum(x, y),
     "Pack": lambda node, *parts: np.stack(parts),
+    "Reshape": lambda node, x, shape: np.reshape(x, shape),
+    "Transpose": lambda node, x, order: np.transpose(x, order),
+    "Fill": lambda node, shape, x: np.full(shape, x) if np.prod(shape) <= _MOST_ENTRIES else None,
+    "Tile": lambda node, x, times: np.tile(x, times) if np.size(x) * np.prod(times) <= _MOST_ENTRIES else None,
+    "Unpack": lambda node, x: x[0] if node.attr["num"].i == 1 else None,
     "Range": lambda node, start, limit, step: np.arange(start, limit, step),
     "ConcatV2": lambda node, *parts: np.concatenate(parts[:-1], axis=int(parts[-1])),
 }
