@@ -115,11 +115,11 @@ def test_what_would_last_too_long_is_not_begun(monkeypatch):
     monkeypatch.setattr(rule, "contracted_graph", lambda *arguments: begun.append(2))
     graph = OpGraph.from_edges([5.0] * 40, [(i // 2, i, 8) for i in range(1, 40)])
     cluster = Cluster.uniform(2, link=Link(0.1, 0.0))
-    placed = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)
+    placed = place(graph, cluster, "search", time_limit=600.0, evaluations=50, workers=1)
     assert 1 in begun and 2 in begun and placed.info["start_us"] < 200.0
     begun.clear()
     monkeypatch.setattr(rule, "SEARCH", replace(rule.SEARCH, reducing_time=1e12, contracting_time=1e12))
-    hurried = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)
+    hurried = place(graph, cluster, "search", time_limit=600.0, evaluations=50, workers=1)
     assert not begun and "on the ops" in hurried.info["start"] and hurried.info["evaluations"] > 1
     place(graph, cluster, "search", time_limit=None, evaluations=50, workers=1)  # whose time is not limited
     assert 1 in begun
