@@ -95,7 +95,7 @@ def curves(
 
 
 def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Chart:
-    """Makes a chart of points with their names; hollow points do not fit."""
+    """Makes a chart of points, whose names stand above it; hollow points do not fit."""
     return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}
 
 
