@@ -60,10 +60,10 @@ class Hardware(Params):
             like float16 ones.
         links: names of the links that it can have to its like, see `bl.Cluster.uniform`; the fastest first.
         generation: its architecture ("ampere"), whose constants estimates use (`profilers.generations`); "" is a roofline.
-        multiprocessors: units that compute tiles of matrix products; 0 if products are not computed by tiles.
+        multiprocessors: units that compute tiles of matrix products; 0 without a generation.
         multiprocessor_threads: threads that one multiprocessor runs at a time, by NVIDIA's CUDA C++ Programming Guide.
-        l2_bytes: size of the last cache before memory; 0 if unknown, so that what is read again is not counted.
-        power_w: power limit of the board in watts; 0 if unknown, so that it does not hold products back.
+        l2_bytes: size of the last cache before memory; 0 without a generation, so that what is read again is not counted.
+        power_w: power limit of the board in watts; 0 without a generation, so that it does not hold products back.
         workspace_bytes: what libraries hold on the device besides tensors while a PyTorch step runs, a part of every peak.
 
     >>> Hardware.named("v100").bandwidth, Hardware.named("RTX 4090").name
@@ -94,6 +94,7 @@ class Hardware(Params):
     workspace_bytes: int = 0
 
     def validate(self) -> None:
+        """Raises `InvalidInput` for a number that is out of range, or missing although the generation's constants need it."""
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
             value = getattr(self, key)
             if not (isfinite(value) and value > 0):
@@ -109,6 +110,12 @@ class Hardware(Params):
         for key in ("multiprocessors", "multiprocessor_threads", "l2_bytes", "power_w", "workspace_bytes"):
             if not 0 <= getattr(self, key) < float("inf"):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
+        for key in ("multiprocessors", "l2_bytes", "power_w"):
+            if self.generation and not getattr(self, key):
+                raise InvalidInput(
+                    f"hardware {key} is 0; estimates of generation {self.generation!r:.60} need it: take it from the data sheet, "
+                    "or leave generation empty for a roofline"
+                )
         if self.memory_bytes < 0:
             raise InvalidInput(f"hardware memory_bytes is {self.memory_bytes}; it must not be negative")
 

@@ -158,8 +158,17 @@ def test_products_by_precision():
         assert kernel_us(kernel, h100) == pytest.approx(6.7 + 1e9 / peak)
 
 
+@pytest.mark.parametrize("field", ["multiprocessors", "l2_bytes", "power_w"])
+def test_a_generation_needs_numbers_of_the_data_sheet(field):
+    """What its constants are used with; a roofline needs none of them."""
+    described = replace(Hardware.named("a10"), name="rtx-a6000", **{field: 0})
+    with pytest.raises(InvalidInput, match=f"hardware {field} is 0; estimates of generation 'ampere' need it"):
+        kernel_us(Kernel(moved_bytes=1e6), described)
+    assert kernel_us(Kernel(moved_bytes=6e8), described.as_roofline()) == pytest.approx(1000 + 6.7)
+
+
 def test_the_page_shows_the_table():
-    page = (Path(bl.__file__).parent.parent / "docs" / "estimates.md").read_text(encoding="utf-8")
+    page = (Path(bl.__file__).parent.parent / "docs" / "devices.md").read_text(encoding="utf-8")
     for h in HARDWARE.values():
         peaks = (h.peak_flops, h.matmul_flops, h.half_flops, h.fp8_flops, h.int8_ops)
         cells = [f"`{h.name}`", *(f"{peak / 1e12:g}" if peak else "-" for peak in peaks), f"{h.bandwidth / 1e9:g}"]
