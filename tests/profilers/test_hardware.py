@@ -1,5 +1,6 @@
 """The table of devices and links: names in any case, peaks in order, clusters made from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
