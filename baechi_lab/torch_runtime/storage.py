@@ -49,6 +49,17 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return sum(storage.nbytes() for storage in storages(tensor))
 
 
+def distinct_bytes(structure: object) -> int:
+    """Bytes of the tensors of a structure. A tensor that it has twice counts once.
+
+    >>> ids = torch.ones(4)
+    >>> distinct_bytes({"input_ids": ids, "labels": ids}), distinct_bytes((ids, ids.clone()))
+    (16, 32)
+    """
+    distinct_tensors = {id(t): t for t in tensors(structure)}.values()
+    return sum(min(tensor_bytes(t), storage_bytes(t)) for t in distinct_tensors)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements, including the indices of a sparse tensor.
 

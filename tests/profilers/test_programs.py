@@ -257,9 +257,9 @@ def test_bug_gradients_were_counted_twice(optimizer, states, tmp_path):
     for program in (chain, exported, tmp_path / "layers.pt2"):
         graph = bl.profile_program(program, hardware="a100", optimizer_states=states)
         assert graph.persistent_bytes.sum() == module.persistent_bytes.sum() == 4 * (2 + states) * weight
-        # A module's step holds its output, one activation, until the step ends; a program does not say who holds it.
-        assert peak(graph) == pytest.approx(peak(module) - activation, abs=100), "up to control tensors"
-    assert 0 <= peak(module) - 4 * (2 + states) * weight <= 2 * activation
+        # A module's step holds its input and output, one activation each, until it ends; a program does not say who holds them.
+        assert peak(graph) == pytest.approx(peak(module) - 2 * activation, abs=100), "up to control tensors"
+    assert 0 <= peak(module) - 4 * (2 + states) * weight <= 3 * activation
 
 
 def test_gradients_of_a_shared_weight_are_added_up():
@@ -376,6 +376,99 @@ def test_bug_models_of_ml_count_their_coefficients():
         bl.profile_program(onnx_model, training=False)
     kernel = program_of(onnx_model).ops[0].kernels[0]
     assert kernel.flops == 2 * 32 * 24 and kernel.matrix  # three classes of eight coefficients
+
+
+def loop_body(condition: str) -> onnx.GraphProto:
+    """h <- h w, which is also collected; `w` is a value of the graph around it."""
+    nodes = [
+        helper.make_node("MatMul", ["h", "w"], ["product"]),
+        helper.make_node("Identity", ["product"], ["each"]),
+        helper.make_node("ReduceMax", ["h"], ["largest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "largest"], ["again"]),
+        helper.make_node("Identity", ["go"], ["go_on"]),
+    ]
+    inputs = [helper.make_tensor_value_info(n, t, s) for n, t, s in (("i", 7, []), ("go", 9, []), ("h", FLOAT, None))]
+    outputs = [(condition, 9, []), ("product", FLOAT, None), ("each", FLOAT, None)]
+    return helper.make_graph(nodes, "body", inputs, [helper.make_tensor_value_info(*v) for v in outputs])
+
+
+@pytest.mark.parametrize(("condition", "rounds"), [("go_on", 5), ("again", 1)])
+def test_bug_bodies_of_loops_counted_their_bytes_only(condition, rounds):
+    """The products of a body count in every round, its weights are held, and shapes behind the loop follow from it."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    loop = helper.make_node("Loop", ["n", "", "x"], ["last", "all"], body=loop_body(condition), name="loop")
+    nodes = [loop, helper.make_node("MatMul", ["all", "w"], ["y"])]
+    count = helper.make_tensor("n", TensorProto.INT64, [], [5])
+    onnx_model = model(nodes, [value("x", 4, 8)], [value("y", None, 4, 8)], [weights("w", 8, 8), count])
+    program = program_of(onnx_model)
+    product = 2 * 4 * 8 * 8
+    assert [sum(k.flops for k in op.kernels if k.matrix) for op in program.ops] == [rounds * product] * 2
+    assert program.ops[0].output_shapes == f"f32[4,8], f32[{rounds},4,8]"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = bl.profile_program(onnx_model, training=False)
+    assert graph.persistent_bytes.tolist() == [8 * 8 * 4 + 8, 0]
+    expected = [] if rounds == 5 else ["how often the bodies of 1 operators run is not known (Loop); one round of each"]
+    assert [expected[0] in str(w.message) for w in caught] == [True] * len(expected)
+
+
+def test_bug_branches_and_scans_counted_their_bytes_only():
+    """Of two branches the longer one counts, with weights of its own; a scan runs once per row."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    branches = [
+        helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("b", FLOAT, None)], own)
+        for node, own in (
+            (helper.make_node("Relu", ["x"], ["b"]), []),
+            (helper.make_node("MatMul", ["x", "own"], ["b"]), [weights("own", 8, 8)]),
+        )
+    ]
+    rows = [helper.make_tensor_value_info(n, FLOAT, None) for n in ("state", "row", "next", "out")]
+    body = [helper.make_node("Add", ["state", "row"], ["sum"]), helper.make_node("MatMul", ["sum", "w"], ["next"])]
+    body = helper.make_graph([*body, helper.make_node("Identity", ["next"], ["out"])], "body", rows[:2], rows[2:])
+    nodes = [
+        helper.make_node("If", ["c"], ["h"], then_branch=branches[0], else_branch=branches[1], name="if"),
+        helper.make_node("Scan", ["h", "xs"], ["last", "y"], body=body, num_scan_inputs=1),
+    ]
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    inputs = [value("x", 4, 8), value("xs", 6, 4, 8), condition]
+    program = program_of(model(nodes, inputs, [value("y", 6, 4, 8)], [weights("w", 8, 8)]))
+    product = 2 * 4 * 8 * 8
+    assert [sum(k.flops for k in op.kernels if k.matrix) for op in program.ops] == [product, 6 * product]
+    assert program.parameters == {"w": True, "if/own": True} and not program.guessed
+
+
+def test_bug_shapes_behind_operators_of_onnx_runtime_were_not_known():
+    """One step of generation, as ONNX Runtime runs it: 4-bit weights, and a cache of 9 positions that attention reads."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    def runtime_op(op: str, inputs: str, outputs: str, **attributes):
+        return helper.make_node(op, inputs.split(","), outputs.split(","), domain="com.microsoft", **attributes)
+
+    four_bits = {"bits": 4, "block_size": 16}
+    nodes = [
+        runtime_op("MatMulNBits", "x,b,scales", "qkv", K=32, N=64, **four_bits),
+        runtime_op("GroupQueryAttention", "qkv,,,k,v,s,t", "a,k2,v2", num_heads=4, kv_num_heads=2),
+        runtime_op("MatMulNBits", "a,b,scales", "p", K=32, N=64, **four_bits),
+        runtime_op("FusedMatMul", "p,w", "y", transB=1),
+    ]
+    packed = helper.make_tensor("b", TensorProto.UINT8, [64, 2, 8], bytes(64 * 16), raw=True)
+    lengths = [helper.make_tensor_value_info(n, TensorProto.INT32, s) for n, s in (("s", [1]), ("t", []))]
+    inputs = [value("x", 1, 1, 32), value("k", 1, 2, 9, 8), value("v", 1, 2, 9, 8), *lengths]
+    onnx_model = model(
+        nodes,
+        inputs,
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [packed, weights("scales", 128), weights("w", 16, 64)],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+    )
+    program = program_of(onnx_model)
+    projection, attention = 2 * 32 * 64, 2 * 2 * 4 * 8 * (9 + 1)  # queries of 4 heads of 8 numbers, keys and values
+    assert [op.kernels[0].flops for op in program.ops] == [projection, attention, projection, 2 * 64 * 16]
+    assert program.ops[1].output_shapes == "f32[1,1,32], f32[1,2,10,8], f32[1,2,10,8]"
+    assert program.ops[3].output_shapes == "f32[1,1,16]" and not program.guessed
+    assert {op.kernels[0].precision for op in program.ops} == {"fp32"}
 
 
 def test_shapes_that_are_not_known_are_said():

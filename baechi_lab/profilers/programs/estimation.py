@@ -15,7 +15,7 @@ from ...graph.hardware import DEFAULT_HARDWARE, Hardware, HardwareChoice, by_kin
 from ..precision import Precision
 from .backward import add_backward_and_updates
 from .detection import is_instance
-from .records import UNKNOWN_SHAPES, Program
+from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program
 
 
 class GuessedCosts(UserWarning):
@@ -98,20 +98,26 @@ def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], p
 def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
     """Describes what is unknown about the program, with its share of the time."""
     us = program.microseconds(hardware) if program.guessed else []
-    for unknown in (False, True):
-        ops = [i for i, why in program.guessed.items() if (why == UNKNOWN_SHAPES) is unknown]
+    for reason in ("", UNKNOWN_ROUNDS, UNKNOWN_SHAPES):
+        ops = [
+            i
+            for i, why in program.guessed.items()
+            if (why if why in (UNKNOWN_ROUNDS, UNKNOWN_SHAPES) else "") == reason
+        ]
         if not ops:
             continue
         kinds = sorted({program.ops[i].op_type for i in ops})
         examples = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
-        share = sum(us[i] for i in ops) / max(sum(us), 1e-300)
-        if unknown:
+        share = f"{sum(us[i] for i in ops) / max(sum(us), 1e-300):.0%} of the estimated forward time"
+        if reason == UNKNOWN_SHAPES:
             yield (
                 f"the shapes of {len(ops)} of {len(us)} operators are not known ({examples}); their work is taken from what is "
-                f"known of their inputs, {share:.0%} of the estimated forward time, and may be far more"
+                f"known of their inputs, {share}, and may be far more"
+            )
+        elif reason == UNKNOWN_ROUNDS:
+            yield (
+                f"how often the bodies of {len(ops)} operators run is not known ({examples}); one round of each is counted, "
+                f"{share}, and may be far less than there are"
             )
         else:
-            yield (
-                f"of {len(ops)} operators only the bytes are counted ({examples}); they are {share:.0%} of the estimated forward "
-                "time"
-            )
+            yield f"of {len(ops)} operators only the bytes are counted ({examples}); they are {share}"

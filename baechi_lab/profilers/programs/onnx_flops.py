@@ -11,6 +11,8 @@ from dataclasses import replace
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..arithmetic import number_us
 from ..work import (
     ALIGNED,
@@ -81,6 +83,10 @@ def _matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int
     return 2 * prod(_require_shape(output_shapes[0])) * inner
 
 
+def _quantized_matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
+    return 2 * prod(_require_shape(input_shapes[0])) * int(attribute(node, "N", 0))
+
+
 def _conv(weight: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
     """Each output is a sum over the weights of its channel, whose shape already excludes the channels of other groups."""
     return lambda node, input_shapes, output_shapes: (
@@ -110,6 +116,11 @@ def _recurrent(gates: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
     return count
 
 
+def _has_projection(node: NodeProto) -> bool:
+    """Whether it is an attention that makes queries, keys and values itself."""
+    return node.domain == "com.microsoft" and node.op_type in ("Attention", "QAttention")
+
+
 def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: bool = False) -> tuple[Product, ...]:
     """Returns the scores of queries and keys, and their product with the values, for every head of the queries.
 
@@ -119,20 +130,39 @@ def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: boo
     """
     heads = attribute(node, "q_num_heads", attribute(node, "num_heads", 1))
     causal = attribute(node, "is_causal", attribute(node, "unidirectional", node.op_type == "GroupQueryAttention"))
-    seen = lambda keys: (keys + 1) // 2 if skips_masked and causal and keys > 1 else keys  # noqa: E731
-    if node.op_type == "Attention" and node.domain == "com.microsoft":
+    past = _past_positions(node, input_shapes)
+    seen = lambda keys: past + ((keys + 1) // 2 if skips_masked and causal and keys > 1 else keys)  # noqa: E731
+    if _has_projection(node):
         batch, positions, width = _require_shape(input_shapes[0])
         projected = _require_shape(input_shapes[1])[-1]
         size = projected // (3 * heads)
         scores = Product(batch * heads, positions, seen(positions), size)
         context = Product(batch * heads, positions, size, seen(positions))
         return Product(1, batch * positions, projected, width), scores, context
-    query, key, value = (_require_shape(s) for s in input_shapes[:3])
+    query, key, value = _query_key_value(node, input_shapes)
     value_heads = attribute(node, "kv_num_heads", heads)
     heads, size = (query[1], query[3]) if len(query) == 4 else (heads, query[-1] // heads)
     value_size = value[-1] if len(value) == 4 else value[-1] // value_heads
     count, positions, keys = query[0] * heads, query[-2], seen(key[-2])
     return Product(count, positions, keys, size), Product(count, positions, value_size, keys)
+
+
+def _query_key_value(node: NodeProto, input_shapes: Shapes) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Returns the shapes of queries, keys and values, which GroupQueryAttention may have in one tensor."""
+    query = _require_shape(input_shapes[0])
+    if node.op_type == "GroupQueryAttention" and (len(input_shapes) < 3 or input_shapes[1] is None):
+        heads, shared = attribute(node, "num_heads", 1), attribute(node, "kv_num_heads", 1)
+        size = query[-1] // (heads + 2 * shared)
+        key = (*query[:-1], shared * size)
+        return (*query[:-1], heads * size), key, key
+    return query, _require_shape(input_shapes[1]), _require_shape(input_shapes[2])
+
+
+def _past_positions(node: NodeProto, input_shapes: Shapes) -> int:
+    """Returns how many positions an attention reads from the cache of keys."""
+    at = {"GroupQueryAttention": 3, "MultiHeadAttention": 6, "Attention": 4}.get(node.op_type, len(input_shapes))
+    past = input_shapes[at] if at < len(input_shapes) else None
+    return past[-2] if past is not None and len(past) > 3 else 0
 
 
 def _attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
@@ -145,7 +175,13 @@ def _linear_model(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
 
 
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
-    **dict.fromkeys(("MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "FusedGemm"), _matmul),
+    **dict.fromkeys(
+        str.split("""
+            MatMul FusedMatMul MatMulInteger QLinearMatMul Gemm FusedGemm DynamicQuantizeMatMul MatMulIntegerToFloat
+        """),
+        _matmul,
+    ),
+    "MatMulNBits": _quantized_matmul,
     "Conv": _conv(1),
     "FusedConv": _conv(1),
     "ConvInteger": _conv(1),
@@ -158,9 +194,49 @@ _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     "GRU": _recurrent(3),
     "RNN": _recurrent(1),
     "Attention": _attention,
+    "QAttention": _attention,
     "MultiHeadAttention": _attention,
     "GroupQueryAttention": _attention,
 }
+
+
+_KEEPS_SHAPE = frozenset(
+    str.split("""
+        SkipLayerNormalization SkipSimplifiedLayerNormalization SimplifiedLayerNormalization BiasGelu FastGelu Gelu QuickGelu
+        RotaryEmbedding GroupNorm SkipGroupNorm MultiHeadAttention
+    """)
+)
+
+
+def runtime_shapes(node: NodeProto, input_shapes: Shapes) -> list[Shape]:
+    """Returns the shapes of the outputs of an operator of ONNX Runtime's domain `com.microsoft`; none if they are not known.
+
+    ONNX infers nothing about them, so that all shapes behind would be unknown.
+
+    Raises:
+        IndexError, TypeError, ValueError: input shapes that do not fit the operator.
+    """
+    if node.domain != "com.microsoft":
+        return []
+    first = _require_shape(input_shapes[0])
+    if node.op_type in _KEEPS_SHAPE:
+        return [first, None, None, first]  # the last one is the sum that a norm with a skip also returns
+    if node.op_type == "GroupQueryAttention":
+        query, key, _ = _query_key_value(node, input_shapes)
+        heads = attribute(node, "kv_num_heads", 1)
+        cache = (query[0], heads, key[-2] + _past_positions(node, input_shapes), key[-1] // heads)
+        return [query, cache, cache]
+    if node.op_type == "MatMulNBits":
+        return [(*first[:-1], int(attribute(node, "N", 0)))]
+    if _has_projection(node):
+        return [(*first[:-1], _require_shape(input_shapes[1])[-1] // 3)]
+    if node.op_type in ("FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"):
+        second = _require_shape(input_shapes[1])
+        if min(len(first), len(second)) > 1 and not any(attribute(node, f"transBatch{x}", 0) for x in "AB"):
+            rows = first[-1] if attribute(node, "transA", 0) else first[-2]
+            columns = second[-2] if attribute(node, "transB", 0) else second[-1]
+            return [(*np.broadcast_shapes(tuple(first[:-2]), tuple(second[:-2])), rows, columns)]
+    return []
 
 
 def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> tuple[Product, ...]:
@@ -169,6 +245,8 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     Args:
         node, input_shapes, output_shapes: as in `product_flops`.
     """
+    if node.op_type in _ATTENTION:
+        return _attention_products(node, input_shapes, skips_masked=True)
     shapes = [tuple(_require_shape(shape)) for shape in input_shapes[:2]]
     if node.op_type in ("MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "FusedGemm"):
         left, right, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
@@ -189,8 +267,8 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         if result and "." not in terms and len(set(left_letters)) == len(left_letters):
             sizes = dict(zip(left_letters + right_letters, shapes[0] + shapes[1], strict=True))
             return (einsum_product(left_letters, right_letters, result, sizes),)
-    if node.op_type in _ATTENTION:
-        return _attention_products(node, input_shapes, skips_masked=True)
+    if node.op_type == "MatMulNBits":
+        return (Product(1, prod(shapes[0][:-1]), int(attribute(node, "N", 0)), shapes[0][-1]),)
     return ()
 
 
@@ -206,7 +284,7 @@ def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, n
     return depthwise_flops(prod(output_shapes[0]), weight[2:])
 
 
-_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+_ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
 _BROADCASTS = frozenset(str.split("Add Sub Mul Div Pow Where Min Max PRelu Expand"))
 _ROW_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 

@@ -2,11 +2,12 @@
 
 Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
 Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
-not parameters.
+not parameters. Control flow has the work of its body, times the rounds (`onnx_bodies`); of two branches, of the longer one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Container, Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
 from ..work import Kernel, added_bias, recurrent_kernel
+from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of, value_types
 from .onnx_flops import (
     SHAPE_OPS,
     gradient_kernels,
@@ -29,9 +31,10 @@ from .onnx_flops import (
     product_shapes,
     repeated_rows,
     row_alignment,
+    runtime_shapes,
     vector_flops,
 )
-from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
+from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -52,7 +55,6 @@ _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
-_CONTROL_FLOW = ("If", "Loop", "Scan")
 _OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
 """Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, which are not read."""
 
@@ -81,7 +83,8 @@ def _read_model(
     model: ModelProto, name: str, batch_size: int | None, sizes: Mapping[str, int], precision: Precision | None
 ) -> Program:
     version = opset_version(model)
-    graph = _infer_shapes(model, batch_size, sizes).graph
+    inferred_model = _infer_shapes(model, batch_size, sizes)
+    graph = inferred_model.graph
     shapes, types = _shapes_and_types(graph)
     constants = {t.name for t in graph.initializer}
     constants |= {value for node in graph.node if node.op_type == "Constant" for value in node.output}
@@ -113,6 +116,7 @@ def _read_model(
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
     guessed: dict[int, str] = {}
     assumed: set[str] = set()
+    body_bytes: dict[str, int] = {}  # of the parameters in bodies
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
         # Outputs without an inferred shape get that of the op's largest input.
@@ -131,6 +135,17 @@ def _read_model(
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
         kernels = (kernel, *_repeated_weights(node, shapes))
+        body = _longest_body(bodies_of(node, inferred_model), precision) if node.op_type in CONTROL_FLOW else None
+        if body is not None:
+            rounds, outer, program = body
+            kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (1 if rounds is None else rounds)
+            reasons = [*program.guessed.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
+            if reasons:
+                guessed[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
+            own_parameters = {v: trained for v, trained in program.parameters.items() if v not in outer}
+            parameters |= {f"{name_of_op}/{v}": trained for v, trained in own_parameters.items()}
+            body_bytes |= {f"{name_of_op}/{v}": program.size_bytes[v] for v in own_parameters}
+            reads = (*dict.fromkeys((*reads, *outer)), *(f"{name_of_op}/{v}" for v in own_parameters))
         written = tuple(v for v in node.output if v)
         shaped_values = [v for v in written if v in types and v in shapes and v not in assumed]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
@@ -149,10 +164,10 @@ def _read_model(
                 reads,
                 written,
                 output_shapes=made_shapes,
-                gradients=gradients if reads and written and not kernel.matrix else None,
+                gradients=gradients if reads and written and not kernel.matrix and body is None else None,
             )
         )
-    size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
+    size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
 
@@ -189,13 +204,60 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.ClearField("dim_param")
+    for tensor in sized_model.graph.initializer:  # whose values are not read
+        if prod(tensor.dims) > SMALL:
+            for values in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(values)
     imported_domains = {o.domain for o in sized_model.opset_import}
     for domain in sorted({n.domain for n in sized_model.graph.node} - imported_domains):  # a custom domain
         sized_model.opset_import.add(domain=domain, version=1)
     try:
-        return onnx.shape_inference.infer_shapes(inlined(sized_model), data_prop=True)
+        return _infer_open_shapes(onnx.shape_inference.infer_shapes(inlined(sized_model), data_prop=True))
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
+
+
+def _infer_open_shapes(model: ModelProto) -> ModelProto:
+    """Adds shapes that ONNX leaves open: of what control flow and ONNX Runtime's operators return, and what follows from them."""
+    for k in range(len(model.graph.node)):
+        node = model.graph.node[k]
+        if node.op_type not in CONTROL_FLOW and node.domain != "com.microsoft":
+            continue
+        types, (shapes, element_types) = value_types(model.graph), _shapes_and_types(model.graph)
+        if all(v in types and types[v].tensor_type.HasField("shape") for v in node.output if v):
+            continue
+        bodies = bodies_of(node, model)
+        output_types = bodies[0].output_types(_infer_shapes(bodies[0].model, None, {}).graph) if bodies else []
+        with contextlib.suppress(IndexError, TypeError, ValueError):
+            kind = element_types.get(node.input[0], "")
+            number = onnx.TensorProto.DataType.Value(kind if kind in _FLOATS else "FLOAT")
+            output_shapes = runtime_shapes(node, [shapes.get(v) for v in node.input])
+            output_types = output_types or [
+                onnx.helper.make_tensor_type_proto(number, shape) for shape in output_shapes
+            ]
+        own_values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
+        for name, output_type in zip(node.output, output_types, strict=False):
+            if name:
+                (own_values.get(name) or model.graph.value_info.add(name=name)).type.CopyFrom(output_type)
+        if output_types:
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return model
+
+
+def _longest_body(
+    bodies: list[Body], precision: Precision | None
+) -> tuple[int | None, tuple[str, ...], Program] | None:
+    """Returns rounds, outer values and operators of the body with the most FLOPs, then bytes; None if there is no body."""
+    programs = [(body, _read_model(body.model, "body", None, {}, precision)) for body in bodies]
+    if not programs:
+        return None
+
+    def work(row: tuple[Body, Program]) -> tuple[float, float]:
+        kernels = [kernel for op in row[1].ops for kernel in op.kernels]
+        return sum(k.flops for k in kernels), sum(k.moved_bytes for k in kernels)
+
+    body, program = max(programs, key=work)
+    return body.rounds, tuple(dict.fromkeys(v for other in bodies for v in other.outer)), program
 
 
 def _size_of_open_dimension(
@@ -255,7 +317,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             moved_bytes=float(moved_bytes)
         ), "shapes that do not fit the operator" if all_shapes_known else UNKNOWN_SHAPES
     if count is not None:
-        kinds = {types.get(v, "") for v in node.input if v}
+        kinds = {types.get(v, "") for v in (node.input[:1] if node.op_type == "MatMulNBits" else node.input) if v}
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
         try:
             products = product_shapes(node, input_shapes, output_shapes)
@@ -283,9 +345,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         return recurrent_kernel(kernel, directions * steps, samples, hidden, gate_rows // hidden), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""
-    if node.op_type in _CONTROL_FLOW:
-        why = "a body that runs an unknown number of times"
-    elif not _is_operator(node, version) or node.op_type.startswith(_OF_ATTRIBUTES):
+    if not _is_operator(node, version) or node.op_type.startswith(_OF_ATTRIBUTES):
         why = "no operator of ONNX"
     flops = float(outputs * per_element(node.op_type))
     if not input_shapes or not input_shapes[0] or not output_shapes:

@@ -21,6 +21,8 @@ from ..work import Kernel, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"
 """Reason for a guess if the bytes of an op are guessed too."""
+UNKNOWN_ROUNDS = "a body that runs an unknown number of times"
+"""Reason for a guess if the work of one round is counted."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Program:
         size_bytes: value -> bytes.
         parameters: value -> whether it is trained.
         outputs: values that the program returns.
-        guessed: op -> why only its bytes were counted.
+        guessed: op -> why its work is not fully counted.
         notes: further sentences about the estimate for the user.
     """
 

@@ -19,8 +19,8 @@ from ...errors import UnknownNameError
 from ...graph import OpGraph
 from ...graph.hardware import Hardware
 from ...torch_runtime.intercept import Interceptor
-from ...torch_runtime.storage import tensor_bytes
-from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_runtime.storage import distinct_bytes
+from ...torch_runtime.tree import as_arguments
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..estimate_record import HALF, estimate_record, host_record
@@ -184,7 +184,7 @@ def estimate_layers(
         memory[:-1],
         name=type(model).__name__.lower(),
         loss=loss,
-        batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
+        batch_bytes=distinct_bytes(batch),
         outputs_named=step is not None,
         loss_returned=has_loss,
     )

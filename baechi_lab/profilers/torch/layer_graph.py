@@ -83,7 +83,8 @@ class LayerProfile:
     `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
     for its backward pass and the bytes of what else it saves. `trained` are int64 bytes of the parameters that get a
     gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
-    of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
+    of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call. Otherwise they
+    are the inputs, which the caller holds: temporary bytes of every op.
     `outputs_named` says that the training loop has a name for the model's outputs until the step ends, `named` for how long the
     forward holds what it made. `loss_returned`: no step is known and the model returns its loss; other outputs are held until
     the backward op of the call that made them.
@@ -218,7 +219,8 @@ def layer_graph(
         info={BATCH_READERS: [c.key for c in trace.calls if c.reads_batch and c.module is None]},
         **writer.table.columns(),
     )
-    return with_measured_levels(graph, _levels(profile, backward, loss))
+    graph = with_measured_levels(graph, _levels(profile, backward, loss))
+    return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
 
 
 def _levels(profile: LayerProfile, backward: dict[int, int], loss: dict[int, int]) -> dict[int, int]:
@@ -484,7 +486,8 @@ class _TensorWriter:
         n, ops = len(self.trace.calls), len(self.trace.calls) + len(self.backward) + len(self.weights)
         persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
         persistent[:n] = self.profile.parameters
-        persistent[:1] += self.profile.batch_bytes if n else 0
+        if self.profile.outputs_named:
+            persistent[:1] += self.profile.batch_bytes
         users: dict[str, int] = {}
         for i in self.backward:
             for name in self.trace.calls[i].parameters:

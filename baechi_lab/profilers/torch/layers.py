@@ -33,7 +33,7 @@ from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
+from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -142,7 +142,7 @@ def profile_layers(
         update=update,
         halves=half_times,
         loss=loss_costs,
-        batch_bytes=0 if batch is None else sum(tensor_bytes(t) for t in tensors(batch)),
+        batch_bytes=distinct_bytes((args, kwargs) if batch is None else batch),
         outputs_named=loss is not None,
         loss_returned=has_loss,
         named=named,

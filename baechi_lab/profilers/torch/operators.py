@@ -28,7 +28,7 @@ from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ...torch_runtime.intercept import Interceptor
-from ...torch_runtime.storage import storage_bytes, storage_key
+from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import output_shapes, trace
@@ -233,12 +233,14 @@ def profile_operators(
         finally:
             recorder.recording = False
             interceptor.remove()
+        batch_bytes = distinct_bytes((args, kwargs))
     warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
         add_updates(recorder, update_share(optimizer, precision))
     name, half = type(model).__name__.lower(), half_name(model, types.values())
-    return make_operator_graph(recorder, kinds, states, name, precision, half)
+    graph = make_operator_graph(recorder, kinds, states, name, precision, half)
+    return graph.replace(temp_bytes=graph.temp_bytes + batch_bytes)
 
 
 def add_updates(recorder: Recorder, moved_share: int) -> None:

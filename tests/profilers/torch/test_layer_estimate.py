@@ -304,11 +304,20 @@ def test_bug_float32_heads_that_share_keys_had_a_fused_kernel(precision, keeps_s
     ],
 )
 def test_bug_peaks_left_out_what_libraries_hold(hardware, precision, workspace, is_copied):
-    """cuBLAS has 32 MiB per thread on Hopper; convolutions on matrix units copy their tensors."""
+    """cuBLAS has 32 MiB per thread on Hopper; convolutions on matrix units copy their tensors; the caller holds the inputs."""
     model, size = nn.Conv1d(4, 8, 3, bias=False), 2 if precision == "bf16" else 4
     graph = bl.torch.profile(model, torch.ones(2, 4, 66), mode="inference", hardware=hardware, precision=precision)
     inputs, outputs, weights = size * 2 * 4 * 66, size * 2 * 8 * 64, size * 8 * 4 * 3
-    assert graph.temp_bytes.tolist() == [workspace + (inputs + outputs + weights) * is_copied]
+    assert graph.temp_bytes.tolist() == [inputs + workspace + (inputs + outputs + weights) * is_copied]
+    if workspace == 0:  # inputs and outputs of both granularities, which are float32 without `precision`
+        peaks = []
+        for granularity in ("layer", "operator"):
+            graph = bl.torch.profile(
+                model, torch.ones(2, 4, 66), mode="inference", hardware="cpu-core", granularity=granularity
+            )
+            device = bl.Cluster.uniform(1, kind="cpu-core")
+            peaks.append(int(bl.simulate(graph, device, bl.place(graph, device, "single")).peak_bytes[0]))
+        assert peaks == [4 * (2 * 4 * 66 + 2 * 8 * 64 + 8 * 4 * 3)] * 2
 
 
 def test_roofline_of_a_layer_by_hand():

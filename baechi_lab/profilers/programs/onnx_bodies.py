@@ -1,0 +1,179 @@
+"""Bodies of ONNX's control flow: the graphs that `If`, `Loop` and `Scan` run, as models of their own.
+
+A body reads values of the graph around it by name. They become inputs of its model, or constants where they are small, so that
+shapes that are computed from them are known. What the operator passes to the body has the shape that it has before the first
+round. A loop runs as often as its trip count says, if that is a constant and its condition is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from ...graph.formats.onnx_file import onnx_package
+from .onnx_flops import attribute
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+onnx = onnx_package()
+
+CONTROL_FLOW = ("If", "Loop", "Scan")
+MOST_ROUNDS = 10_000
+"""Rounds that are told apart. More stand for "until the condition fails" in files that PyTorch exports."""
+SMALL = 1024
+"""Elements of a constant whose values shapes may depend on."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph that control flow runs.
+
+    Args:
+        model: the graph as a model.
+        outer: names of values of the graph around it that it reads.
+        rounds: how often it runs; None if this depends on values that are not known.
+        returned: positions of the body's outputs that the operator returns, in the order of the operator's outputs.
+        stacked: how many of these, the last ones, the operator returns for all rounds together.
+    """
+
+    model: ModelProto
+    outer: tuple[str, ...]
+    rounds: int | None
+    returned: tuple[int, ...]
+    stacked: int = 0
+
+    def output_types(self, inferred: GraphProto) -> list[TypeProto]:
+        """The types of the operator's outputs; `inferred` is the body with the shapes of its values."""
+        output_types = []
+        for k, position in enumerate(self.returned):
+            output_type = onnx.TypeProto()
+            output_type.CopyFrom(inferred.output[position].type)
+            if k >= len(self.returned) - self.stacked and output_type.tensor_type.HasField("shape"):
+                sizes = list(output_type.tensor_type.shape.dim)
+                del output_type.tensor_type.shape.dim[:]
+                output_type.tensor_type.shape.dim.add(dim_value=self.rounds or 1)
+                output_type.tensor_type.shape.dim.extend(sizes)
+            output_types.append(output_type)
+        return output_types
+
+
+def bodies_of(node: NodeProto, model: ModelProto) -> list[Body]:
+    """Returns the bodies of an operator of the graph of `model`, whose shapes are inferred; none if it is no control flow.
+
+    >>> from onnx import TensorProto, helper
+    >>> y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    >>> branch = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "branch", [], [y])
+    >>> node = helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
+    >>> x, c = (helper.make_tensor_value_info(*v) for v in (("x", TensorProto.FLOAT, [2]), ("c", TensorProto.BOOL, [])))
+    >>> [body.outer for body in bodies_of(node, helper.make_model(helper.make_graph([node], "g", [x, c], [])))]
+    [('x',), ('x',)]
+    """
+    graphs = {a.name: a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH}
+    types, constants = value_types(model.graph), _constants(model.graph)
+    if node.op_type == "If" and graphs.keys() == {"then_branch", "else_branch"}:
+        return [_body(g, model, {}, types, constants, 1, tuple(range(len(g.output)))) for g in graphs.values()]
+    if node.op_type not in CONTROL_FLOW or "body" not in graphs:
+        return []
+    graph = graphs["body"]
+    if node.op_type == "Loop":
+        passed = dict(zip((v.name for v in graph.input[2:]), (types.get(v) for v in node.input[2:]), strict=False))
+        carried, rounds = len(node.input) - 2, _trip_count(node, graph, constants)
+        returned = tuple(range(1, len(graph.output)))
+        return [_body(graph, model, passed, types, constants, rounds, returned, len(returned) - carried)]
+    scanned = attribute(node, "num_scan_inputs", 0)
+    if not 0 < scanned <= len(node.input) or len(graph.input) != len(node.input):
+        return []  # of version 8, whose inputs have a batch
+    axes, carried, rounds = attribute(node, "scan_input_axes", [0] * scanned), len(node.input) - scanned, None
+    passed = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
+    for value, name, axis in zip(graph.input[carried:], node.input[carried:], axes, strict=False):
+        if name in types and len(types[name].tensor_type.shape.dim) > axis:
+            row = onnx.TypeProto()
+            row.CopyFrom(types[name])
+            rounds = row.tensor_type.shape.dim[axis].dim_value
+            del row.tensor_type.shape.dim[axis]
+            passed[value.name] = row
+    returned = tuple(range(len(graph.output)))
+    return [_body(graph, model, passed, types, constants, rounds, returned, len(returned) - carried)]
+
+
+def value_types(graph: GraphProto) -> dict[str, TypeProto]:
+    """Returns the types of the values of a graph, with their shapes."""
+    types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+    return types
+
+
+def _constants(graph: GraphProto) -> dict[str, TensorProto]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    return constants
+
+
+def _body(
+    graph: GraphProto,
+    model: ModelProto,
+    passed: Mapping[str, TypeProto | None],
+    types: Mapping[str, TypeProto],
+    constants: Mapping[str, TensorProto],
+    rounds: int | None,
+    returned: tuple[int, ...],
+    stacked: int = 0,
+) -> Body:
+    own_graph = onnx.GraphProto()
+    own_graph.CopyFrom(graph)
+    for value in own_graph.input:
+        value_type = passed.get(value.name)
+        if value_type is not None:
+            value.type.CopyFrom(value_type)
+        elif any(dim.WhichOneof("value") != "dim_value" for dim in value.type.tensor_type.shape.dim):
+            value.type.tensor_type.ClearField("shape")
+    outer = tuple(dict.fromkeys(_outer_values(graph)))
+    for name in outer:
+        if name in constants and prod(constants[name].dims) <= SMALL:
+            tensor = own_graph.initializer.add()
+            tensor.CopyFrom(constants[name])
+            tensor.name = name
+        elif name in types or name in constants:
+            constant_type = types.get(name)
+            if constant_type is None:
+                constant_type = onnx.helper.make_tensor_type_proto(constants[name].data_type, constants[name].dims)
+            own_graph.input.add(name=name).type.CopyFrom(constant_type)
+        else:
+            own_graph.input.add(name=name)
+    own_model = onnx.ModelProto(ir_version=model.ir_version, graph=own_graph)
+    own_model.opset_import.extend(model.opset_import)
+    return Body(own_model, outer, rounds, returned, stacked)
+
+
+def _outer_values(graph: GraphProto) -> Iterator[str]:
+    """Names that a graph and the graphs within it read, and that it does not define."""
+    own_values = {v.name for v in (*graph.input, *graph.initializer)} | {v for node in graph.node for v in node.output}
+    for node in graph.node:
+        inner = (v for a in node.attribute if a.type == onnx.AttributeProto.GRAPH for v in _outer_values(a.g))
+        yield from (v for v in (*node.input, *inner) if v and v not in own_values)
+    yield from (v.name for v in graph.output if v.name not in own_values)
+
+
+def _trip_count(node: NodeProto, graph: GraphProto, constants: Mapping[str, TensorProto]) -> int | None:
+    """How often a Loop runs its body, or None: its count is not known, or the body decides when it ends."""
+    count = constants.get(node.input[0]) if node.input else None
+    if count is None or (len(node.input) > 1 and node.input[1] and not _is_true(constants.get(node.input[1]))):
+        return None
+    makers = {v: inner for inner in graph.node for v in inner.output}
+    condition = graph.output[0].name
+    while condition in makers and makers[condition].op_type in ("Identity", "Cast"):
+        condition = makers[condition].input[0]
+    if condition != graph.input[1].name and not _is_true((dict(constants) | _constants(graph)).get(condition)):
+        return None
+    rounds = int(onnx.numpy_helper.to_array(count).reshape(-1)[0])
+    return rounds if 0 <= rounds <= MOST_ROUNDS else None
+
+
+def _is_true(tensor: TensorProto | None) -> bool:
+    return tensor is not None and bool(onnx.numpy_helper.to_array(tensor).reshape(-1)[0])
