@@ -50,13 +50,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operator:
-    """One call: its name and type, its kernel, and the forward op that it belongs to (-1: none)."""
+    """One call: its name and type, its kernel, the forward op that it belongs to (-1: none), and the bytes of its copies."""
 
     name: str
     op_type: str
     kernel: Kernel
     forward_of: int = -1
     output_shapes: str = ""
+    scratch_bytes: int = 0
 
 
 @dataclass
@@ -81,8 +82,8 @@ class Gradient:
 class Recorder(Counter):
     """Records every operator, and the tensors between them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, precision: Precision | None = None, on_cpu: bool = False) -> None:
+        super().__init__(precision, on_cpu)
         self.recording, self.operators = False, 0
         self.ops: list[Operator] = []
         self.edges: dict[tuple[int, str], tuple[int, set[int]]] = {}  # (producer, label) -> bytes, readers
@@ -127,7 +128,9 @@ class Recorder(Counter):
         if self.is_ended and node is None:  # the gradient of an output, which a loss would make
             kernel = Kernel(metadata=True)
         self._assign_node(node, index, self.of_node)
-        self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node), output_shapes(tensors(out))))
+        scratch_bytes = self.scratch_bytes(func, args, out, self.precision.kernel(kernel))
+        forward_op, shapes = self._forward_op(node), output_shapes(tensors(out))
+        self.ops.append(Operator(self._name(kind), kind, kernel, forward_op, shapes, scratch_bytes))
         for key in inputs:
             memory = self.memory.setdefault(key, Memory())
             memory.readers.add(index)
@@ -210,8 +213,8 @@ def profile_operators(
     ('0/addmm', '1/relu')
     """
     training = mode_of(model, mode)
-    recorder = Recorder()
     precision = Precision.of(precision)
+    recorder = Recorder(precision, on_cpu)
     types = types_of_estimate(precision, dtype, autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     with (
@@ -266,7 +269,8 @@ def make_operator_graph(
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():
         table.add(producer, label, nbytes, readers)
-    persistent, temporary = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    persistent = np.zeros(n, dtype=np.int64)
+    temporary = np.array([op.scratch_bytes for op in ops], dtype=np.int64)
     reuse = np.full(n, OWN, dtype=np.int8)
     for state, users in recorder.users.items():
         persistent[users[0]] += size[state]
