@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ...errors import BaechiLabError
+from ...errors import BaechiLabError, InvalidInput
 from ...profilers.torch.layers import in_mode
 from ...torch_runtime.divisors import (
     LOSS,
@@ -284,6 +284,12 @@ class _Trials(DivisorHandler):
                         step, f"attributes of module {place!r}" if place else "attributes of the model", 7
                     )
                 snapshot.restore()
+        short = next((k for k, values in enumerate(results) if len(values) < len(results[0])), 0)
+        if short:
+            raise InvalidInput(
+                f"the loss of micro-batch {short - 1} of step {self.step.name!r} has no gradient, perhaps because none of its "
+                "samples counts; every micro-batch must have one"
+            )
         return results
 
     def _one(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:

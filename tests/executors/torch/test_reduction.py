@@ -361,3 +361,15 @@ def test_bug_gradients_that_are_sparse_or_complex_were_not_returned_whole() -> N
         assert gradients[name].dtype == expected.dtype
         assert gradients[name] == pytest.approx(expected, rel=1e-4, abs=1e-6), name
     assert abs(gradients["filter"].imag).max() > 0
+
+
+def test_bug_a_micro_batch_without_a_gradient_was_a_foreign_error() -> None:
+    """The loss adds up the rows that count, in Python; in the second micro-batch there are none, so it is 0 / 0."""
+
+    def loss(outputs: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return sum(row.sum() for row, count in zip(outputs, counts, strict=True) if count) / counts.sum()
+
+    step = TorchStep("rows", partial(nn.Linear, 2, 1), (torch.ones(4, 2),), loss, (torch.tensor([1.0, 1.0, 0.0, 0.0]),))
+    model = step.model()
+    with pytest.raises(InvalidInput, match="loss of micro-batch 1 of step 'rows' has no gradient"):
+        reduction_of(step, model, trace(model, step.inputs).layers, step.micro_batches(2))
