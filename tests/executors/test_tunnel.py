@@ -175,7 +175,9 @@ def test_a_worker_that_cannot_leave_the_network_does_not_start(secret, monkeypat
         raise OSError("Operation not permitted")
 
     monkeypatch.setattr(server, "leave_network", cannot)
-    with pytest.raises(bl.ExecutionError, match=r"other users of this machine cannot be kept .* with --trusted-users"):
+    with pytest.raises(
+        bl.ExecutionError, match=r"other users of this machine cannot be kept .* give .*--trusted-users"
+    ):
         server.start("127.0.0.1", 0, secret=str(secret))
 
 

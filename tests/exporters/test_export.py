@@ -322,7 +322,10 @@ def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placem
 def test_exported_worker_refuses_users_that_nobody_called_trusted(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out", workers=["127.0.0.1:2222", "127.0.0.1:2223"])
     done = run_script(folder, "--worker", "127.0.0.1:2222")
-    assert done.returncode == 1 and "give --secret FILE, which keeps them out, or --trusted-users" in done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 1
+        and "give --secret FILE, which keeps them out, or --trusted-users" in done.stderr.splitlines()[-1]
+    )
 
 
 def test_a_cluster_that_no_script_reaches_is_not_exported_for(step, placement, tmp_path):
