@@ -71,9 +71,11 @@ def check_model(name: str) -> None:
         return
     from ..models.registry import model_class, model_names
 
-    known = ", ".join(model_names())
+    benchmark_models = ", ".join(model_names())
     if name not in model_names() and (os.path.exists(name) or name.endswith(".py")):
-        raise InvalidInput(f"{name} names no training step; write FILE.py:FUNCTION, or a benchmark model ({known})")
+        raise InvalidInput(
+            f"{name} names no training step; write FILE.py:FUNCTION, or a benchmark model ({benchmark_models})"
+        )
     model_class(name)
     require_framework("tensorflow", f"benchmark model {name!r}")
 
