@@ -102,7 +102,7 @@ _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "TopK"})
 _ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "ArgMax", "ArgMin"})
 _SPATIAL = ("Conv", "DepthwiseConv", "MaxPool", "AvgPool")
 """Ops whose first input has the batch as its first axis."""
-_PARTS = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
+_REARRANGING = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 _COUNTING = ("UnsortedSegment", "Bincount", "DenseBincount", "Unique", "Histogram", "ScatterNd", "TensorScatter")
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
@@ -585,7 +585,7 @@ class _OpRule:
                 return self._problem("compares samples with each other", Samples(None, counts, power))
             return Samples(placed.pop(), counts, power)
         if reason := self._mixing_samples(k, axis, source, shape or ()):
-            rank_kept = rank == len(source) and op not in _PARTS
+            rank_kept = rank == len(source) and op not in _REARRANGING
             return self._problem(reason, Samples(axis if rank_kept else None, counts, power))
         output_axis = self._output_axis(axis, source, shape or ())
         if output_axis is None and rank == 0:
