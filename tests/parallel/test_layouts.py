@@ -306,7 +306,9 @@ def test_the_command_writes_the_best_layout(tmp_path: Path, capsys: pytest.Captu
     assert main([*arguments, "--write", "megatron"]) == 0
     assert "--micro-batch-size" in capsys.readouterr().out
     assert main([*arguments, "--write", "deepspeed", "-o", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads((tmp_path / "out" / "deepspeed.json").read_text())["train_batch_size"] == 8
+    written = json.loads((tmp_path / "out" / "deepspeed.json").read_text())  # one copy on two devices
+    assert written["train_micro_batch_size_per_gpu"] * written["gradient_accumulation_steps"] == 8
+    assert written["tensor_parallel"] == {"autotp_size": 2}
     for odd, message in (
         (["-o", "x"], "--output is the folder of --write"),
         (["--write", "megatron", "--json"], "--json prints the table"),
