@@ -449,18 +449,8 @@ _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermed
 _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
 
 
-_FLAGS = (
-    *(
-        "is_encoder_decoder",
-        "use_swiglu",
-        "multi_query",
-        "new_decoder_architecture",
-        "attention_bias",
-        "bias",
-        "no_bias",
-    ),
-    *("tie_word_embeddings", "use_sliding_window"),
-)
+_FLAGS = str.split("is_encoder_decoder use_swiglu multi_query new_decoder_architecture attention_bias bias no_bias")
+_FLAGS += ["tie_word_embeddings", "use_sliding_window"]
 
 
 def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: str) -> int:

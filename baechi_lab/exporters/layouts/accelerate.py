@@ -49,15 +49,11 @@ def write(request: LayoutRequest) -> WrittenPlan:
     if processes > request.per_machine:
         unsupported.append("the file is of machine 0; give --machine_rank and --main_process_ip on every machine")
     if layout.pp > 1:
-        unsupported.append(
-            f"accelerate has no pipeline for training; pp={layout.pp} is left out, and its devices with it"
-        )
+        unsupported.append(f"accelerate has no pipeline; pp={layout.pp} is left out, and its devices with it")
     if layout.ep > 1:
         unsupported.append(f"accelerate has no expert parallelism; ep={layout.ep} is left out")
     if layout.sequence_parallel:
-        unsupported.append(
-            "the file does not divide norms along the sequence; the model's tensor-parallel plan says that"
-        )
+        unsupported.append("the model's tensor-parallel plan says whether norms are divided along the sequence")
     if layout.recompute == "selective":
         unsupported.append("accelerate recomputes whole blocks or nothing; the file recomputes nothing")
     unsupported.append(

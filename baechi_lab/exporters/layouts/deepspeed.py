@@ -41,9 +41,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if layout.stage_layers is not None:
             unsupported.append("the file has no division of layers; DeepSpeed balances the stages by parameters")
     if layout.cp > 1:
-        unsupported.append(
-            "the file has no context parallelism; Ulysses divides attention heads instead of the sequence"
-        )
+        unsupported.append("the file has no context parallelism; Ulysses divides heads instead of the sequence")
     if layout.ep > 1:
         value["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
         if request.model_type not in _EXPERTS:
