@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from typing import Any
 
@@ -94,9 +95,10 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
         arguments.gradients,
     )
     if any(rejection) or arguments.mode == "estimated":
+        name = os.path.basename(arguments.model)
         raise InvalidInput(
-            f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option "
-            f"(hf:{arguments.model:.80} would be a model's configuration)"
+            f"{name:.80} is a trace, measured as it ran; --execution-trace is its only option "
+            f"(hf:{name:.80} would be a model's configuration)"
         )
     trace = load_trace(arguments.model, execution_trace=arguments.execution_trace)
     lanes = ", ".join(trace.cluster.names[:8]) + (" ..." if trace.cluster.n > 8 else "")

@@ -33,9 +33,9 @@ FORMAT = "baechi-lab exported files"
 def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str | Writer]) -> Path:
     """Write `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
 
-    An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote. A kill at any
-    moment leaves the earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside); what
-    it leaves beside is removed by the first export to that place a minute later.
+    An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote, and perhaps the
+    bytecode that Python keeps of it. A kill at any moment leaves the earlier or the new one (on Linux and macOS; elsewhere,
+    at one moment, the earlier one beside). What it leaves beside is removed by the first export to that place a minute later.
 
     Raises:
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.
@@ -106,12 +106,18 @@ def _check_unchanged(folder: Path, name: Path) -> None:
     if hashes is None:
         raise InvalidInput(f"folder {name} is not empty and holds no earlier export; give another name")
     for path in sorted(folder.iterdir()):
+        if path.name == "__pycache__" and _is_bytecode(path):
+            continue  # Python writes it when a script of the folder runs
         if path.name != LIST and path.name not in hashes:
             raise InvalidInput(
                 f"folder {name} holds {path.name!r}, which no export wrote; move it, or give another name"
             )
         if path.name != LIST and (path.is_symlink() or not path.is_file() or _hash(path) != hashes[path.name]):
             raise InvalidInput(f"{path.name!r} in folder {name} was changed since it was exported; give another name")
+
+
+def _is_bytecode(folder: Path) -> bool:
+    return not folder.is_symlink() and folder.is_dir() and all(path.suffix == ".pyc" for path in folder.iterdir())
 
 
 def _read_hashes(folder: Path) -> dict[str, str] | None:

@@ -63,6 +63,20 @@ def test_what_was_added_in_a_folder_is_kept(out):
     assert (out / ".git" / "HEAD").read_text() == "mine"
 
 
+def test_bug_an_export_that_had_run_could_not_be_replaced(out, tmp_path):
+    """Python keeps the bytecode of modules that a script imports. Other files there are the user's."""
+    cache = out / "__pycache__"
+    cache.mkdir()
+    (cache / "placed_session.cpython-311.pyc").write_bytes(b"bytecode")
+    write_folder(out, LATER_FILES)
+    assert content(out) == as_bytes(LATER_FILES) and os.listdir(tmp_path) == ["out"]
+    cache.mkdir()
+    (cache / "notes.txt").write_text("mine")
+    with pytest.raises(bl.InvalidInput, match="holds '__pycache__', which no export wrote"):
+        write_folder(out, EARLIER_FILES)
+    assert (cache / "notes.txt").read_text() == "mine"
+
+
 def test_what_was_changed_is_kept(out):
     (out / "train.py").write_text("print('mine')\n")
     with pytest.raises(bl.InvalidInput, match=r"'train\.py' in folder .* was changed since it was exported"):
