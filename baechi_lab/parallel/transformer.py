@@ -438,10 +438,12 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
             f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
             "but the first ones"
         )
-    other = next((t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None)
-    if other is not None:
+    layer_type = next(
+        (t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None
+    )
+    if layer_type is not None:
         raise InvalidInput(
-            f"layer_types of {source} has {other!r:.60}; layouts are for models whose layers are attention"
+            f"layer_types of {source} has {layer_type!r:.60}; layouts are for models whose layers are attention"
         )
 
 

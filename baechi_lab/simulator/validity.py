@@ -408,12 +408,12 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
-    held = _held_intervals(step, transfer, turn_of_op)
+    intervals = _held_intervals(step, transfer, turn_of_op)
     for d in range(cluster.n):
-        rows = np.flatnonzero((held.device == d) & (held.size > 0))
-        peak, who = _peak_interval(held.start[rows], held.release[rows], held.size[rows])
+        rows = np.flatnonzero((intervals.device == d) & (intervals.size > 0))
+        peak, who = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
         if peak > cluster.memory_bytes[d]:
-            op, at = int(held.op[rows[who]]), float(held.start_us[rows[who]])
+            op, at = int(intervals.op[rows[who]]), float(intervals.start_us[rows[who]])
             message = (
                 f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
                 f"it has {int(cluster.memory_bytes[d])}"

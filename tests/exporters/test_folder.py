@@ -193,8 +193,8 @@ def kill_at_every_moment(folder):
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="exchange of two names as on Linux")
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path):
     """In a process of its own: one that has imported frameworks takes a tenth of a second to fork."""
-    done = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=250)
+    assert process.returncode == 0, process.stderr
 
 
 def _leftover(tmp_path, name, files=("train.py",), age=3600.0):

@@ -104,9 +104,9 @@ def _exposed_and_idle(row):
 
     exposed, idle = [], []
     for device in range(row.layout.pp):
-        own = timeline.device == device
-        computes = busy(own & ~on_lane)
-        exposed.append(width[busy(own & on_lane) & ~computes].sum())
+        on_device = timeline.device == device
+        computes = busy(on_device & ~on_lane)
+        exposed.append(width[busy(on_device & on_lane) & ~computes].sum())
         idle.append(1 - width[computes].sum() / timeline.makespan_us)
     return bl.graph.units.format_us(max(exposed)), f"{max(idle):.0%}"
 

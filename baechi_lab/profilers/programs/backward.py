@@ -207,8 +207,8 @@ class _BackwardBuilder:
 
     def _kernels(self, op: ProgramOp, values: list[str], assumed: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """Returns the kernels of the gradients of `values`: those that the reader of the program knows, else `assumed`."""
-        known = op.gradients(values) if op.gradients is not None else ()
-        return tuple(map(self.precision.kernel, known)) or assumed
+        kernels = op.gradients(values) if op.gradients is not None else ()
+        return tuple(map(self.precision.kernel, kernels)) or assumed
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
         doubled = []

@@ -131,19 +131,19 @@ def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: boo
     heads = attribute(node, "q_num_heads", attribute(node, "num_heads", 1))
     causal = attribute(node, "is_causal", attribute(node, "unidirectional", node.op_type == "GroupQueryAttention"))
     past = _past_positions(node, input_shapes)
-    seen = lambda keys: past + ((keys + 1) // 2 if skips_masked and causal and keys > 1 else keys)  # noqa: E731
+    visible_keys = lambda keys: past + ((keys + 1) // 2 if skips_masked and causal and keys > 1 else keys)  # noqa: E731
     if _has_projection(node):
         batch, positions, width = _require_shape(input_shapes[0])
         projected = _require_shape(input_shapes[1])[-1]
         size = projected // (3 * heads)
-        scores = Product(batch * heads, positions, seen(positions), size)
-        context = Product(batch * heads, positions, size, seen(positions))
+        scores = Product(batch * heads, positions, visible_keys(positions), size)
+        context = Product(batch * heads, positions, size, visible_keys(positions))
         return Product(1, batch * positions, projected, width), scores, context
     query, key, value = _query_key_value(node, input_shapes)
     value_heads = attribute(node, "kv_num_heads", heads)
     heads, size = (query[1], query[3]) if len(query) == 4 else (heads, query[-1] // heads)
     value_size = value[-1] if len(value) == 4 else value[-1] // value_heads
-    count, positions, keys = query[0] * heads, query[-2], seen(key[-2])
+    count, positions, keys = query[0] * heads, query[-2], visible_keys(key[-2])
     return Product(count, positions, keys, size), Product(count, positions, value_size, keys)
 
 
@@ -362,12 +362,12 @@ def gradient_kernels(
         return Kernel(moved_bytes=float(number_bytes * (numbers + outputs))), table_sums(outputs, number_bytes)
     if kind in ("Add", "Sub", "Mul"):
         kernels = []
-        for value, own in zip(node.input, input_shapes, strict=True):
+        for value, operand_shape in zip(node.input, input_shapes, strict=True):
             if value in values and kind == "Mul":  # the gradient times the other operand
-                us = INDEX_US * outputs * any(s != written for s in input_shapes if s != own)
+                us = INDEX_US * outputs * any(s != written for s in input_shapes if s != operand_shape)
                 kernels.append(Kernel(moved_bytes=3.0 * number_bytes * outputs, multiprocessor_us=us))
-            if value in values and own != written:  # a sum where it was repeated
-                kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(own or ())))))
+            if value in values and operand_shape != written:  # a sum where it was repeated
+                kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(operand_shape or ())))))
         return tuple(kernels) or (Kernel(metadata=True),)
     return (kernel,) if us else ()
 

@@ -257,7 +257,7 @@ def _longest_body(
         return sum(k.flops for k in kernels), sum(k.moved_bytes for k in kernels)
 
     body, program = max(programs, key=work)
-    return body.rounds, tuple(dict.fromkeys(v for other in bodies for v in other.outer)), program
+    return body.rounds, tuple(dict.fromkeys(v for candidate in bodies for v in candidate.outer)), program
 
 
 def _size_of_open_dimension(
