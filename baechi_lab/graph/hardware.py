@@ -267,4 +267,8 @@ _NAMES = {_plain(name): name for name in HARDWARE} | {
     "p100pcie16gb": "p100",
     "v100sxm216gb": "v100",
     "v100pcie": "v100-pcie-32gb",
+    "v100sxm232gb": "v100-32gb",
+    "a6000": "rtx-a6000",
+    "rtx6000adageneration": "rtx-6000-ada",
+    "gh200480gb": "gh200",
 }

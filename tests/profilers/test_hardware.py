@@ -16,8 +16,9 @@ from baechi_lab.profilers.kernel_model import kernel_us
 from baechi_lab.profilers.work import Kernel
 
 NAMES = (
-    "k40 p4 p100 t4 rtx2080 v100 v100-pcie-32gb rtx3090 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb a100-pcie-40gb "
-    "a100-80gb-pcie h100 h100-pcie h200 gh200 b200 mi100 mi210 mi250 mi300x tpu-v5e cpu-core cpu-epyc-9654 cpu-xeon-8480"
+    "k40 p4 p100 t4 rtx2080 rtx2080ti rtx4090 rtx5090 v100 v100-32gb v100-pcie-32gb a10 a30 a40 rtx-a6000 rtx3080 "
+    "rtx3090 a100-40gb a100 a100-pcie-40gb a100-80gb-pcie l4 l40 l40s rtx-6000-ada h100 h100-pcie gh200 h200 b200 "
+    "mi100 mi210 mi250 mi300x mi325x tpu-v5e cpu-core cpu-epyc-9654 cpu-xeon-8480"
 )
 
 
@@ -43,6 +44,12 @@ def test_every_device_is_complete(name):
         ("a100 40GB", "a100-40gb"),
         ("TPU v5e", "tpu-v5e"),
         ("MI300X", "mi300x"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("A6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("NVIDIA GH200 480GB", "gh200"),
     ],
 )
 def test_names_in_any_case(text, name):
