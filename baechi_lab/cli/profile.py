@@ -4,9 +4,9 @@ MODEL is a benchmark model, FILE.py:FUNCTION, a program (model.onnx, or model.pt
 that ran elsewhere: of PyTorch (kineto.json with --execution-trace), Chakra (.et), TensorFlow (.xplane.pb, run.pb, .pbtxt).
 
 A step is measured on the attached devices. With --hardware (rtx2080, rtx4090, a100, h100, b200, mi300x, cpu-core, ...), it is
-estimated for that hardware by a model of kernels, and nothing runs; docs/estimates.md says how far off it is. Float32 products
-are estimated in full float32, unless --precision says otherwise. hf:config.json is a Hugging Face model by its configuration:
-no weights, no download, always estimated.
+estimated for that hardware by a model of kernels, and nothing runs; docs/estimate-errors.md says how far off it is. Float32
+products are estimated in full float32, unless --precision says otherwise. hf:config.json is a Hugging Face model by its
+configuration: no weights, no download, always estimated.
 """
 
 from __future__ import annotations

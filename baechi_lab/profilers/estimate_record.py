@@ -14,7 +14,7 @@ from .precision import Precision
 from .work import Floats, Kernel
 
 _CPU_ERRORS = {"step": 0.50}
-"""Mean relative error of steps on one processor core, see docs/estimates.md."""
+"""Mean relative error of steps on one processor core, see docs/estimate-errors.md."""
 
 HOST_OPERATOR_US = 23.0
 """Microseconds in which a host runs one operator of a PyTorch step that is not compiled, views among them: the model's Python,
@@ -96,7 +96,8 @@ _ERRORS = {
     row.pop("generation"): {kind: float(error) for kind, error in row.items() if error}
     for row in csv.DictReader(Path(__file__).with_name("expected_errors.csv").read_text(encoding="utf-8").splitlines())
 }
-"""Generation -> mean relative error by kind, of rows that were not fitted (`studies/results/kernels.json`, "half")."""
+"""Generation -> mean relative error by kind of kernel, of rows that were not fitted (`studies/results/kernels.json`, "half"), and
+of whole models (`kernel_models.json`; for Hopper training in the worst precision, `gpu.json`)."""
 
 
 def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:

@@ -50,8 +50,8 @@ def test_examples_run(page, monkeypatch):
 
 
 QUESTIONS = (
-    "estimates fidelity layouts memory offloading peaks pipelines plans recomputation running-pipelines simulated-time "
-    "your-model"
+    "estimates estimate-errors fidelity layouts memory offloading peaks pipelines plans recomputation running-pipelines "
+    "simulated-time your-model"
 )
 
 

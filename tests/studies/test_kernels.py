@@ -15,7 +15,7 @@ from studies.kernels.study import FITTED_ON, errors
 from studies.results import result
 
 DATA = Path(__file__).parents[2] / "data" / "neusight"
-PAGE = Path(__file__).parents[2] / "docs" / "estimates.md"
+PAGE = Path(__file__).parents[2] / "docs" / "estimate-errors.md"
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,47 @@ def test_expected_errors_are_those_of_rows_that_were_not_fitted():
                 assert said[kind] == pytest.approx(np.mean(measured), abs=0.03), (name, kind)
 
 
+def test_expected_errors_of_whole_models_are_the_stored_ones():
+    """Those of the generation's devices; on Hopper those of training, in the worst of three precisions."""
+    rows: dict[str, list[float]] = {}
+    for row in result("kernel_models")["rows"]:
+        generation = Hardware.named(row["device"]).generation
+        rows.setdefault(generation, []).append(abs(row["predicted_ms"] / row["measured_ms"] - 1))
+    for generation, errors_of_models in rows.items():
+        device = FITTED_ON[generation][0]
+        assert expected_error(Hardware.named(device))["model"] == pytest.approx(np.mean(errors_of_models), abs=0.006)
+    on_hopper = [error for name, error in result("gpu")["mean_errors"]["models"].items() if "training" in name]
+    assert expected_error(Hardware.named("h200"))["model"] == pytest.approx(max(on_hopper), abs=0.006)
+
+
+def percents(errors_by_name, names):
+    return " | ".join(f"{100 * errors_by_name[name]:.0f}" if name in errors_by_name else "-" for name in names)
+
+
 def test_the_page_shows_the_stored_errors():
-    page = PAGE.read_text(encoding="utf-8")
-    for device, by_kind in result("kernels")["errors"]["half"].items():
-        cells = [f"{100 * by_kind[kind]:.0f}" if kind in by_kind else "-" for kind in KINDS]
-        assert f"| `{device}` | {' | '.join(cells)} |" in page, device
+    """Every row of the tables of docs/estimate-errors.md: kernels, whole models, layers and models of an H200."""
+    page, stored, gpu = PAGE.read_text(encoding="utf-8"), result("kernels")["errors"], result("gpu")
+    rows = [f"| `{device}` | {percents(by_kind, KINDS)} |" for device, by_kind in stored["half"].items()]
+    rows += [f"` | {percents(by_kind, KINDS)} |" for by_kind in stored["device"].values()]
+    shown = [name for name in stored["roofline"] if page.count(f"| `{name}` |") == 3]
+    assert shown == ["a100-pcie-40gb", "v100-pcie-32gb"]
+    rows += [f"| `{name}` | {percents(stored['roofline'][name], KINDS)} |" for name in shown]
+    models: dict[str, list[float]] = {}
+    for row in result("kernel_models")["rows"]:
+        models.setdefault(row["device"], []).append(100 * (row["predicted_ms"] / row["measured_ms"] - 1))
+    for device, percent in models.items():
+        mean, worst = np.abs(percent).mean(), max(percent, key=abs)
+        rows.append(f"| `{device}` | {len(percent)} | {mean:.1f} % | {worst:+.0f} % |")
+    layers: dict[str, dict[str, list[float]]] = {}
+    for row in gpu["layers"]:
+        layers.setdefault(row["kind"], {}).setdefault(row["precision"], []).append(abs(row["error"]))
+    precisions = ("fp32", "tf32", "bf16")
+    for kind in set(layers) - {"chain"}:
+        rows.append(f"| {kind} | {percents({p: np.mean(layers[kind][p]) for p in precisions}, precisions)} |")
+    runs = {(r["model"], r["batch"], r["precision"]): r for r in gpu["models"] if r["phase"] == "training"}
+    for model, batch in {key[:2] for key in runs}:
+        times = [runs[model, batch, p] for p in precisions]
+        cells = [f"{r['kernel_us'] / 1e3:.1f} | {100 * r['error']:+.0f} %" for r in times]
+        peaks = " / ".join(f"{100 * times[k]['peak_error']:+.0f}" for k in (0, 2))
+        rows.append(f"| {model}, {batch} | {' | '.join(cells)} | {times[2]['us'] / 1e3:.0f} | {peaks} % |")
+    assert [row for row in rows if row not in page] == []

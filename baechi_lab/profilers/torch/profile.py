@@ -49,7 +49,7 @@ def profile(
 
     Without `hardware`, the model is measured on its device. With `hardware`, a model of kernels estimates it on fake tensors:
     nothing is computed and no weights are held, so a model made under `torch.device("meta")` may have any size. Estimates are
-    worst for processors: the mean error on the measured core is 50 %, or 24 % when calibrated (docs/estimates.md).
+    worst for processors: the mean error on the measured core is 50 %, or 24 % when calibrated (docs/estimate-errors.md).
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer are taken).
