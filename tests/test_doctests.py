@@ -44,12 +44,31 @@ def test_examples(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sections_of_docstrings_have_one_heading_style():
+def test_docstrings_have_one_heading_style_and_describe_arguments_that_exist():
     """Google's: `Args:`, not `Parameters:`, `Parameters` and dashes, or `:param x:`; ruff checks how they are written."""
     others = re.compile(r"^ *(Parameters|Params|Arguments|Return|Raise|Yield|Example):$|^ *-{4,}$|^ *:param ", re.M)
-    found = []
+    headings, unknown = [], []
     for path in sorted(Path(baechi_lab.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                found += [(path.name, line.group().strip()) for line in others.finditer(ast.get_docstring(node) or "")]
-    assert found == []
+                text = ast.get_docstring(node) or ""
+                headings += [(path.name, line.group().strip()) for line in others.finditer(text)]
+                if parameters := _parameters(node):  # none: a data class, which may inherit fields
+                    unknown += [f"{path.name}: {name}" for name in sorted(_described(text) - parameters)]
+    assert headings == []
+    assert unknown == []
+
+
+def _described(docstring: str) -> set[str]:
+    """Names in the section `Args:`; the describing text is indented further."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
+    entries = re.findall(r"^ {4}(\S[^:]*)", section[1], re.M) if section else []
+    return {name.strip(" *") for entry in entries for name in entry.partition(" (")[0].split(",")}
+
+
+def _parameters(node: ast.AST) -> set[str]:
+    """Parameters of a function or of a class's constructor."""
+    if isinstance(node, ast.ClassDef):
+        constructors = [child for child in node.body if getattr(child, "name", "") == "__init__"]
+        return _parameters(constructors[0]) if constructors else set()
+    return {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}

@@ -200,8 +200,9 @@ def layouts(
             parallelism with micro-batches of powers of two, 1F1B and interleaved 1F1B, ZeRO 1 (with a pipeline) or 1 to 3,
             no or full recomputation, and sequence parallelism if tp is above 1.
         hardware: hardware of the devices, if their kinds do not name it.
-        precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of
-        blocks in fp8). attention: "flash" (one kernel, no scores in memory) or "eager".
+        precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of blocks
+            in fp8).
+        attention: "flash" (one kernel, no scores in memory) or "eager".
         fused_loss: whether cross entropy is one kernel, which keeps logits in half precision.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
         prefetch: with ZeRO 3, the number of blocks that are gathered ahead.
@@ -217,9 +218,8 @@ def layouts(
         needs more memory than there is.
 
     Raises:
-        InvalidInput: a model without the sizes of a transformer; a layout of `layouts` that is not legal; no legal
-        layout; devices
-            without a link; unknown hardware.
+        InvalidInput: a model without the sizes of a transformer; a layout of `layouts` that is not legal; no legal layout;
+            devices without a link; unknown hardware.
 
     >>> from baechi_lab import Cluster
     >>> gpt = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}

@@ -109,9 +109,7 @@ class Hierarchical(TrainingParameters, Placer):
             None for threads of this process, "here" for none. What it is sent must be picklable: a `reward` function too.
         callback: called with a `PlannerProgress` after every update; returning True stops the run.
         checkpoint: `.npz` file written every `checkpoint_every` updates and at the end.
-        resume: one to go on from;
-            `updates` counts those done before.
-
+        resume: a checkpoint to go on from; `updates` counts those done before.
         explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `viz.groups` draws.
         learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards: on optimized GNMT the entropy
             per choice is 0.002 after 10 s (`planner.experiment --rates GNMT`). Use 0.002 to 0.005.

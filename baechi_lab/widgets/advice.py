@@ -83,8 +83,7 @@ def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple
 def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
     """Returns changes that make the step shorter, largest gain first: another order, groups, placer, micro-batches.
 
-    Raises:
-        what `report` raises.
+    What `report` raises ends the search.
     """
     if not outcome.timeline.feasible:
         return quick_advice(outcome, memo, report)

@@ -108,7 +108,7 @@ class Pipeline:
     """The stages of one process, ready to take steps.
 
     Args:
-        parts: stage -> its module and its spec (names of the inputs it reads; shape, type and gradient of what it
+        stage_modules: stage -> its module and its spec (names of the inputs it reads; shape, type and gradient of what it
             receives and sends).
         stages: how many there are in all processes.
         text: the schedule.
@@ -116,7 +116,7 @@ class Pipeline:
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
         stage_ranks: the processes of every stage, replicas in the order in which they take micro-batches.
-        whole: shape and type of the model's outputs for the undivided batch, where the loss averages over what counts.
+        batch_shapes: shape and type of the model's outputs for the undivided batch, where the loss averages over what counts.
         tied: parameters that stages of different processes share, each as the (stage, name) pairs of its copies; the same,
             in the same order, on all processes.
     """

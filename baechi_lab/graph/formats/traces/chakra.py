@@ -137,7 +137,7 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     """Makes the recording of one step from the nodes of one file, or of one file per rank.
 
     Raises:
-        FormatError, DuplicateNameError, UnknownOpError, CycleError.
+        FormatError, DuplicateNameError, UnknownOpError, CycleError: the nodes are no valid graph.
 
     >>> node = Node(1, "matmul", "COMP_NODE", 0, 5, [], [])
     >>> graph_of_ranks([[node, Node(2, "relu", "COMP_NODE", 0, 2, [1], [])]], "two").timeline.makespan_us
