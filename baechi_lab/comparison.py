@@ -161,8 +161,8 @@ def compare(
         bar.set_description(f"placing with {label}"[:40])  # before it starts: a search takes long
         _compile_kernels(placer)
         row, placement = _simulate_row(graph, groups, cluster, placer, scheduler, pipeline, optimize, memo)
-        if placement is not None and "finer_groups" in placement.info:
-            finer.append(f"{label}: {placement.info['finer_groups']}")
+        if placement is not None and placement.finer_groups:
+            finer.append(f"{label}: {placement.finer_groups}")
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
             runtime_notes += [f"{label}: {sentence}" for sentence in row["runtime_notes"]]

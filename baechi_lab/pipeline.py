@@ -39,7 +39,7 @@ class Result:
 
     Args:
         graph, coarse, placement, timeline, run: what the stages gave. `coarse` is the graph that was placed: where none of
-            its placements fits, that is one of smaller groups, or of single ops, and `placement.info["finer_groups"]` says so.
+            its placements fits, that is one of smaller groups, or of single ops, and `placement.finer_groups` says so.
         bounds: the named lower bounds of the step in microseconds, `.best` the largest.
         recomputed: the stages that were computed and not remembered.
     """
@@ -226,8 +226,8 @@ def place_in_groups(
         place: places a graph on a cluster. memo: remembers smaller groups.
 
     Returns:
-        The graph that was placed, and its placement; where that is not `coarse`, `info["finer_groups"]` says so
-        and `info["passes"]` are the passes that made the groups (with `forward_only=False`).
+        The graph that was placed, and its placement. If that graph is not `coarse`, `placement.finer_groups` says so and
+        `placement.passes` are the passes that made its groups (with `forward_only=False`).
 
     Raises:
         InfeasiblePlacement: what is proven of single ops, or why single ops were not placed either.
@@ -237,7 +237,7 @@ def place_in_groups(
     >>> stage, cluster = Optimize(("coplacement",)), Cluster.uniform(2, memory_bytes=100)
     >>> groups = stage(graph, cluster)
     >>> placed, placement = place_in_groups(graph, groups, cluster, stage, Place("m-etf"), Memo())
-    >>> placement.device.tolist(), placement.info["finer_groups"]
+    >>> placement.device.tolist(), placement.finer_groups
     ([0, 1], 'no placement of groups by coplacement was found that fits: single ops were placed')
     """
     try:
@@ -258,7 +258,7 @@ def place_in_groups(
             continue
         refused_groups = "forward-only " * (stage.passes == optimize.passes) + _groups_in_words(optimize)
         words = f"no placement of {refused_groups} was found that fits: {_groups_in_words(stage)} were placed"
-        return groups, placement.replace(info={**placement.info, "finer_groups": words, "passes": stage.passes})
+        return groups, placement.replace(finer_groups=words, passes=stage.passes)
     raise refusal
 
 

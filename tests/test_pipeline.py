@@ -317,9 +317,9 @@ def test_single_ops_are_placed_where_no_group_fits(heavy):
     assert result.placement.device.tolist() == [0, 1] and result.timeline.makespan_us == 1 + 4 + 1
     assert result.coarse is heavy and result.timeline.peak_bytes.tolist() == [60 + 8, 60 + 8]
     words = "no placement of groups by coplacement, fusion was found that fits: single ops were placed"
-    assert result.placement.info["finer_groups"] == words
+    assert result.placement.finer_groups == words
     roomy = (GROUPED | bl.Place("m-etf")).run(heavy, SMALL.with_memory(128))
-    assert roomy.coarse.n == 1 and "finer_groups" not in roomy.placement.info
+    assert roomy.coarse.n == 1 and not roomy.placement.finer_groups
 
 
 def test_colocation_groups_are_placed_before_single_ops(heavy):
@@ -327,7 +327,7 @@ def test_colocation_groups_are_placed_before_single_ops(heavy):
         [1, 1, 1], [(0, 1, 8), (1, 2, 8)], persistent_bytes=[30, 30, 60], colocation=[0, 0, -1], colocation_names=("g",)
     )
     result = (bl.Optimize() | bl.Place("m-etf")).run(chain, SMALL)
-    assert result.placement.info["passes"] == ("colocation",)
+    assert result.placement.passes == ("colocation",)
     assert result.placement.on(chain).device.tolist() == [0, 0, 1]
 
 
@@ -345,7 +345,7 @@ def test_forward_only_groups_give_way_to_groups_of_the_same_passes():
     with pytest.raises(bl.InfeasiblePlacement, match="smaller groups or single ops may fit"):
         bl.place(bl.optimize(graph, one), one, "m-etf")
     result = (bl.Optimize() | bl.Place("m-etf") | bl.Simulate()).run(graph, one)
-    assert result.timeline.feasible and result.placement.info["finer_groups"].startswith("no placement of ")
+    assert result.timeline.feasible and result.placement.finer_groups.startswith("no placement of ")
 
 
 def test_a_refusal_speaks_of_groups_only_where_ops_may_fit(heavy):

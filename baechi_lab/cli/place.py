@@ -59,10 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         result = pipe.run(graph, cluster)
     placed = result.placement.on(result.graph)  # type: ignore[union-attr]
     facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
-    finer = placed.info.get("finer_groups", "")
     facts = {"placer": arguments.placer, "place_seconds": placed.seconds, "groups": result.coarse.n, **facts}
-    if finer:
-        facts["finer_groups"] = finer
+    if placed.finer_groups:
+        facts["finer_groups"] = placed.finer_groups
     if arguments.output:
         save(placed, arguments.output)
         facts["file"] = arguments.output
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         output.print_timeline(facts)
-        for note in filter(None, (finer, note_on_groups(result.graph, result.coarse, cluster))):
+        for note in filter(None, (placed.finer_groups, note_on_groups(result.graph, result.coarse, cluster))):
             print(f"note: {note}")
     if placed.interrupted:
         print("baechi-lab place: interrupted; the placement is the best so far", file=sys.stderr)

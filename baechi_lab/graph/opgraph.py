@@ -69,10 +69,11 @@ class OpGraph(Picklable):
             default every tensor has bytes of its own.
         output_shapes: `n` texts for people, types and shapes of what each op makes, such as "f32[32,1000]"; "" where unknown,
             empty by default. As `info`, no part of what the graph is compared by.
+        batch_readers: of a profile of a PyTorch model, the names of the calls of functions between layers that take an input
+            of the model. No part of what the graph is compared by.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
             profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
-            `baechi_lab.profilers.machine_load.summarize_repeats`. Of a PyTorch model `info["batch_readers"]` names the calls of
-            functions that take an input of the model.
+            `baechi_lab.profilers.machine_load.summarize_repeats`.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.
@@ -110,6 +111,7 @@ class OpGraph(Picklable):
     micro_batch: Integers | None = None
     reuse: NDArray[np.int8] | None = None
     output_shapes: tuple[str, ...] = ()
+    batch_readers: tuple[str, ...] = ()
     name: str = "graph"
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,6 +125,7 @@ class OpGraph(Picklable):
         set_field("names", names)
         set_field("op_types", texts("op_types", self.op_types) or ("op",) * n)
         set_field("output_shapes", texts("output_shapes", self.output_shapes))
+        set_field("batch_readers", texts("batch_readers", self.batch_readers))
         set_field("duration_us", numbers("duration_us", self.duration_us))
         if not isinstance(self.duration_by_kind, Mapping):
             raise InvalidInput(

@@ -39,6 +39,8 @@ class Placement(Picklable):
         graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; files do not hold it.
         gave_up: the arguments of `bl.recompute` and `bl.offload` that make `graph` of the given one, by function.
         interrupted: whether Ctrl-C ended a search, and this is the best placement until then; files do not hold it.
+        finer_groups: if a pipeline placed smaller groups because none of its groups fit, a sentence that says so; else empty.
+        passes: then the passes that made the smaller groups; files do not hold it.
 
     >>> Placement(device=[0, 0, 1]).n
     3
@@ -59,6 +61,8 @@ class Placement(Picklable):
     graph: OpGraph | None = None
     gave_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     interrupted: bool = False
+    finer_groups: str = ""
+    passes: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _indices("device", self.device, "device indices"))
@@ -94,6 +98,7 @@ class Placement(Picklable):
         if self.graph is not None:
             record("graph", self.graph, OpGraph)
         text("placer", self.placer)
+        text("finer_groups", self.finer_groups)
         for key in ("graph_key", "source_key"):
             if getattr(self, key) is not None:
                 text(key, getattr(self, key))

@@ -7,8 +7,6 @@ from functools import cached_property
 
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
-BATCH_READERS = "batch_readers"
-"""Key of a graph's `info`: names of the calls of functions that take an input of the model."""
 STATE = "State"
 """Type of the ops of an offloaded graph that have an optimizer's state on a host."""
 

@@ -111,12 +111,11 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
         timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
     if problems:
         return {"feasible": False, "error": problems[0].sentence}
-    finer = base.info.get("finer_groups", "")
     return {
         **summary(timeline),
         "place_seconds": base.seconds,
         "winner": winner_of(base),
-        "finer_groups": finer,
+        "finer_groups": base.finer_groups,
         "busy_shares": busy_shares(timeline),
     }
 

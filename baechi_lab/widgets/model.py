@@ -356,8 +356,8 @@ class WorkbenchModel:
     def code(self, export: str = "") -> str:
         """Returns the setting as library code; if its groups did not fit, with the passes of the placed groups."""
         setting, outcome = self.setting, self.outcome
-        if outcome is not None and outcome.setting == setting and "finer_groups" in outcome.base.info:
-            setting = setting.replace(passes=outcome.base.info["passes"], forward_only=False)
+        if outcome is not None and outcome.setting == setting and outcome.base.finer_groups:
+            setting = setting.replace(passes=outcome.base.passes, forward_only=False)
         is_torch = is_torch_step(self.subject)
         return to_code(setting, variable=self.subject_variable, built=self.built, is_torch=is_torch, export=export)
 

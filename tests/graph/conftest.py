@@ -27,6 +27,7 @@ def full_graph() -> bl.OpGraph:
         allowed_sets=(("gpu:0", "cpu"),),
         forward_of=[-1, -1, 1],
         output_shapes=("f32[2], f32[4]", "", "f32[2]"),
+        batch_readers=("b",),
         group_of=[0, 1, 1, 2],
         source_key="abc",
         name="full",

@@ -22,7 +22,8 @@ def test_graph_round_trip_keeps_every_column(tmp_path, name, full_graph):
     bl.save_graph(graph, tmp_path / name)
     loaded = bl.load_graph(tmp_path / name)
     assert loaded == graph and loaded.output_shapes == graph.output_shapes
-    assert loaded.content_key == graph.content_key == graph.replace(output_shapes=()).content_key
+    assert loaded.batch_readers == graph.batch_readers == ("b",)
+    assert loaded.content_key == graph.content_key == graph.replace(output_shapes=(), batch_readers=()).content_key
     assert loaded.name == "full"
     assert loaded.tensor_label(1) == "a:right"
 
@@ -74,6 +75,7 @@ def test_placement_round_trip(tmp_path):
         group_of=[0, 1, 2, 2],
         member_order=[0.0, 1.0, 3.0, 2.0],
         source_key="s",
+        finer_groups="single ops were placed",
         info={"bound": np.float64(3.0), "dropped": np.array([1, 2]), "gap": float("nan")},
     )
     save(placement, tmp_path / "p.json.gz")
@@ -82,7 +84,7 @@ def test_placement_round_trip(tmp_path):
     assert (loaded.placer, loaded.params, loaded.seconds) == ("m-etf", {"x": [1, 2]}, 0.25)
     assert loaded.info == {"bound": 3.0, "dropped": [1, 2], "gap": None}
     assert loaded.group_of.tolist() == [0, 1, 2, 2]
-    assert loaded.source_key == "s"
+    assert (loaded.source_key, loaded.finer_groups) == ("s", "single ops were placed")
 
 
 def test_timeline_round_trip(tmp_path, small_timeline):

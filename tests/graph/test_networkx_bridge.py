@@ -21,6 +21,7 @@ def test_every_column_survives(full_graph):
     graph = full_graph
     back = bl.OpGraph.from_networkx(graph.to_networkx())
     assert back == graph and back.output_shapes == graph.output_shapes
+    assert back.batch_readers == graph.batch_readers
 
 
 def test_what_the_digraph_looks_like(full_graph):

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...torch_steps.records import BATCH_READERS
 from .records import Request, Written, heaviest, is_call, stem
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class _Units:
         from these alone. Losses are left out; see `compare_with_inputs`.
         """
         graph = self.request.graph
-        batch_readers = set(graph.info.get(BATCH_READERS, ()))
+        batch_readers = set(graph.batch_readers)
         on_main: set[int] = set()
         only_main: set[int] = set()
         for i in around:

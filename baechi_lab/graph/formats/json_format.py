@@ -139,6 +139,8 @@ def _write_graph(graph: OpGraph) -> Document:
     if any(graph.output_shapes):
         shapes = {text: k for k, text in enumerate(dict.fromkeys(graph.output_shapes))}
         ops["output_shapes"], out["output_shapes"] = [shapes[text] for text in graph.output_shapes], list(shapes)
+    if graph.batch_readers:
+        out["batch_readers"] = list(graph.batch_readers)
     if graph.info:
         out["info"] = plain(graph.info)
     return {**out, **_write_groups(graph)}
@@ -174,6 +176,8 @@ def _read_graph(document: Document) -> OpGraph:
         shapes = texts(document, "output_shapes") if "output_shapes" in document else ()
         codes_of_ops = codes(ops, "output_shapes", len(shapes), "ops").tolist()
         optional["output_shapes"] = tuple(shapes[k] for k in codes_of_ops)
+    if "batch_readers" in document:
+        optional["batch_readers"] = texts(document, "batch_readers")
     by_kind = ops.get("duration_us_by_kind", {})
     pointer, consumers = rows(tensors, "consumers", "tensors")
     producer = codes(tensors, "producer", n, "tensors")
@@ -261,6 +265,8 @@ def _write_placement(placement: Placement) -> Document:
         if getattr(placement, key) is not None:
             out[key] = column(getattr(placement, key))
     out |= {"params": plain(placement.params), "seconds": placement.seconds, "info": plain(placement.info)}
+    if placement.finer_groups:
+        out["finer_groups"] = placement.finer_groups
     if placement.replicas:
         out["replicas"] = [list(group) for group in placement.replicas]
     if placement.graph_key is not None:
@@ -280,6 +286,7 @@ def _read_placement(document: Document) -> Placement:
         seconds=document.get("seconds", 0.0),
         info=document.get("info", {}),
         graph_key=document.get("graph_key"),
+        finer_groups=document.get("finer_groups", ""),
         replicas=tuple(tuple(group) for group in document.get("replicas", ())),
         **order_fields,
         **_read_groups(document, len(device)),

@@ -7,7 +7,7 @@ op name), `unread` ({tensor: bytes} that nobody reads), `outputs` (the names of 
 Edge attributes: `size_bytes` (required), `tensor` (which output of the producer it is), or `tensors`
 ({tensor: bytes}, adding up to `size_bytes`) where the consumer reads several. Without `tensor`, all edges of one
 producer with one size are one tensor. Graph attributes: `name`, `colocation_groups`, `allowed_sets`, `group_of`,
-`source_key`, `copy_of`, `copied_key`, `micro_batch`, `reuse`.
+`source_key`, `copy_of`, `copied_key`, `micro_batch`, `reuse`, `batch_readers`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     import networkx as nx
 
     digraph = nx.DiGraph(name=graph.name)
-    for key, value in (("colocation_groups", graph.colocation_names), ("allowed_sets", graph.allowed_sets)):
+    for key, value in (
+        ("colocation_groups", graph.colocation_names),
+        ("allowed_sets", graph.allowed_sets),
+        ("batch_readers", graph.batch_readers),
+    ):
         if value:
             digraph.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
     for key in ("group_of", "copy_of", "micro_batch", "reuse"):
@@ -142,6 +146,7 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         allowed_sets=tuple(sets),
         source_key=graph.graph.get("source_key"),
         copied_key=graph.graph.get("copied_key"),
+        batch_readers=texts("batch_readers", graph.graph.get("batch_readers", ())),
         info=graph.graph.get("info", {}),
         name=name if name is not None else str(graph.graph.get("name") or "graph"),
         **_tensors(graph, nodes, names),

@@ -38,7 +38,7 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import PARTS_TYPE, TensorTable
 from ...passes.named_tensors import NAMED
-from ...torch_steps.records import BATCH_READERS, UPDATE, Trace
+from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
@@ -216,7 +216,7 @@ def layer_graph(
         colocation_names=groups,
         forward_of=np.array(forward_of),
         name=profile.name,
-        info={BATCH_READERS: [c.key for c in trace.calls if c.reads_batch and c.module is None]},
+        batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
         **writer.table.columns(),
     )
     graph = with_measured_levels(graph, _levels(profile, backward, loss))

@@ -216,7 +216,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("placed by", f"{placed_by} in {max(outcome.base.seconds, 0.0005):.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
         ("costs", costs_in_words(outcome.graph)),
-        ("", outcome.base.info.get("finer_groups", "")),
+        ("", outcome.base.finer_groups),
     ]
     return [(name, value) for name, value in facts if value]
 
