@@ -120,20 +120,23 @@ class Intercepted:
 
 
 class LayerForward(Intercepted):
-    """The `forward` of a layer."""
+    """The `forward` of a layer. A model that is one layer opens the frame itself; the key of its call is its class."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         local = self.local
         if local.inside:
             return self.original(*args, **kwargs)
         frame = local.frame
+        if frame is None and not self.name:
+            return self.interceptor.run(self.name, self, args, kwargs)
         with torch._C.DisableTorchFunction():
             local.inside = True
             try:
                 handler = self.interceptor.handler
                 if frame is None:
                     return handler.lone(self.name, self.original, args, kwargs, self.module)
-                return handler.call(frame, frame.key(self.name), self.original, args, kwargs, self.module)
+                key = frame.key(self.name or type(self.module).__name__)
+                return handler.call(frame, key, self.original, args, kwargs, self.module)
             finally:
                 local.inside = False
 

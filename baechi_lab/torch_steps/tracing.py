@@ -67,7 +67,7 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
 
     Raises:
         InvalidInput: a layer, or the model's own code, that failed on the sample inputs; a layer that returns an object
-            that may hide tensors, by name.
+            that may hide tensors, by name; a model that computes nothing from the sample inputs.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     >>> [call.key for call in trace(model, torch.ones(1, 4)).calls]
@@ -91,6 +91,11 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         tracer.pinned_calls.pin_attribute_changes(tracer.model, snapshot, modules)
         tracer.state.pin_unseen_writes(snapshot.written(), modules)
         del hiding
+    if not tracer.calls:
+        raise InvalidInput(
+            f"model {type(model).__name__} computes nothing from the sample inputs: it calls no layer or function that reads "
+            "them, so that there is nothing to place"
+        )
     return tracer.finish(layers)
 
 

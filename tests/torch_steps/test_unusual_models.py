@@ -387,3 +387,34 @@ def test_a_distributed_llama_may_be_compiled():
     for one in (compiled, twin):
         one(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "atomic"),
+    [
+        (nn.MultiheadAttention(4, 2, batch_first=True), (torch.ones(2, 3, 4),) * 3, ()),
+        (Hops("to_sparse_coo"), torch.ones(3, 4), ("Hops",)),
+    ],
+)
+def test_a_model_that_is_one_layer_is_one_call(model, inputs, atomic):
+    """Previously such a call was not seen, and profiling ended with "zip() argument 2 is longer than argument 1"."""
+    name = type(model).__name__
+    estimated = bl.torch.profile(model, inputs, hardware="a100", atomic=atomic, mode="inference")
+    measured = bl.torch.profile(model, inputs, atomic=atomic, mode="inference")
+    parameter_bytes = sum(p.nbytes for p in model.parameters())
+    for graph in (estimated, measured):
+        assert graph.names == (name,) and graph.persistent_bytes.sum() >= parameter_bytes
+    single = copy.deepcopy(model)
+    distributed = bl.torch.distribute(model, inputs, TWO, "m-etf", atomic=atomic)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    outputs, expected = ([*tensors(m(*args))][0] for m in (distributed, single))
+    outputs.square().sum().backward(), expected.square().sum().backward()
+    assert torch.equal(outputs, expected)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), single.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Sequential(nn.Identity(), nn.Dropout(0.0))])
+def test_a_model_that_computes_nothing_is_refused(model):
+    for profile in (bl.torch.profile, lambda m, x: bl.torch.distribute(m, x, TWO, "single")):
+        with pytest.raises(bl.InvalidInput, match=f"{type(model).__name__} computes nothing from the sample inputs"):
+            profile(model.eval(), torch.ones(2))
