@@ -10,7 +10,8 @@ filled wave takes as long as a full one:
 A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
 Batched products, which have enough blocks, do not split. Convolutions, whose gradients of filters sum over all positions of all
 images, split into more parts, and the groups of one split as well. The overhead of a tile, `tile_us`, is that of float32; matrix
-units, which are faster, wait for operands as much less. Boards with a low power limit cannot hold their peak rate:
+units, which are faster, wait for operands as much less. A product of a matrix and a vector has no tiles: its FLOPs run at the
+peak of float32, so that its bytes decide. Boards with a low power limit cannot hold their peak rate:
 `power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
@@ -188,6 +189,10 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * work.winograd.inner
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[replaced] = np.minimum(product_us[replaced], us)
+    is_vector = (np.minimum(work.products.rows, work.products.columns) == 1) & ~work.convolution[owner]
+    vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
+    vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
+    product_us = np.where(is_vector, vector_product_us, product_us)
     shaped = np.zeros(len(work.op))
     np.add.at(shaped, owner, product_us)
     has_shape = np.zeros(len(work.op), dtype=np.bool_)

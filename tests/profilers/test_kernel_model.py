@@ -37,7 +37,7 @@ def test_one_tile_takes_one_multiprocessor():
     """2 * 64 * 64 * 128 FLOPs at 1e12 FLOP/s, and 2 us; a part of a tile takes as long as all of it."""
     expected = TILE_FLOPS / 1e6 + 2
     assert product_us(Product(1, 64, 64, 64)) == pytest.approx(2 * 64 * 64 * 64 / 1e6 + 2)
-    assert product_us(Product(2, 64, 64, 128)) == product_us(Product(2, 33, 1, 128)) == pytest.approx(expected)
+    assert product_us(Product(2, 64, 64, 128)) == product_us(Product(2, 33, 2, 128)) == pytest.approx(expected)
 
 
 def test_one_wave_and_one_more_tile():
@@ -52,6 +52,14 @@ def test_a_single_product_splits_its_summed_dimension():
     part = 2 * 64 * 64 * 64 / 1e6 + 2
     assert product_us(Product(1, 64, 64, 256)) == pytest.approx(part)
     assert product_us(Product(2, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 256 / 1e6 + 2)
+
+
+def test_bug_a_matrix_and_a_vector_took_the_time_of_whole_tiles():
+    """4096 x 4096 numbers of 4 bytes at 1e12 bytes/s; 2 FLOPs each at 4e12 FLOP/s take an eighth of that."""
+    for product in (Product(1, 1, 4096, 4096), Product(1, 4096, 1, 4096)):
+        assert product_us(product, moved_bytes=4.0 * 4096**2) == pytest.approx(4 * 4096**2 / 1e6)
+        assert product_us(product) == pytest.approx(2 * 4096**2 / 4e6)
+    assert product_us(Product(1, 64, 1, 64), convolution=True) > TILES.convolution_us + 2, "a convolution has tiles"
 
 
 def test_bug_groups_of_a_convolution_did_not_split():
