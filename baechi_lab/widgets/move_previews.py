@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import BaechiLabError
 from ..graph import allowed_devices
 from ..memo import Memo
 from ..step_summary import change_in_words, from_to_in_words
 from .compute import Outcome, laid_out, simulated
-from .moves import move
+from .moves import move, together
 
 SECONDS = 4.0
 """Seconds for all previews; devices that are not simulated by then have none."""
@@ -29,9 +30,9 @@ class MovePreview:
 def preview_moves(
     outcome: Outcome, ops: Sequence[int], memo: Memo, check: Callable[[], None] = lambda: None
 ) -> dict[str, MovePreview]:
-    """Returns the effect of moving `ops` to each device, by name. Devices that hold all of them already have no entry.
+    """Returns the effect of moving `ops` and their colocation groups to each device, by name.
 
-    `check` is called before each simulation, and may raise to stop.
+    Devices that hold all of them already have no entry. `check` is called before each simulation, and may raise to stop.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from .compute import compute
@@ -44,7 +45,7 @@ def preview_moves(
     setting, graph, began = outcome.setting, outcome.graph, time.monotonic()
     base = move(outcome.base, graph, setting.share, setting.moves)
     allowed = allowed_devices(graph, setting.share)
-    moved_ops = np.asarray(ops, dtype=np.int64)
+    moved_ops = together(graph, np.asarray(ops, dtype=np.int64))
     previews: dict[str, MovePreview] = {}
     for index, name in enumerate(setting.share.names):
         if time.monotonic() - began > SECONDS:
@@ -58,7 +59,11 @@ def preview_moves(
         device = base.device.copy()
         device[moved_ops] = index
         placement = laid_out(setting.replace(moves=()), graph, base.replace(device=device))
-        timeline = simulated(setting, graph, placement, memo)
+        try:
+            timeline = simulated(setting, graph, placement, memo)
+        except BaechiLabError as error:  # for example stages that form no pipeline
+            previews[name] = MovePreview("–", str(error))
+            continue
         before, after = outcome.timeline.makespan_us, timeline.makespan_us
         times = from_to_in_words(before, after)
         if timeline.feasible:

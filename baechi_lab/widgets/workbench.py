@@ -292,7 +292,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 device = int(content["device"])
                 if nodes != self.graph.selected:
                     self.graph.selected = nodes
-                ops, description = self.graph.selected_ops, self.graph.said
+                ops, description = self.graph.moved_ops, self.graph.said
                 scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
                 self.model.move(ops, device, scope)
                 device_name = self.model.setting.cluster.names[device]

@@ -449,3 +449,36 @@ def test_a_move_that_does_not_fit_says_so():
     model.preview_moves((1,))
     (preview,) = told[-1].values()
     assert preview.change == "full" and preview.sentence.endswith("it does not fit in memory")
+
+
+def test_a_move_of_one_op_moves_its_colocation_group():
+    """a and b of 5 us each are colocated and follow each other; a tensor of 8 bytes leads to c (10 us), 2 us away.
+
+    Whether a alone is selected (as Explain does) or both: a and b go together. On the other device c starts 2 us later.
+    """
+    graph = bl.OpGraph.from_edges(
+        [5, 5, 10], [(0, 1, 8), (1, 2, 8)], names=["a", "b", "c"], colocation=[0, 0, -1], colocation_names=("group",)
+    )
+    bench = bl.Workbench(graph, bl.Cluster.uniform(2, link=bl.Link(2.0, 0.0)), placer="single", passes=())
+    bench.model.inline = True
+    for ops in ([0], [0, 1]):
+        bench.model.select(ops)
+        assert bench.graph.previews["gpu:1"] == ["+10 %", "step 20.0 -> 22.0 us"]
+        assert bench.graph.moved_ops == [0, 1]
+    bench.model.select([0])
+    assert bench.graph.said == "a and its group of 2 ops (colocation group)"
+    bench._command("move", {"nodes": bench.graph.selected, "device": 1})
+    assert bench.graph.status.startswith("2 ops moved to gpu:1: a and its group")
+    assert bench.outcome.timeline.makespan_us == 22
+
+
+def test_a_move_that_breaks_the_pipeline_says_why():
+    """A chain of three on one device: its middle on another one turns the pipeline back. The last op may go there."""
+    graph = bl.OpGraph.from_edges([10, 10, 10], [(0, 1, 8), (1, 2, 8)])
+    model = model_of(graph, bl.Cluster.uniform(2), placer="single", micro_batches=4, schedule="1f1b")
+    told = []
+    model.on("previews", told.append)
+    model.preview_moves((1,))
+    assert told[-1]["gpu:1"].change == "–" and "turns back from 'op1'" in told[-1]["gpu:1"].sentence
+    model.preview_moves((2,))
+    assert told[-1]["gpu:1"].change.endswith("%")

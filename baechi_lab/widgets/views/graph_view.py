@@ -15,7 +15,7 @@ from ...viz.nested.tree import ROOT, Tree, build_tree
 from ..columns import pack, pack_texts
 from ..heat import HEATS, MEANINGS, HeatSource, format_heat
 from ..move_previews import MovePreview
-from ..moves import in_words, moving
+from ..moves import in_words, moving, together
 from ..pictures import graph_picture, page
 from ..scene_columns import paint_columns, scene_columns
 from .base import CanvasView, Message, source
@@ -171,6 +171,11 @@ class GraphView(CanvasView):
         """The selected ops of the original graph, ascending."""
         return self._ops.tolist()  # type: ignore[no-any-return]
 
+    @property
+    def moved_ops(self) -> list[int]:
+        """The ops that a move of the selection moves: the selected ones and those of their colocation groups, ascending."""
+        return self.selected_ops if self.graph is None else together(self.graph, self._ops).tolist()
+
     def _clicked(self, change: Any) -> None:
         """Select the ops of boxes that were selected in the browser, and the ops that move with them.
 
@@ -204,7 +209,8 @@ class GraphView(CanvasView):
         asked_ops = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
         self.clicked_ops = asked_ops.tolist()
         with self.hold_sync():
-            self.said = in_words(self.graph, self.tree, asked_ops, self._ops, self.group_of)
+            moved_ops = together(self.graph, self._ops)
+            self.said = in_words(self.graph, self.tree, asked_ops, moved_ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
             self.chosen_us = float(self.graph.duration_us[self._ops].sum())
             self._mark()
