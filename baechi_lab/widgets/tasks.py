@@ -20,7 +20,7 @@ from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
 from .running import LiveRun, Runner
-from .setting import GIVEN_SUBJECT
+from .setting import GIVEN_SUBJECT, Setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,7 @@ class Tasks:
         self._row: tuple[str, Outcome | None] = ("", None)
         self.log: Log | None = None
         self.rows: pandas.DataFrame | None = None
+        self.swept_setting: Setting | None = None
         self.measured_runs: list[tuple[Outcome, Run]] = []
         self._stop_sweep = threading.Event()
         self.job = self._refusal = ""
@@ -328,6 +329,7 @@ class Tasks:
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
         self._begin_job(SWEEP)
+        self.swept_setting = setting
         self._stop_sweep = stop = threading.Event()
         rows: list[dict[str, Any]] = []
         count = math.prod(len(values) for values in grid.values())

@@ -493,6 +493,31 @@ def test_that_nothing_fits_is_said_when_the_sweep_is_over(bench, monkeypatch):
     assert "no setting fits" in panel.verdict.value and "bl-bad" in panel.verdict.value
 
 
+def test_a_row_of_a_sweep_opens_as_it_was_swept(diamond, pair):
+    """Opening a row simulates its step again, whatever was changed since the sweep, and whatever the screen showed before it.
+
+    The sweep has a schedule, so a scheduler of the setting is not for it. On one device two steps of 30 us take 60.
+    """
+    bench = bl.Workbench(diamond, pair, placer="single", passes=(), scheduler="pct")
+    bench.model.inline = True
+    panel = bench.explore
+    panel.devices.value, panel.micro.value, panel.schedules.value = "1", "2", "1f1b"
+    panel.placers.value, panel.memory.value = "single", "1kB"
+    panel.start.click()
+    assert panel.table["makespan_us"].tolist() == [60.0] and not panel.outdated
+    bench.model.change(cluster=pair.replace(link=bl.Link(5.0, 0.0)), passes=("fusion",), moves=(("d", "gpu:1"),))
+    assert panel.outdated and "another setting" in panel.state.value and "bl-outdated" in panel.results._dom_classes
+    assert "faster" not in panel.verdict.value  # two settings that do other work
+    panel.open_row(0)
+    assert bench.model.problem is None and bench.outcome.timeline.makespan_us == 60
+    setting = bench.model.setting
+    assert (setting.passes, setting.moves, setting.schedule, setting.scheduler) == ((), (), "1f1b", None)
+    assert setting.cluster.link == pair.link and not panel.outdated and "another" not in panel.state.value
+    panel.devices.value = "none"
+    panel.start.click()
+    assert "No sweep was started" in panel.state.value and "1 combination computed" in panel.state.value
+
+
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size

@@ -16,7 +16,7 @@ from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_fr
 from ..compute import Outcome
 from ..glossary import tip
 from ..guard import Guard
-from ..setting import resized
+from ..setting import Setting, resized
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
@@ -89,24 +89,23 @@ class ExplorePanel:
         ]
         charts = ipywidgets.HBox([self.chart, self.front], layout=WIDE)
         charts.add_class("bl-charts")
+        self.results = ipywidgets.VBox(
+            [charts, self.reading, row(self.verdict, self.take, wrap=False), self.reasons, self.rows], layout=WIDE
+        )
         self.widget = ipywidgets.VBox(
             [
                 row(*lists),
                 row(self.start, self.stop),
                 self.state,
                 row(self.axis, self.by, self.measure),
-                charts,
-                self.reading,
-                row(self.verdict, self.take, wrap=False),
-                self.reasons,
-                self.rows,
+                self.results,
             ],
             layout=WIDE,
         )
         self.model.on("sweep", self.show)
         self.model.on("task", self._show_progress)
         self.model.on("setting", lambda _: self._ready())
-        self.model.on("outcome", lambda _: self._judge())
+        self.model.on("outcome", lambda _: self._refresh())
         self._ready()
 
     def _ready(self) -> None:
@@ -144,14 +143,17 @@ class ExplorePanel:
         return arguments
 
     def _start(self) -> None:
-        with Guard(self.model.fail):
+        guard = Guard(self.model.fail)
+        with guard:
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
             self.fresh = True
+        if guard.failed:
+            say(self.state, " ".join(["No sweep was started: see the message above.", self._table_in_words()]))
 
     def _show_progress(self, progress: tuple[str, float]) -> None:
         """Show the progress of the sweep, or that it ended without a row."""
         if self.tasks.job == SWEEP and (progress[0] or self.progress_shown):
-            say(self.state, progress[0] or HINT)
+            say(self.state, progress[0] or self._table_in_words() or HINT)
             self.progress_shown = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
@@ -163,8 +165,33 @@ class ExplorePanel:
                 self.axis.value = varied[0]
                 self.by.value = varied[-1] if len(varied) > 1 else ""
         self._draw()
-        say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
         say(self.reasons, " ".join(surprises(rows)))
+        self._refresh()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the table belongs to another model, graph, link or other value that the sweep did not vary."""
+        swept, table = self.tasks.swept_setting, self.table
+        if swept is None or table is None:
+            return False
+        now = self.model.setting
+        other_order = swept.scheduler != now.scheduler and not table["schedule"].notna().any()
+        return other_order or unvaried(swept) != unvaried(now)
+
+    def _table_in_words(self) -> str:
+        """Describes the rows of the table; empty without one."""
+        if self.table is None:
+            return ""
+        count, fitting = len(self.table), int(self.table["feasible"].astype(bool).sum())
+        words = f"{count} combination{'' if count == 1 else 's'} computed, {fitting} of them fit."
+        return f"{words} They belong to another setting; press Sweep to renew them." if self.outdated else words
+
+    def _refresh(self) -> None:
+        """Say whether the table still belongs to the setting, and which row is the best."""
+        if self.table is not None:
+            if not (self.tasks.worker.busy and self.tasks.job == SWEEP and self.progress_shown):
+                say(self.state, self._table_in_words())
+            (self.results.add_class if self.outdated else self.results.remove_class)("bl-outdated")
         self._judge()
 
     def _judge(self) -> None:
@@ -173,7 +200,7 @@ class ExplorePanel:
             return
         try:
             best_row, current = best(self.table), self.model.outcome
-            slower = "" if current is None else against_current(best_row, current)
+            slower = "" if current is None or self.outdated else against_current(best_row, current)
             say(self.verdict, f"Best that fits: {described(best_row)}{slower}", "note" if slower else "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
@@ -209,19 +236,42 @@ class ExplorePanel:
 
     def open_row(self, number: int) -> None:
         """Make a row of the sweep the setting."""
-        with Guard(self.model.fail):
-            if self.table is not None:
-                self.model.change(**setting_changes(self.table.iloc[number], self.model.setting))
+        if self.table is not None:
+            self._enter(self.table.iloc[number])
 
     def _take(self) -> None:
         with Guard(self.model.fail):
             if self.table is None:
                 raise InvalidInput("sweep first")
-            self.model.change(**setting_changes(best(self.table), self.model.setting))
+            self._enter(best(self.table))
+
+    def _enter(self, row: Any) -> None:
+        """Make a row the setting, with the values that the sweep did not vary as they were when it started."""
+        with Guard(self.model.fail):
+            swept = self.tasks.swept_setting or self.model.setting
+            self.model.enter(swept.replace(**setting_changes(row, swept)))
 
 
-def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
-    """Returns the changes that turn a setting into that of a sweep's row."""
+UNVARIED: dict[str, Any] = {
+    "batch_size": None,
+    "micro_batches": None,
+    "schedule": None,
+    "scheduler": None,
+    "replicas": 1,
+    "placer": "",
+    "params": {},
+    "moves": (),
+    "start": None,
+}
+
+
+def unvaried(setting: Setting) -> Setting:
+    """Returns the setting without what a sweep varies or leaves out: one device of 1 byte, no placer, no batch."""
+    return setting.replace(cluster=resized(setting.cluster, 1).with_memory(1), **UNVARIED)
+
+
+def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
+    """Returns the changes that turn the setting at the start of a sweep into that of its row."""
     cluster = resized(setting.cluster, int(row["devices"]))
     changes: dict[str, Any] = {
         "cluster": cluster.with_memory(int(row["memory_bytes"])),
@@ -229,7 +279,11 @@ def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
         "micro_batches": int(row["micro_batches"]) if is_known(row["micro_batches"]) else None,
         "schedule": str(row["schedule"]) if is_known(row["schedule"]) else None,
         "replicas": int(row["replicas"]) if is_known(row["replicas"]) else 1,
+        "moves": (),
+        "start": None,
     }
+    if changes["schedule"]:
+        changes["scheduler"] = None
     if row["placer"] != setting.placer:
         changes["params"] = {}
     if setting.batch_size is not None and is_known(row["batch_size"]):
