@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, formatLimit, formatShare, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -32,6 +32,10 @@ test("a limit in whole GiB is told in both units, since peaks are in GB", () => 
 test("only what is all idle is 100% idle", () => {
   assert.deepEqual([0, 0.25, 0.9996, 1].map(formatShare), ["0%", "25%", "99.9%", "100%"]);
   assert.deepEqual([1e-5, 0.004, 0.9951, 1 - 1e-12].map(formatShare), ["0.1%", "0.4%", "99.5%", "100%"]);
+});
+
+test("one op is singular, and thousands have commas", () => {
+  assert.deepEqual([0, 1, 22856].map(opsInWords), ["0 ops", "1 op", "22,856 ops"]);
 });
 
 test("a text is shortened to the pixels there are", () => {

@@ -399,6 +399,11 @@ def test_bug_kilobytes_on_an_axis_of_gigabytes():
     assert spec["cells"][0]["tip"].endswith(": 60.00 kB")
 
 
+def test_a_step_of_no_time_and_one_op_has_no_bubble(pair):
+    facts = dict(facts_of(bl.Workbench(bl.OpGraph.from_edges([0.0]), pair, micro_batches=2, schedule="1f1b").outcome))
+    assert (facts["step"], facts["graph"]) == ("0 us", "1 op") and "bubble" not in facts
+
+
 def test_a_column_has_one_unit():
     from baechi_lab.viz.layout import BYTES, UNITS
     from baechi_lab.widgets.panels.explore_panel import sweep_columns

@@ -80,6 +80,11 @@ function formatLimit(value) {
   return formatBytes(value) + (unit ? ` = ${value / Number(unit[1])} ${unit[0]}` : "");
 }
 
+/** A number of ops: `opsInWords(1)` is "1 op", `opsInWords(2000)` is "2,000 ops". @param {number} count */
+function opsInWords(count) {
+  return count === 1 ? "1 op" : `${count.toLocaleString("en")} ops`;
+}
+
 /** A share from 0 to 1 in per cent; only 0 is 0% and only 1 is 100%. @param {number} share */
 function formatShare(share) {
   const whole = (share * 100).toFixed(0);

@@ -181,7 +181,7 @@ function devicesOf(paint, devices, i) {
 function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
   return [
-    [group ? "holds" : "type", group ? `${scene.size[i].toLocaleString("en")} ops` : scene.types[i]],
+    [group ? "holds" : "type", group ? opsInWords(scene.size[i]) : scene.types[i]],
     ["device", devicesOf(paint, devices, i)], ["time", formatTime(scene.time[i])], 
     ["keeps", scene.persistent[i] > 0 ? `${formatBytes(scene.persistent[i])} all the time` : ""],
     [group ? "makes in turn" : "makes", scene.made[i] > 0 ? `${formatBytes(scene.made[i])}${group ? ", not all held at once" : ""}` : ""],

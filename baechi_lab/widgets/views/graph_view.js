@@ -172,9 +172,9 @@ function render({ model, el }) {
     list.hidden = !found.text;
     if (list.hidden) return;
     const total = found.total;
-    const head = element("div", { class: "bl-found-head" }, total ? `${total.toLocaleString("en")} ops match “${found.text}”` : `no op's name contains “${found.text}”`);
+    const head = element("div", { class: "bl-found-head" }, total ? `${opsInWords(total)} match${total === 1 ? "es" : ""} “${found.text}”` : `no op's name contains “${found.text}”`);
     if (total) {
-      const count = found.moving === total ? `${total.toLocaleString("en")} ops` : `${found.moving.toLocaleString("en")} ops with their groups`;
+      const count = found.moving === total ? opsInWords(total) : `${opsInWords(found.moving)} with their groups`;
       head.append(button(`Select ${count}`, "select what is found, and what moves along with it", () => model.send({ type: "select_found" })));
     }
     head.append(button("×", "close the list", () => { search.value = ""; model.send({ type: "search", text: "" }); }));

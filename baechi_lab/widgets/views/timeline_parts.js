@@ -67,7 +67,7 @@ function legendOf(model, against, moved) {
     lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
   if (against) {
     items.push(element("span", { class: "bl-key bl-moved", title: "the bar's upper edge has the colour of the other device" },
-      moved ? `▔ ${moved.toLocaleString("en")} ops on another device than in ${against}` : `every op where it is in ${against}, up to the names of equal devices`));
+      moved ? `▔ ${opsInWords(moved)} on another device than in ${against}` : `every op where it is in ${against}, up to the names of equal devices`));
   }
   return items;
 }

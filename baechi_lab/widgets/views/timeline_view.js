@@ -180,7 +180,7 @@ function render({ model, el }) {
       }
     }
     const why = model.get("why");
-    const count = s.selected.size === 1 ? [] : [`${s.selected.size.toLocaleString("en")} ops selected`];
+    const count = s.selected.size === 1 ? [] : [`${opsInWords(s.selected.size)} selected`];
     return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
   }
 
