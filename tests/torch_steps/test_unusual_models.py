@@ -407,7 +407,7 @@ def test_a_model_that_is_one_layer_is_one_call(model, inputs, atomic):
     single = copy.deepcopy(model)
     distributed = bl.torch.distribute(model, inputs, TWO, "m-etf", atomic=atomic)
     args = inputs if isinstance(inputs, tuple) else (inputs,)
-    outputs, expected = ([*tensors(m(*args))][0] for m in (distributed, single))
+    outputs, expected = (next(iter(tensors(m(*args)))) for m in (distributed, single))
     outputs.square().sum().backward(), expected.square().sum().backward()
     assert torch.equal(outputs, expected)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), single.parameters(), strict=True))
