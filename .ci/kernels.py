@@ -8,7 +8,7 @@ import numpy as np
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.evaluation.assignment import Limits, make_assignment
-from baechi_lab.placers.evaluation.batch import Batch, makespan_us
+from baechi_lab.placers.evaluation.batch import Batch
 from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.work import make_work
@@ -38,9 +38,7 @@ compile_for(
 for bounded_graph, seconds in ((graph, 1), (tiny, 20)):
     compile_for(bl.bounds, bounded_graph, cluster, effort="high", time_limit=seconds)
 one_device = np.zeros(graph.n, dtype=np.int32)
-batch = Batch(graph, cluster)
-compile_for(batch.seconds, one_device[None])
-compile_for(makespan_us, batch.plan, batch.scratch, one_device[batch.first].astype(np.int64))
+compile_for(Batch(graph, cluster).seconds, one_device[None])
 compile_for(forced_merges, tiny, cluster, 0.0, np.inf, 20.0)
 model = make_model(graph, cluster)
 evaluation = (model, make_work(model), make_assignment(one_device, None), Limits(True))

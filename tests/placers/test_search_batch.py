@@ -1,4 +1,4 @@
-"""Many placements at once: step times equal the simulator's, whatever was taken out beforehand."""
+"""Many placements at once: step times equal the simulator's."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,7 @@ from fewer import fast
 from random_cases import random_cluster, random_graph
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement
-from baechi_lab.placers.evaluation import batch as search_batch
 from baechi_lab.placers.evaluation.batch import Batch
-from baechi_lab.placers.evaluation.waits import make_waits
 from baechi_lab.placers.problem import groups_of
 from baechi_lab.simulator import makespan_and_peak
 
@@ -42,15 +40,6 @@ def test_unequal_devices_and_links():
     assert Batch(graph, cluster).seconds(rows).tolist() == [simulated(graph, cluster, row) for row in rows]
 
 
-def test_compiled_and_readable_agree():
-    rng = np.random.default_rng(4)
-    graph, cluster = random_graph(rng, most=30, groups=True), random_cluster(rng)
-    batch = Batch(graph, cluster)
-    for home in rng.integers(0, cluster.n, (10, int(groups_of(graph).max()) + 1)):
-        compiled = search_batch.makespan_us(batch.plan, batch.scratch, home)
-        assert search_batch.makespan_us.py_func(batch.plan, batch.for_another_thread().scratch, home) == compiled
-
-
 def test_memory_by_hand():
     # Op 0 keeps 10 and makes 30; op 1 reads it and needs 50 more while it runs. Together: 10 + 30 + 50 = 90. Apart: 40 on
     # the first device, a copy of 30 and 50 on the second, 80.
@@ -67,24 +56,6 @@ def test_memory_that_the_bound_cannot_tell_is_followed():
     one = np.zeros((1, 4), dtype=np.int32)
     seconds = {m: Batch(graph, Cluster.uniform(1, memory_bytes=m)).seconds(one)[0] for m in (180, 120, 119)}
     assert seconds == {180: 4.0, 120: 4.0, 119: np.inf}
-
-
-def test_what_need_not_be_waited_for():
-    # Units a: 0, b: 1 2 3. Tensor of 0 is read by 1, 2 and 3; 1 -> 2 -> 3 and 1 -> 3.
-    edges = [(0, 1, 4), (0, 2, 4), (0, 3, 4), (1, 2, 8), (2, 3, 8), (1, 3, 16)]
-    waits = make_waits(OpGraph.from_edges([1] * 4, edges), np.array([0, 1, 1, 1]))
-    assert waits.degree.tolist() == [0, 1, 1, 1]  # 1 waits for 0, 2 for 1, 3 for 2
-    assert (waits.near.tolist(), waits.far.tolist(), waits.tensor.tolist()) == ([2, 3], [1], [0])
-    # Without units that share a device nothing is certain: all six stay.
-    assert make_waits(OpGraph.from_edges([1] * 4, edges), np.arange(4)).degree.tolist() == [0, 1, 2, 3]
-
-
-def test_waits_of_many_ops_of_one_unit():
-    # A chain of 4000 ops of one unit, each of which also reads the first one: only the chain is left.
-    n = 4000
-    edges = [(i, i + 1, 4) for i in range(n - 1)] + [(0, i, 8) for i in range(2, n)]
-    waits = make_waits(OpGraph.from_edges([1] * n, edges), np.zeros(n, dtype=np.int32))
-    assert waits.degree.tolist() == [0] + [1] * (n - 1)
 
 
 def test_no_ops():
