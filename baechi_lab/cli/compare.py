@@ -1,7 +1,7 @@
 """Compare placers on one graph: simulated step time, memory and the lower bound that no placement can beat.
 
 Groups of ops are placed and the original graph is simulated; --no-optimize places op by op. With --json, one object per
-placer, in the order given. Ends with exit code 1 where no placement fits.
+placer, in the order given. The exit code is 1 if no placement fits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--placers",
         default="auto,single,m-topo,m-etf,m-sct",
         metavar="NAME[,NAME...]",
-        help="see `baechi-lab place --list` (%(default)s)",
+        help="placers to compare, see `baechi-lab place --list` (%(default)s)",
     )
     parser.add_argument("--scheduler", help="how devices choose among ready ops: planned, fifo, pct or msr")
     parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--step",
         metavar="MODEL",
-        help="the step that GRAPH is a profile of, as for `run`: run every feasible placement of it",
+        help="the step that GRAPH is a profile of, as for `run`; every feasible placement of it runs",
     )
-    group.add_argument("--steps", default="20", metavar="N", help="measured steps of each (20)")
+    group.add_argument("--steps", default="20", metavar="N", help="measured steps of each placement (20)")
     group.add_argument(
         "--native", action="store_true", help="also run --step undivided, as its framework itself runs it"
     )

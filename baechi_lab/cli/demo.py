@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", default="10", metavar="N", help="measured steps of the real run (10)")
     parser.add_argument(
-        "-o", "--output", default="placed_training", metavar="FOLDER", help="exported script (%(default)s)"
+        "-o",
+        "--output",
+        default="placed_training",
+        metavar="FOLDER",
+        help="folder for the exported script (%(default)s)",
     )
 
 

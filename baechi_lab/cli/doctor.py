@@ -1,7 +1,7 @@
 """Print what is installed, what is missing, and what each missing extra would add, with the command that installs it.
 
-Nothing is imported: versions are those that the installer recorded. The exit code is 1 where a package is missing, or has
-another version than is needed, that every installation has.
+Nothing is imported: versions are those that the installer recorded. The exit code is 1 if a package that every installation
+needs is missing, or has a version that does not work.
 """
 
 from __future__ import annotations

@@ -42,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", default="3", metavar="N", help="measured steps per round (3)")
     parser.add_argument("--rounds", default="5", metavar="N", help="rounds through all placements (5)")
     parser.add_argument("--wait", default="60", metavar="S", help="seconds to wait for a quiet machine (60)")
-    parser.add_argument("--busy", action="store_true", help="measure beside other programs too; stored as not quiet")
+    parser.add_argument("--busy", action="store_true", help="measure beside other programs too; the results say so")
     parser.add_argument(
         "--trusted-users",
         action="store_true",
-        help="where the system cannot keep them from the workers: let all users of this machine run code as you",
+        help="let all users of this machine run code as you, if the system cannot keep them from the workers",
     )
-    parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
+    parser.add_argument("--seed", default="0", metavar="N", help="seed of the random placement (0)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="keep the results in a file, other parts in it stay (.json)"
+        "-o", "--output", metavar="FILE", help="keep the results in a file (.json); other parts of it stay"
     )
 
 

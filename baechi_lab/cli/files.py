@@ -20,19 +20,23 @@ TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--inference, --optimizer-states, --gradients, --execution-trace."""
     group = parser.add_argument_group("exported programs, models by configuration and traces")
-    group.add_argument("--inference", action="store_true", help="of a program or configuration: the forward pass alone")
+    group.add_argument(
+        "--inference", action="store_true", help="profile the forward pass alone (programs, configurations)"
+    )
     group.add_argument(
         "--optimizer-states",
         metavar="N",
-        help="of a program or configuration: tensors that the optimizer keeps per parameter (0; Adam 2)",
+        help="tensors that the optimizer keeps per parameter, 2 for Adam (0; programs, configurations)",
     )
     group.add_argument(
         "--gradients",
         metavar="NAME",
-        help="of a program or configuration in mixed precision: the type of parameters' gradients (fp32 for mixed-bf16)",
+        help="type of parameters' gradients in mixed precision (fp32 for mixed-bf16; programs, configurations)",
     )
     group.add_argument(
-        "--execution-trace", metavar="FILE", help="of a Kineto trace: what ExecutionTraceObserver wrote in the same run"
+        "--execution-trace",
+        metavar="FILE",
+        help="for a Kineto trace, what ExecutionTraceObserver wrote in the same run",
     )
 
 

@@ -19,10 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("--model", metavar="NAME", help="a benchmark model in place of a graph; it needs TensorFlow")
-    parser.add_argument("--hardware", metavar="NAME", help="for --model: costs of (rtx2080)")
-    parser.add_argument("--batch-size", metavar="N", help="samples of a step")
     parser.add_argument(
-        "--host-memory", metavar="SIZE", help="a host of that size behind the devices' link, to offload to"
+        "--hardware", metavar="NAME", help="hardware that the costs of --model are estimated for (rtx2080)"
+    )
+    parser.add_argument(
+        "--batch-size", metavar="N", help="samples of a step, for time per sample and other batch sizes"
+    )
+    parser.add_argument(
+        "--host-memory", metavar="SIZE", help="add a host of that size behind the devices' link, to offload to"
     )
     parser.add_argument("--placers", metavar="NAME[,NAME...]", help="placers to ask (single,m-topo,m-etf,contiguous)")
     parser.add_argument("--time-limit", default="0", metavar="S", help="seconds of search for every way that fits (0)")

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("folder", metavar="FOLDER", help="holds the notebooks (*.ipynb), also in folders of their own")
-    parser.add_argument("--seconds", default="300", metavar="S", help="how long each may run (300)")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="folder of the notebooks (*.ipynb), which may be in folders of their own"
+    )
+    parser.add_argument("--seconds", default="300", metavar="S", help="seconds for which each notebook may run (300)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the table (.csv)")
 
 

@@ -20,11 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype",
         metavar="NAME",
-        help="bf16, fp16 or fp32 for all weights, as --precision (what the configuration says)",
+        help="type of all weights, as --precision: bf16, fp16 or fp32 (what the configuration says)",
     )
-    group.add_argument("--autocast", metavar="NAME", help="bf16 or fp16 for products, the weights staying as they are")
-    group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum, adam, ...: its states and its update")
-    group.add_argument("--granularity", metavar="NAME", help="layer or operator (layer)")
+    group.add_argument(
+        "--autocast",
+        metavar="NAME",
+        help="type that torch.autocast uses for products: bf16 or fp16; the weights stay as they are",
+    )
+    group.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="count the states and the update of this optimizer: sgd, momentum, adam, ...",
+    )
+    group.add_argument("--granularity", metavar="NAME", help="what one op of the graph is: layer or operator (layer)")
 
 
 _OPTIONS = ("sequence_length", "dtype", "autocast", "optimizer", "granularity")

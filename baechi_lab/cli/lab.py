@@ -29,8 +29,10 @@ nobody could answer without a terminal."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--print", action="store_true", dest="only_print", help="name the notebook, open nothing")
-    parser.add_argument("options", nargs="*", metavar="OPTION", help="after `--`: options of jupyter lab")
+    parser.add_argument(
+        "--print", action="store_true", dest="only_print", help="print which notebook would open, and open nothing"
+    )
+    parser.add_argument("options", nargs="*", metavar="OPTION", help="options of jupyter lab, after `--`")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,33 +23,35 @@ _DEGREES = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("model", metavar="MODEL", help="hf:config.json, the configuration of a Hugging Face model")
-    parser.add_argument("--hardware", default="h100", metavar="NAME", help="the devices (%(default)s)")
+    parser.add_argument("--hardware", default="h100", metavar="NAME", help="hardware of the devices (%(default)s)")
     parser.add_argument("--devices", default="8", metavar="N", help="number of devices (%(default)s)")
     parser.add_argument("--per-machine", default="8", metavar="N", help="devices of one machine (%(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="memory of a device (what the hardware has)")
-    parser.add_argument("--link", default="nvlink", metavar="NAME", help="between devices of a machine (%(default)s)")
     parser.add_argument(
-        "--network", default="infiniband", metavar="NAME", help="between machines, per device (%(default)s)"
+        "--link", default="nvlink", metavar="NAME", help="link between devices of a machine (%(default)s)"
+    )
+    parser.add_argument(
+        "--network", default="infiniband", metavar="NAME", help="link between machines, of each device (%(default)s)"
     )
     parser.add_argument("--global-batch", required=True, metavar="N", help="sequences of a step")
     parser.add_argument("--sequence-length", required=True, metavar="N", help="tokens of a sequence")
     parser.add_argument(
         "--precision", default="mixed-bf16", metavar="NAME", help="mixed-bf16, mixed-fp16 or mixed-fp8 (%(default)s)"
     )
-    parser.add_argument("--attention", default="flash", metavar="NAME", help="flash or eager (%(default)s)")
+    parser.add_argument(
+        "--attention", default="flash", metavar="NAME", help="kernels of attention: flash or eager (%(default)s)"
+    )
     parser.add_argument(
         "--bucket",
         metavar="SIZE",
-        help="gradients that are reduced together, such as 200MB (500MB, or more where a stage would have more than 8)",
+        help="bytes of gradients that are reduced together (500MB, or more if a stage would have more than 8 buckets)",
     )
     parser.add_argument(
         "--write",
         metavar="FORMAT",
-        help="write the best layout for a program that trains: accelerate, deepspeed, megatron, torchrun or torchtitan",
+        help="write the best layout for this program: accelerate, deepspeed, megatron, torchrun or torchtitan",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="folder for --write (the layout is printed without one)"
-    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder for --write (none: the layout is printed)")
     parser.add_argument(
         "--rows", default="15", metavar="N", help="layouts to print (%(default)s); all of them with --json"
     )

@@ -21,16 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--servers",
         metavar="HOST:PORT[,HOST:PORT...]",
-        help="instead: running workers, as `baechi-lab worker` prints them",
+        help="running workers to measure instead, as `baechi-lab worker` prints them",
     )
-    parser.add_argument("--secret", metavar="FILE", help="the file with which these were started")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="memory that each device is said to have (a share of this machine)"
-    )
+    parser.add_argument("--secret", metavar="FILE", help="file with which the --servers were started")
+    parser.add_argument("--memory", metavar="SIZE", help="memory to write for each device (a share of this machine)")
     parser.add_argument(
         "--trusted-users",
         action="store_true",
-        help="without --servers, where the system cannot keep them out: let all users of this machine run code as you",
+        help="let all users of this machine run code as you, if the system cannot keep them out (without --servers)",
     )
     parser.add_argument("--repeats", default="11", metavar="N", help="timed transfers per size (11)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the cluster (.json, .json.gz)")

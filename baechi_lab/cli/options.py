@@ -58,9 +58,14 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
         "3.0 through host memory, 134 us and 0.0001754 us per byte, for kinds that are no named hardware)",
     )
     group.add_argument("--link-latency", metavar="US", help="latency of a transfer in microseconds (that of the link)")
-    group.add_argument("--link-us-per-byte", metavar="US", help="microseconds per byte (those of the link)")
     group.add_argument(
-        "--comm", default="sequential", metavar="MODE", help=f"one of {', '.join(COMMUNICATION_MODES)} (sequential)"
+        "--link-us-per-byte", metavar="US", help="microseconds per byte of a transfer (those of the link)"
+    )
+    group.add_argument(
+        "--comm",
+        default="sequential",
+        metavar="MODE",
+        help=f"how transfers share the links: {', '.join(COMMUNICATION_MODES)} (sequential)",
     )
 
 
@@ -140,11 +145,15 @@ LARGEST = 2**31 - 1
 def add_pipeline(parser: argparse.ArgumentParser, batch_size: bool = True) -> None:
     """Adds the options of micro-batches. `batch_size` is False if the command already has that option."""
     parser.add_argument(
-        "--micro-batches", metavar="M", help="a step is M micro-batches, each one run of the graph (1, undivided)"
+        "--micro-batches",
+        metavar="M",
+        help="number of micro-batches of a step, each one run of the graph (1: the batch is not divided)",
     )
-    parser.add_argument("--schedule", metavar="NAME", help="order of micro-batches: gpipe, 1f1b, zb-h1, zb-auto, ...")
+    parser.add_argument(
+        "--schedule", metavar="NAME", help="order in which devices run micro-batches: gpipe, 1f1b, zb-h1, zb-auto, ..."
+    )
     if batch_size:
-        parser.add_argument("--batch-size", metavar="N", help="samples of a whole step, for samples per second")
+        parser.add_argument("--batch-size", metavar="N", help="samples of a whole step; adds samples per second")
 
 
 def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -211,7 +220,7 @@ def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
         "--passes",
         default="colocation,coplacement,fusion",
         metavar="NAME[,NAME...]",
-        help="passes that make the groups, for --optimize (%(default)s)",
+        help="passes that make the groups of --optimize (%(default)s)",
     )
 
 

@@ -17,11 +17,9 @@ from . import console, options, output
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
-    parser.add_argument(
-        "--placer", default="m-sct", metavar="NAME", help="algorithm that places, see --list (%(default)s)"
-    )
+    parser.add_argument("--placer", default="m-sct", metavar="NAME", help="placer, see --list (%(default)s)")
     parser.add_argument("--list", action="store_true", help="list the placers and exit")
-    parser.add_argument("--seed", default="0", help="seed, for placers that draw random numbers (0)")
+    parser.add_argument("--seed", default="0", help="seed of placers that draw random numbers (0)")
     options.add_time_limit(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the placement (.json, .json.gz)")
     options.add_parameters(parser, "placer")

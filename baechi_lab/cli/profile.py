@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware",
         metavar="NAME[,NAME...]",
-        help="estimate for this device, or for several kinds (programs and configurations: rtx2080)",
+        help="estimate for this hardware, or for several kinds (rtx2080 for programs and configurations)",
     )
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help=f"of an estimate: {', '.join(NAMES)} for all weights and activations (the types that the model has)",
+        help=f"precision of an estimate: {', '.join(NAMES)} (the types that the model has)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the graph (.json, .json.gz)")
     files.add_arguments(parser)

@@ -1,4 +1,4 @@
-"""Make the file that workers on several machines ask for; copy it to each of them on a way that you trust.
+"""Make the file that workers on several machines ask for; copy it to each of them by a way that you trust.
 
 A worker that is started with it accepts, through TLS, only clients that have it. Who has it can run programs as the
 user who started the worker.
@@ -12,7 +12,7 @@ import json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("file", metavar="FILE", help="where to write it, for example cluster.pem")
+    parser.add_argument("file", metavar="FILE", help="file to write, for example cluster.pem")
 
 
 def run(arguments: argparse.Namespace) -> int:

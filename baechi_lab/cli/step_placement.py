@@ -21,13 +21,19 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     steps.add_step(parser)
     parser.add_argument("--placement", metavar="FILE", help="placement file of `baechi-lab place -o`, for this step")
     parser.add_argument(
-        "--placer", metavar="NAME", help="without --placement: place here (m-sct; contiguous for micro-batches)"
+        "--placer",
+        metavar="NAME",
+        help="placer that makes the placement if --placement is not given (m-sct; contiguous for micro-batches)",
     )
     parser.add_argument(
         "--mode", help="how to profile for --placer: measured or estimated (estimated with --hardware, else measured)"
     )
-    parser.add_argument("--hardware", metavar="NAME", help="for --placer: estimate for this device")
-    parser.add_argument("--precision", metavar="NAME", help="of that estimate, as for `baechi-lab profile`")
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="hardware that costs are estimated for, instead of measured here, for --placer",
+    )
+    parser.add_argument("--precision", metavar="NAME", help="precision of that estimate, as for `baechi-lab profile`")
     options.add_optimize(parser, default=True)
     options.add_pipeline(parser, batch_size=False)
     options.add_cluster(parser)

@@ -41,12 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="1,2,4", metavar="N[,N...]", help="device counts (%(default)s)")
     parser.add_argument("--memory", metavar="SIZE[,SIZE...]", help="memory per device (that of --kind, else 8GB)")
     parser.add_argument(
-        "--placers", default="m-etf", metavar="NAME[,NAME...]", help="see `baechi-lab place --list` (%(default)s)"
+        "--placers",
+        default="m-etf",
+        metavar="NAME[,NAME...]",
+        help="placers, see `baechi-lab place --list` (%(default)s)",
     )
-    parser.add_argument("--mode", default="estimated", help="profile a model estimated or measured (%(default)s)")
-    parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated (rtx2080)")
-    parser.add_argument("--jobs", metavar="N", help="processes (one per core); 1 computes in this one")
-    parser.add_argument("-o", "--output", metavar="FILE", help="SQLite file to keep the rows in, and to resume from")
+    parser.add_argument(
+        "--mode", default="estimated", help="costs of a benchmark model: estimated or measured (%(default)s)"
+    )
+    parser.add_argument("--hardware", metavar="NAME", help="hardware for --mode estimated (rtx2080)")
+    parser.add_argument("--jobs", metavar="N", help="number of processes (one per core); 1: no further process")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="SQLite file that keeps the rows, and from which a sweep resumes"
+    )
     options.add_time_limit(parser)
     options.add_transfers(parser)
     options.add_optimize(parser, default=True)

@@ -1,10 +1,10 @@
 """Serve this machine's devices to a run on several machines, until stopped; prints its address.
 
 TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user. So
-the worker starts only with --secret FILE, which puts TLS in front of it for programs and machines that have the same file
-(`baechi-lab secret FILE`) and keeps out this machine's other users, or with --trusted-users, for this machine alone, where all
-of its users are trusted. --trusted-network opens it to every interface; give it only on a network that nobody reaches whom you
-would not let run programs in your name.
+the worker requires one of three options. --secret FILE lets in only programs that have the same file (`baechi-lab secret FILE`),
+through TLS, and keeps out other users of this machine. --trusted-users serves this machine alone, and trusts all its users.
+--trusted-network listens on every interface: give it only if you would let everyone who reaches the network run programs in
+your name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", default="1", metavar="N", help="ops that run at a time (1)")
     parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")
-    parser.add_argument("--secret", metavar="FILE", help="let in through TLS those who have this file")
+    parser.add_argument(
+        "--secret", metavar="FILE", help="file of `baechi-lab secret`: only who has it can connect, through TLS"
+    )
     parser.add_argument(
         "--trusted-network",
         action="store_true",
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trusted-users",
         action="store_true",
-        help="let all users of this machine run code as you: without --secret, or where the system cannot keep them out",
+        help="let all users of this machine run code as you, if there is no --secret or the system cannot keep them out",
     )
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
 
