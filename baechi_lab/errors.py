@@ -84,6 +84,10 @@ class StateAtOnce(UserWarning):
     """All offloaded optimizer state is copied to its devices at once, which takes more memory than simulated."""
 
 
+class UncountedWork(UserWarning):
+    """An estimate is too short, because the work of an operator is not counted; the message names it."""
+
+
 class BusyMachine(UserWarning):
     """Other programs ran during the measurement of a profile, or its repeats differ widely; the message says by how much."""
 

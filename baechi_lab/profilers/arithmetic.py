@@ -7,6 +7,10 @@ operator counts as the sum of its parts; a gradient includes what it recomputes 
 
 from __future__ import annotations
 
+import warnings
+
+from ..errors import UncountedWork
+
 TRANSCENDENTAL = 10
 """FLOPs of exp, log, tanh, sigmoid, erf, sin and similar functions: a polynomial of about ten operations."""
 
@@ -31,6 +35,14 @@ _FLOPS_AND_OPS = """
     25 gelugrad
 """
 _PER_ELEMENT = {op: int(flops) for flops, *ops in map(str.split, _FLOPS_AND_OPS.strip().splitlines()) for op in ops}
+
+_DECOMPOSITIONS = frozenset(
+    "svd linalgsvd qr linalgqr geqrf eig linalgeig linalgeigh linalgeigvals selfadjointeigv2 cholesky linalgcholeskyex "
+    "lu linalgluex linalglufactorex linalginvex matrixinverse linalgsolveex matrixsolve matrixsolvels linalglstsq "
+    "linalgdet det linalgslogdet matrixdeterminant logmatrixdeterminant linalgmatrixexp matrixexponential "
+    "linalgpinv linalghouseholderproduct matrixsquareroot matrixlogarithm".split()
+)
+"""Decompositions of matrices and what is computed by them: sequences of hundreds of small kernels."""
 
 
 _MICROSECONDS_AND_OPS = """
@@ -63,7 +75,15 @@ def per_element(op: str, otherwise: int = 1) -> int:
 
     >>> per_element("Log1p"), per_element("exp_"), per_element("_softmax"), per_element("TanhGrad"), per_element("Relu")
     (10, 10, 15, 3, 1)
+
+    Warns of decompositions, whose work is not counted (`UncountedWork`).
     """
+    if _plain(op) in _DECOMPOSITIONS:
+        warnings.warn(
+            f"{op} decomposes a matrix, and its work is not counted: an estimate has the time of its bytes, of which it may "
+            "take a thousand times as long; measure the step instead",
+            UncountedWork,
+        )
     return _PER_ELEMENT.get(_plain(op), otherwise)
 
 
