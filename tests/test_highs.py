@@ -1,6 +1,8 @@
 """Solvers write nothing on standard output, where commands write JSON, and never redirect it."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 import baechi_lab
 from baechi_lab.highs import silent_highs
-from baechi_lab.workers import metis
+from baechi_lab.workers import metis, pool
 
 HIGHS = """
 from baechi_lab.highs import silent_highs
@@ -63,8 +65,8 @@ def test_metis_starts_again_after_its_process_was_killed():
     pytest.importorskip("pymetis")
     ring = ([0, 2, 4, 6, 8], [1, 3, 0, 2, 1, 3, 0, 2], [9, 1, 9, 1, 1, 9, 1, 9])  # 0-1 and 2-3 by edges of 9
     first = metis.metis_parts(*ring, 2, recursive=False, seed=0)
-    metis._process.kill()
-    metis._process.wait()
+    worker = metis._pool(os.getpid()).submit(os.getpid).result()
+    os.kill(worker, signal.SIGKILL)
     second = metis.metis_parts(*ring, 2, recursive=False, seed=0)
     assert first.tolist() == second.tolist()
     assert first[0] == first[1] != first[2] == first[3]
@@ -72,8 +74,8 @@ def test_metis_starts_again_after_its_process_was_killed():
 
 def test_a_process_that_ends_without_an_answer_is_an_error(monkeypatch):
     pytest.importorskip("pymetis")
-    monkeypatch.setattr(metis, "isolated", lambda module: [sys.executable, "-c", ""])
-    metis.end_process()
+    monkeypatch.setattr(pool, "isolated", lambda module: [sys.executable, "-c", ""])
+    monkeypatch.setattr(metis, "_pool", lambda process_id: pool.Pool(1, imports_main=False))
     with pytest.raises(baechi_lab.errors.ExecutionError, match="METIS runs in a process of its own"):
         metis.metis_parts([0, 0], [], [], 1, recursive=False, seed=0)
 
@@ -93,7 +95,6 @@ def test_nobody_redirects_standard_output_of_the_caller():
         "lessons/notebook_process.py",
         "workers/tensorflow_import.py",
         "workers/fork_server.py",
-        "workers/metis.py",
         "workers/process.py",
     }
 

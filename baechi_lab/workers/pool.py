@@ -45,21 +45,20 @@ class Shared:
 class Pool(Executor):
     """An executor with `count` processes; a thread starts each of them with its first task and lives as long as it.
 
-    `tries`: attempts for a task whose process is killed; use 1 where tasks wait for each other.
-
-    A program that uses it from a script needs the usual `if __name__ == "__main__":`.
+    `tries`: attempts for a task whose process is killed; use 1 where tasks wait for each other. `imports_main`: whether tasks
+    may call functions of the caller's program. A script that uses such a pool needs the usual `if __name__ == "__main__":`.
 
     >>> with Pool(1) as pool:
     ...     pool.submit(max, 1, 2).result()
     2
     """
 
-    def __init__(self, count: int, tries: int = TRIES) -> None:
-        if importing_main:
+    def __init__(self, count: int, tries: int = TRIES, imports_main: bool = True) -> None:
+        if importing_main and imports_main:
             raise ExecutionError(
                 'processes cannot be started while the program is imported; put its start below `if __name__ == "__main__":`'
             )
-        self._tries = tries
+        self._tries, self._imports_main = tries, imports_main
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._shared_data: dict[str, bytes] = {}
         self._closed, self._killed = threading.Event(), threading.Event()
@@ -118,7 +117,7 @@ class Pool(Executor):
         """Sets the future's result or error; returns the process for the next task, or None if it has ended."""
         for retries_left in reversed(range(self._tries)):
             try:
-                process = process or _Process()
+                process = process or _Process(self._imports_main)
                 succeeded, value = process.answer(task, shared, self._shared_data, self._killed)
             except WorkerEnded as ended:
                 if process is not None:
@@ -139,10 +138,10 @@ class Pool(Executor):
 class _Process:
     """One process and the keys of the data that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports_main: bool) -> None:
         self.worker = Worker(isolated(CHILD))
         self.sent_keys: set[str] = set()
-        self.prepared = False
+        self.prepared = not imports_main
 
     def answer(
         self, task: bytes, shared: tuple[Shared, ...], shared_data: dict[str, bytes], killed: threading.Event
