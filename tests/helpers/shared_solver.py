@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from subprocess import Popen
 from types import TracebackType
 from typing import Any
 
@@ -13,23 +12,24 @@ import pytest
 from baechi_lab.errors import InfeasiblePlacement
 from baechi_lab.placers.exact import placer
 from baechi_lab.placers.exact.process import Reply, SolverProcess
+from baechi_lab.workers.pool import Pool
 
 
 class SharedSolver(SolverProcess):
     """Uses the running process, or starts one; the end of a `with` block does not end it, unless by an error."""
 
-    running: Popen[str] | None = None
+    running: Pool | None = None
 
     def __enter__(self) -> SharedSolver:
-        if SharedSolver.running is None or SharedSolver.running.poll() is not None:
-            SharedSolver.running = super().__enter__().process
-        self.process = SharedSolver.running
+        if SharedSolver.running is None:
+            SharedSolver.running = super().__enter__().pool
+        self.pool = SharedSolver.running
         return self
 
     def solve(self, *arguments: Any, **options: Any) -> Reply:
         reply = super().solve(*arguments, **options)
         if reply["status"] == "STOPPED":  # by killing the process
-            self.process.wait()
+            SharedSolver.running = None
         return reply
 
     def __exit__(
@@ -37,6 +37,7 @@ class SharedSolver(SolverProcess):
     ) -> None:
         if kind not in (None, InfeasiblePlacement):
             super().__exit__(kind, error, trace)
+            SharedSolver.running = None
 
 
 @contextmanager
@@ -47,5 +48,4 @@ def sharing_solver() -> Iterator[None]:
         yield
     if SharedSolver.running is not None:
         SharedSolver.running.kill()
-        SharedSolver.running.communicate()
         SharedSolver.running = None

@@ -20,6 +20,7 @@ from baechi_lab.placers.exact import placer, process
 from baechi_lab.placers.exact.placer import model_size
 from baechi_lab.placers.exact.process import SolverProcess
 from baechi_lab.placers.exact.times import scaled_times
+from baechi_lab.workers import pool
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -190,7 +191,7 @@ def test_a_solver_that_dies_is_an_error_with_its_reason():
 
 def test_a_solver_that_goes_on_beyond_its_time_is_ended(monkeypatch):
     """Building the model counts: this process never answers."""
-    monkeypatch.setattr(process, "isolated", lambda _: [sys.executable, "-c", "import time; time.sleep(3600)"])
+    monkeypatch.setattr(pool, "isolated", lambda _: [sys.executable, "-c", "import time; time.sleep(3600)"])
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
     with SolverProcess() as solver:
         answer = solver.solve(OpGraph.from_edges([1]), Cluster.uniform(1), {"seconds": 0.1})
@@ -229,8 +230,8 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
     "ending", ["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"]
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
-    code = f"import os, sys; sys.stdin.readline(); {ending}"
-    monkeypatch.setattr(process, "isolated", lambda *ignored: [sys.executable, "-c", code])
+    code = f"import os, sys; sys.stdin.read(1); {ending}"
+    monkeypatch.setattr(pool, "isolated", lambda *ignored: [sys.executable, "-c", code])
     monkeypatch.setattr(placer, "SolverProcess", SolverProcess)  # not the one that is running
     graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
     cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
@@ -238,7 +239,7 @@ def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     assert simulate(graph, cluster, placed).feasible
     if placed.info["status"] != "OPTIMAL":  # the bound alone may prove the start
         assert "relaxed: DIED" in placed.info["solves"][0]
-        assert "the solver's process ended with code" in placed.info["solves"][0]
+        assert "the solver's process failed: BrokenExecutor: the worker" in placed.info["solves"][0]
     assert len(placed.info["solves"]) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The CP-SAT solver in a process of its own. Requests and answers are lines of JSON.
+"""The CP-SAT solver in a process of its own.
 
 OR-tools and highspy each bring a copy of HiGHS under one name: the second import finds the other's copy and fails
 (google/or-tools issue 5246). A process of its own avoids this, and lets an interrupted solver stop.
@@ -6,21 +6,15 @@ OR-tools and highspy each bring a copy of HiGHS under one name: the second impor
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph
-from ...graph.formats.json_format import to_document
-from ...workers.isolated import die_with_parent, isolated
+from ...workers.pool import Pool
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,9 +28,9 @@ GRACE_SECONDS = 1.0
 LEAST_SECONDS = 0.01
 """Least time limit; the solver takes 0 as no limit."""
 Request = dict[str, Any]
-"""A problem and its limits, ready for JSON."""
+"""A problem and its limits."""
 Reply = dict[str, Any]
-"""Status, bound, device and order of the best solution, and seconds, as read from JSON."""
+"""Status, bound, device and order of the best solution, and seconds."""
 DIED: Reply = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 STOPPED: Reply = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
@@ -45,21 +39,14 @@ class SolverProcess:
     """The solver's process, started at once so that its imports run during the warm start. It ends with the `with` block."""
 
     def __enter__(self) -> SolverProcess:
-        self.process = subprocess.Popen(
-            isolated("baechi_lab.placers.exact.process"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.pool = Pool(1, tries=1, imports_main=False)
+        self.pool.submit(_import_solver)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.pool.kill()
 
     def solve(
         self, graph: OpGraph, cluster: Cluster, request: Request, stop: Callable[[], bool] = lambda: False
@@ -68,41 +55,27 @@ class SolverProcess:
 
         `request["seconds"]` includes the start of the process and building the model. The process is killed and the answer is
         `STOPPED` once `GRACE_SECONDS` more have passed, or if `stop()` returns True.
-        Raises `ExecutionError` if the process ended by itself (killed for its memory, say).
+        Raises `ExecutionError` if the process ended by itself (killed for its memory, say), or the model cannot be built.
         """
         deadline = time.monotonic() + request["seconds"]  # of the machine, not of this process
-        line = json.dumps(
-            {**request, "deadline": deadline, "graph": to_document(graph), "cluster": to_document(cluster)}
-        )
-        source, sink = self.process.stdin, self.process.stdout
-        if source is None or sink is None:
-            raise ExecutionError("the solver's process has no pipes")
         try:
-            source.write(line + "\n")
-            source.flush()
-        except BrokenPipeError:
-            return self._died()
-        lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.append(sink.readline()), daemon=True)
-        reader.start()
-        while reader.is_alive():
-            if stop() or time.monotonic() > deadline + GRACE_SECONDS:
-                self.process.kill()
-                return STOPPED
-            reader.join(ASK_SECONDS)
-        try:
-            reply: Reply = json.loads(lines[0])
-        except (IndexError, ValueError):  # nothing, or half a line
-            return self._died()
+            future = self.pool.submit(answer_request, {**request, "deadline": deadline}, graph, cluster)
+            while not wait([future], ASK_SECONDS).done:
+                if stop() or time.monotonic() > deadline + GRACE_SECONDS:
+                    self.pool.kill()
+                    return STOPPED
+            reply: Reply = future.result()
+        except (BrokenExecutor, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ExecutionError(f"the solver's process failed: {type(error).__name__}: {error}") from error
         return reply
 
-    def _died(self) -> NoReturn:
-        _, text = self.process.communicate()
-        reason = text.strip().splitlines()[-1:] or ["no message"]
-        raise ExecutionError(f"the solver's process ended with code {self.process.returncode}: {reason[0]}")
+
+def _import_solver() -> None:
+    """Imports the solver in its process, before the first request comes."""
+    from ortools.sat.python import cp_model  # noqa: F401
 
 
-def answer_request(request: Request) -> Reply:
+def answer_request(request: Request, graph: OpGraph, cluster: Cluster) -> Reply:
     """Builds and solves the model of one request, in the solver's process."""
     from ortools.sat.python import cp_model
 
@@ -118,13 +91,10 @@ def answer_request(request: Request) -> Reply:
             "device": program.unit_devices(solver) if has_solution else None,
         }
 
-    from ...graph.formats.json_format import KINDS
     from .model import build_model
     from .times import scaled_times
     from .variables import ExactModel
 
-    # Written by this package a moment ago: read without the check against the schema, whose import takes a second.
-    graph, cluster = (KINDS[kind][2](request[kind]) for kind in ("graph", "cluster"))
     times = scaled_times(graph, cluster, max(request["within_us"], 1e-9))
     built = build_model(ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]))
     built.model.add(built.makespan >= request["lowest"])
@@ -155,24 +125,3 @@ def run_solver(cp_model: ModuleType, model: CpModel, request: Request) -> tuple[
         solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
     status = solver.solve(model)
     return solver, status, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-
-
-def main() -> None:
-    """Answers requests line by line. The end of the input ends the process, also in the middle of a proof."""
-    die_with_parent()
-    lines: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
-    from ortools.sat.python import cp_model  # noqa: F401  (the slow import, done before the first request comes)
-
-    while True:
-        print(json.dumps(answer_request(json.loads(lines.get()))), flush=True)
-
-
-def _read_lines(lines: queue.Queue[str]) -> None:
-    for line in sys.stdin:
-        lines.put(line)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
