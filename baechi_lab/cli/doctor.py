@@ -8,32 +8,48 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
 from .. import __version__
+from ..errors import BaechiLabError
 from . import output
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Packages that are installed together. `name` is theirs in `pip install '.[EXTRA]'`; the empty one is always installed.
-
-    `requirements` are as in pyproject.toml, which a test compares with them.
-    """
+    """Packages that are installed together. `name` is theirs in `pip install '.[EXTRA]'`; the empty one is always installed."""
 
     name: str
     adds: str
-    requirements: tuple[str, ...]
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The requirements that the installer recorded for this package; empty where it is not installed.
+
+        >>> Extra("onnx", "").requirements
+        ('onnx>=1.16',)
+        """
+        try:
+            declared = metadata.requires("baechi-lab") or []
+        except metadata.PackageNotFoundError:  # a checkout that was not installed
+            declared = []
+        texts: list[str] = []
+        for text in declared:
+            requirement, _, extra = re.sub(r" and (?=extra ==)", "; ", text).partition("; extra == ")
+            if extra.strip("'\"") == self.name and not requirement.startswith("baechi-lab["):
+                texts.append(requirement)
+        return tuple(texts)
 
     @property
     def command(self) -> str:
         """The command that installs the packages of the extra, in any folder.
 
-        >>> Extra("torch", "", ("torch>=2.13,<2.14", "accelerate>=1.0")).command
-        "pip install 'torch>=2.13,<2.14' 'accelerate>=1.0'"
+        >>> Extra("onnx", "").command
+        "pip install 'onnx>=1.16'"
         """
         return "pip install " + " ".join(f"'{requirement.partition(';')[0]}'" for requirement in self.requirements)
 
@@ -44,76 +60,18 @@ class Extra:
 
 
 EXTRAS = (
-    Extra(
-        "",
-        "placing, comparing, simulating, fitting and drawing graph files; the workbench in JupyterLab",
-        (
-            "numpy>=1.26",
-            "scipy>=1.11",
-            "pandas>=2.1",
-            "networkx>=3.2",
-            "cvxpy>=1.5",
-            "highspy>=1.7",
-            "numba>=0.59; sys_platform != 'emscripten'",
-            "plotly>=5.20",
-            "jsonschema>=4.20",
-            "tqdm>=4.66",
-            "packaging>=23",
-            "ipywidgets>=8.1",
-            "anywidget>=0.9.13",
-            "traitlets>=5.14",
-            "nbformat>=5.9",
-            "jupyterlab>=4.1; sys_platform != 'emscripten'",
-        ),
-    ),
+    Extra("", "placing, comparing, simulating, fitting and drawing graph files; the workbench in JupyterLab"),
     Extra(
         "tensorflow",
         "TensorFlow steps: tracing, profiling, running and exporting them, benchmark models, the Hierarchical Planner, demo",
-        ("tensorflow>=2.17,<2.22",),
     ),
-    Extra(
-        "torch",
-        "PyTorch modules: profiling, distributing, running and exporting them",
-        ("torch>=2.13,<2.14", "accelerate>=1.0"),
-    ),
-    Extra(
-        "transformers",
-        "graphs of Hugging Face models from a config.json",
-        ("torch>=2.13,<2.14", "transformers>=4.45"),
-    ),
-    Extra("onnx", "graphs of ONNX models, and traces stored as protocol buffers", ("onnx>=1.16",)),
-    Extra("solvers", "the placers exact (OR-tools) and metis", ("ortools>=9.10", "pymetis>=2023.1")),
-    Extra(
-        "cluster",
-        "workers on several machines behind TLS, and sweeps on Dask",
-        ("cryptography>=42", "distributed>=2024.1"),
-    ),
-    Extra(
-        "docs",
-        "the documentation as a site",
-        ("mkdocs>=1.6,<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"),
-    ),
-    Extra(
-        "dev",
-        "the tests (beside the parts tensorflow, onnx, solvers, cluster and docs)",
-        (
-            "hypothesis>=6.100",
-            "ipykernel>=6.29",
-            "kaleido>=1.0",
-            "mypy>=1.10",
-            "nbval>=0.11",
-            "playwright>=1.44",
-            "pre-commit>=4.0",
-            "psutil>=5.9",
-            "pytest>=8.2",
-            "pytest-benchmark>=4.0",
-            "pytest-timeout>=2.3",
-            "pytest-xdist>=3.6",
-            "ruff>=0.15",
-            "towncrier>=24.8",
-            "voila>=0.5",
-        ),
-    ),
+    Extra("torch", "PyTorch modules: profiling, distributing, running and exporting them"),
+    Extra("transformers", "graphs of Hugging Face models from a config.json"),
+    Extra("onnx", "graphs of ONNX models, and traces stored as protocol buffers"),
+    Extra("solvers", "the placers exact (OR-tools) and metis"),
+    Extra("cluster", "workers on several machines behind TLS, and sweeps on Dask"),
+    Extra("docs", "the documentation as a site"),
+    Extra("dev", "the tests, with what tensorflow, onnx, solvers, cluster and docs bring"),
 )
 """What `pip install .` brings, then the extras."""
 
@@ -172,6 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look every extra up, and print."""
+    if not EXTRAS[0].requirements:
+        raise BaechiLabError("the package is not installed, so that its requirements are not known: run pip install .")
     packages = {extra: [package_of(requirement) for requirement in extra.requirements] for extra in EXTRAS}
     if arguments.json:
         output.print_json(
