@@ -93,6 +93,13 @@ def test_the_child_of_a_checkout_imports_the_callers_package(tmp_path):
     assert (process.returncode, process.stderr) == (0, b"")
 
 
+def test_a_child_shares_its_callers_cache_of_compiled_modules(tmp_path, monkeypatch):
+    """Python's `-I` ignores the variable PYTHONPYCACHEPREFIX."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    command = isolated("timeit", "-n1", "-r1", "-s", "import sys; print(sys.pycache_prefix)")
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith(f"{tmp_path}\n")
+
+
 def test_the_path_of_a_child(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)

@@ -49,6 +49,9 @@ def isolated(module: str, *arguments: str, network: int | None = None) -> list[s
     package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "folder": str(_PACKAGE)}
     settings = json.dumps({**package, "path": child_path(), "network": network})
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+    if sys.pycache_prefix:
+        # `-I` ignores the variable PYTHONPYCACHEPREFIX, so the child would compile all that it imports.
+        flags += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
     return [sys.executable, *flags, "-c", _START, settings, module, *arguments]
 
 
