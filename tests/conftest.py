@@ -44,6 +44,13 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".pytest_cache"
 
 import numpy as np  # noqa: E402  (its threads are counted when it is imported)
 
+if sys.dont_write_bytecode and not os.path.exists(np.__cached__):
+    # Tests start dozens of processes that import a framework. Where packages are installed without compiled modules and Python
+    # may not store them, every such process compiles the framework again, which takes longer than the rest of the import.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".pytest_cache" / "bytecode")
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:
