@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..torch_runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
 from .default_loss import own_loss
 
-FAILURES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
+FAILURES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 """What an optimizer raises that cannot update parameters alone: it wants a closure, or their names."""
 
 

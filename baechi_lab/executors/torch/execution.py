@@ -28,6 +28,7 @@ from ...torch_runtime.transport import HostTransport
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
 from ...torch_steps.assigner import assign, distribution
+from ...torch_steps.optimizer_trial import new_optimizer, update, updates_parts_alike
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
@@ -111,6 +112,7 @@ def execute(
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
     model = step.model()
+    new_optimizer(step, model.parameters())  # refused before the first step
     traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
     step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
     run_cluster = cluster or default_cluster(placed)
@@ -273,6 +275,7 @@ def divide(
         try:
             with collected_warnings() if warned else contextlib.nullcontext():
                 cut = cut_step(micro_steps[0], model, traced, graph, placed, cluster, len(micro_steps), schedule)
+                _refuse_coupled_parts(step, model, cut)
             return StepDivision(micro_steps, cut, 1, adding)
         except UnknownNameError:
             raise
@@ -286,6 +289,31 @@ def divide(
         )
     in_flight = min(len(micro_steps), len(set(placed.device.tolist()))) if schedule == "1f1b" else len(micro_steps)
     return StepDivision(micro_steps, None, in_flight, adding)
+
+
+def _refuse_coupled_parts(step: TorchStep, model: nn.Module, cut: Cut) -> None:
+    """Raises `InvalidInput` if the processes of a pipeline would change gradients or weights otherwise than one process."""
+    hooked = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
+    if hooked is not None:
+        raise InvalidInput(
+            f"parameter {hooked!r} of step {step.name!r} has a hook on its gradient, which the processes of a pipeline do not "
+            "get: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+        )
+    parts = [
+        [
+            p
+            for stage_module, ranks in zip(cut.stage_modules, cut.stage_ranks, strict=True)
+            if rank in ranks
+            for p in stage_module.module.parameters()
+        ]
+        for rank in range(len(cut.processes))
+    ]
+    if not updates_parts_alike(step, model, [list(dict.fromkeys(part)) for part in parts if part]):
+        raise InvalidInput(
+            f"optimizer of step {step.name!r} updates the parameters of a pipeline stage otherwise than together with all "
+            "others (as a limit on the norm of all gradients does, or groups by position), and each process of a pipeline "
+            "updates its own: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+        )
 
 
 class _StepRunner:
@@ -307,7 +335,7 @@ class _StepRunner:
         self.micro_steps, self.model, self.max_in_flight, self.adding = micro_steps, model, max_in_flight, adding
         self.session = distribution(model).session
         self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
-        self.optimizer = step.optimizer(model.parameters()) if step.optimizer is not None else None
+        self.optimizer = new_optimizer(step, model.parameters())
         if self.optimizer is not None and (lent := distribution(model).plan.offloaded_state):
             offload_state_groups(self.optimizer, model, lent)
         self.return_gradients = gradients
@@ -367,7 +395,7 @@ class _StepRunner:
         if self.optimizer is not None:
             if measurement is not None:
                 measurement.updating()
-            self.optimizer.step()
+            update(self.micro_steps[0], self.optimizer)
             if measurement is not None:
                 measurement.updated()
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()

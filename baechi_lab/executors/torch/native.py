@@ -15,6 +15,7 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import Cluster, NativeRun, Placement
+from ...torch_steps.optimizer_trial import new_optimizer
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
@@ -70,7 +71,7 @@ class _Native:
         form = self.forms.setdefault(mode, model if mode == EAGER else torch.compile(model))
         step = self.step
         torch.manual_seed(step.seed)
-        optimizer = None if step.optimizer is None else step.optimizer(model.parameters())
+        optimizer = new_optimizer(step, model.parameters())
 
         def one(_: int) -> tuple[tuple[object, ...], float]:
             for parameter in model.parameters():

@@ -1,8 +1,7 @@
 """The loss of a batch from those of its micro-batches: as their mean or sum, and with other divisors where needed.
 
 The divisors of means come from a pass without data (`torch_runtime.divisors`). Then mean and sum are tried: the loss and the
-gradients of a few parameters must be equal for the micro-batches and the batch. A large model is tried on two of the
-micro-batches.
+gradients must be equal for the micro-batches and the batch. A large model is tried on two of the micro-batches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import BaechiLabError, InvalidInput
 from ...profilers.torch.layers import in_mode
@@ -44,8 +45,13 @@ SAME = 1e-5
 _SMALL = 5e10
 """Parameters times elements of the inputs up to which the whole batch is tried."""
 
-_PARAMETERS = 4
-"""Gradients of so many parameters are compared, the last ones, which take the shortest way through the model."""
+_COMPARED = 100_000_000
+"""Gradients of so many numbers are compared at most, those of small parameters first."""
+
+_DRAWS = frozenset(
+    "normal_ uniform_ bernoulli_ exponential_ log_normal_ random_ bernoulli rand randn randint rand_like randn_like "
+    "randint_like".split()
+)
 
 _FAILURES = (
     BaechiLabError,
@@ -96,6 +102,8 @@ def reduction_of(
         requested: "mean" or "sum", which is not tried then.
     """
     none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]
+    if len(micro_steps) > 1:
+        _refuse_hooks_of_accumulation(step, model)
     warned = len(micro_steps) > 1 and _warn_if_forward_writes(step, model, micro_steps[0])
     if len(micro_steps) < 2 or requested == "sum":
         return Reduction(requested != "sum", none)
@@ -137,6 +145,16 @@ def reduction_of(
     if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried], warned) is False:
         return Reduction(False, none)
     return reduction
+
+
+def _refuse_hooks_of_accumulation(step: TorchStep, model: nn.Module) -> None:
+    name = next((name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks), None)
+    if name is not None:
+        raise InvalidInput(
+            f"parameter {name!r} of step {step.name!r} has a hook that runs after each backward pass "
+            "(register_post_accumulate_grad_hook); with micro-batches it would see parts of the gradient: update in the step's "
+            "optimizer=, or give no micro_batches"
+        )
 
 
 def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: TorchStep) -> bool:
@@ -216,83 +234,152 @@ def _is_mean_or_sum(
 
     `warned` says that a warning about state between forward passes was given.
     """
-    consequence = "gradients are those of the mean"
-    trials = _Trials(step, model, layers, warned)
-    for steady in (_layers_in_evaluation(model), in_mode(model, False)):
+    trials = _Trials(step, model, layers, micro_steps, tables, warned)
+    assumed = "mean"
+    # Fixed draws alone prove no mean: they only show what other draws cannot repair.
+    for steady, fixed_draws in (
+        (_layers_in_evaluation(model), False),
+        (_layers_in_evaluation(model), True),
+        (in_mode(model, False), False),
+    ):
         with steady:
-            results = trials.run([(step, {}), *zip(micro_steps, tables, strict=True)])
-            if results is None:
-                continue
-            near = NEAR_IN_HALF if trials.half else NEAR
-            if _agree(results[0], [sum(line) / len(micro_steps) for line in zip(*results[1:], strict=True)], near):
-                return True
-            plain = (
-                results
-                if not any(tables)
-                else trials.run([(step, {}), *((micro_step, {}) for micro_step in micro_steps)])
-            )
-            if plain is not None and _agree(plain[0], [sum(line) for line in zip(*plain[1:], strict=True)], near):
-                return False
+            verdict = trials.verdict(fixed_draws)
+        if verdict in ("mean", "sum"):
+            if not fixed_draws:
+                return verdict == "mean"
+            assumed = verdict
+        elif verdict is not None:
             warnings.warn(
-                f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {consequence}, "
-                "not those of the undivided batch",
+                f"the loss of step {step.name!r} {verdict}: gradients are those of the mean, not those of the undivided batch",
                 stacklevel=5,
             )
             return None
     warnings.warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
-        f"{consequence}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
+        f"gradients are those of the {assumed}, which may not be those of the undivided batch; reduction='mean' or 'sum' says "
+        "how it adds up",
         stacklevel=5,
     )
-    return None
+    return assumed == "mean"
 
 
 def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], near: float) -> bool:
     """Whether losses (the first) and gradients are equal. A gradient that is zero up to rounding counts little."""
-    least = 1e-3 * max([float(a.norm()) for a in batch_values[1:]], default=0.0)
+    least = (1e-1 if near == NEAR_IN_HALF else 1e-3) * max([float(a.norm()) for a in batch_values[1:]], default=0.0)
     return all(
         float((a - b).norm()) <= near * max(float(a.norm()), least if k else 1e-12)
         for k, (a, b) in enumerate(zip(batch_values, micro_values, strict=True))
     )
 
 
-class _Trials(DivisorHandler):
-    """Runs a model on micro-batches without drawing random numbers."""
+class FixedDraws(TorchDispatchMode):
+    """Makes all random numbers of a tensor the same, in every call. A sample then gets the same ones in any batch.
 
-    def __init__(self, step: TorchStep, model: nn.Module, layers: Sequence[str], warned: bool):
+    Permutations, choices and the dropout within a kernel are drawn as ever.
+
+    >>> with FixedDraws():
+    ...     long, short = torch.rand(20), torch.empty(3).uniform_()
+    >>> len({*long.tolist(), *short.tolist()})
+    1
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        tensors_of_options = [*tensors(args[1:]), *tensors(kwargs)]
+        if func._schema.name.removeprefix("aten::") not in _DRAWS or tensors_of_options or kwargs.get("generator"):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.bernoulli.default:  # the tensor has probabilities
+            return (args[0] > 0.5).to(args[0].dtype)
+        one_number = [
+            a.new_empty(1) if isinstance(a, torch.Tensor) else [1] if isinstance(a, (list, tuple)) else a for a in args
+        ]
+        with torch.random.fork_rng(devices=[]):
+            result: torch.Tensor = args[0] if func._schema.is_mutable else func(*args, **kwargs)
+            torch.manual_seed(0)
+            kwargs.pop("memory_format", None)
+            return result.copy_(func(*one_number, **kwargs))
+
+
+class _Trials(DivisorHandler):
+    """Runs a model on a batch and its micro-batches and compares their losses and gradients."""
+
+    def __init__(
+        self,
+        step: TorchStep,
+        model: nn.Module,
+        layers: Sequence[str],
+        micro_steps: Sequence[TorchStep],
+        tables: Sequence[Replacements],
+        warned: bool,
+    ):
         super().__init__({})
         self.step, self.model, self.layers = step, model, layers
+        self.micro_steps, self.tables = micro_steps, tables
         self.half, self.warned = False, warned
+        self.compared: list[nn.Parameter] = []
+        numbers = 0
+        for parameter in sorted((p for p in model.parameters() if p.requires_grad), key=torch.Tensor.numel):
+            numbers += parameter.numel()
+            if numbers <= _COMPARED or not self.compared:
+                self.compared.append(parameter)
 
-    def run(self, steps: Sequence[tuple[TorchStep, Replacements]]) -> list[list[torch.Tensor]] | None:
-        """The loss and some gradients of each step; None if one fails or draws random numbers."""
+    def verdict(self, fixed_draws: bool) -> str | None:
+        """How the losses add up: "mean", "sum", or the words for neither; None if one fails or draws random numbers."""
+        results = self._run(self.tables, fixed_draws)
+        if results is None:
+            return None
+        batch, total = results
+        near = NEAR_IN_HALF if self.half else NEAR
+        if _agree(batch, [values / len(self.micro_steps) for values in total], near):
+            return "mean"
+        if any(self.tables):
+            results = self._run([{} for _ in self.tables], fixed_draws)
+        if results is not None and _agree(batch, results[1], near):
+            return "sum"
+        if all(bool(values.isfinite().all()) for values in (*batch, *total)):
+            return "is neither the mean nor the sum of its micro-batches' losses"
+        return "or a gradient of it is infinite or no number, so nothing tells how it adds up"
+
+    def _run(
+        self, tables: Sequence[Replacements], fixed_draws: bool
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """The loss and gradients of the batch, and the sums of those of its micro-batches."""
         with ModelSnapshot(self.model, self.step.inputs) as snapshot:
-            results = []
-            for step, replaced in steps:
+            batch: list[torch.Tensor] = []
+            total: list[torch.Tensor] = []
+            for k, (step, replaced) in enumerate([(self.step, {}), *zip(self.micro_steps, tables, strict=True)]):
                 before = generator_states()
-                try:
-                    results.append(self._one(step, replaced))
-                except _FAILURES:
-                    return None
-                if not same_states(before, generator_states()):
-                    return None
-                changes = snapshot.changes() if len(results) == 1 and not self.warned else []
-                if changes and not _agree(results[0], self._one(step, replaced), SAME):
-                    self.warned = True
-                    place = min(changes[0].places)
-                    _warn_about_state(
-                        step, f"attributes of module {place!r}" if place else "attributes of the model", 7
-                    )
+                with FixedDraws() if fixed_draws else contextlib.nullcontext():
+                    try:
+                        values = self._loss_and_gradients(step, replaced)
+                    except _FAILURES:
+                        return None
+                    if not same_states(before, generator_states()):
+                        return None
+                    if k == 0:
+                        batch = values
+                        self._warn_if_second_differs(batch, snapshot)
+                    elif len(values) < len(batch):
+                        raise InvalidInput(
+                            f"the loss of micro-batch {k - 1} of step {step.name!r} has no gradient, perhaps because none of "
+                            "its samples counts; every micro-batch must have one"
+                        )
+                    else:
+                        total = [a + b for a, b in zip(total, values, strict=True)] if total else values
                 snapshot.restore()
-        short = next((k for k, values in enumerate(results) if len(values) < len(results[0])), 0)
-        if short:
-            raise InvalidInput(
-                f"the loss of micro-batch {short - 1} of step {self.step.name!r} has no gradient, perhaps because none of its "
-                "samples counts; every micro-batch must have one"
-            )
-        return results
+        return batch, total
 
-    def _one(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
+    def _warn_if_second_differs(self, batch: list[torch.Tensor], snapshot: ModelSnapshot) -> None:
+        """Warns if a second pass over the batch computes something else than the first, which has changed attributes."""
+        changes = [] if self.warned else snapshot.changes()
+        if changes and not _agree(batch, self._loss_and_gradients(self.step, {}), SAME):
+            self.warned = True
+            place = min(changes[0].places)
+            _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model", 8)
+
+    def _loss_and_gradients(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
         self.instead = replaced
         args, kwargs = step.arguments(self.model)
         interceptor = Interceptor(self.model, self.layers, self).install()
@@ -302,16 +389,12 @@ class _Trials(DivisorHandler):
             interceptor.remove()
         with dividing(replaced):
             loss = step.loss_of(outputs)
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for compared in (parameters[-_PARAMETERS:], parameters):
-            if loss.requires_grad and compared:
-                gradients = torch.autograd.grad(loss, compared, retain_graph=True, allow_unused=True)
-                if any(g is not None for g in gradients):
-                    return [
-                        loss.detach().double(),
-                        *(torch.zeros(()) if g is None else _real_numbers(g).double() for g in gradients),
-                    ]
-        return [loss.detach().double()]
+        values = [loss.detach().double()]
+        if loss.requires_grad and self.compared:
+            gradients = torch.autograd.grad(loss, self.compared, allow_unused=True)
+            if any(g is not None for g in gradients):
+                values += [torch.zeros(()) if g is None else _real_numbers(g) for g in gradients]
+        return values
 
     def call(
         self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
@@ -324,8 +407,10 @@ class _Trials(DivisorHandler):
 
 
 def _real_numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """The dense gradient, in at least single precision."""
     dense = gradient.to_dense()
-    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return dense.float() if dense.itemsize < 4 else dense
 
 
 def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:

@@ -160,6 +160,59 @@ def test_a_loss_that_does_not_add_up_is_warned_of(loss, targets):
         in_micro_batches(as_step(loss, *targets))
 
 
+class Router(nn.Module):
+    """Experts, and a small penalty on the mean choice of the batch. With `noise`, only in training, beside random numbers."""
+
+    def __init__(self, noise: bool = False) -> None:
+        super().__init__()
+        self.noise, self.router, self.experts = noise, nn.Linear(6, 4), nn.Linear(6, 4)
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        choice = self.router(x + torch.randn_like(x) if self.noise and self.training else x).softmax(-1)
+        penalty = 1e-3 * choice.mean(0).square().sum() if self.training else x.new_zeros(())
+        return self.head(choice * self.experts(x)), penalty
+
+
+class Clamped(nn.Sequential):
+    """A hook limits the first layer's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        self[0].weight.register_hook(lambda gradient: gradient.clamp(-0.001, 0.001))
+
+
+def with_penalty(outputs, labels):
+    return F.cross_entropy(outputs[0], labels) + outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "message"),
+    [
+        (Router, with_penalty, "neither the mean nor the sum"),
+        (partial(Router, True), with_penalty, "neither the mean nor the sum"),
+        (Clamped, F.cross_entropy, "neither the mean nor the sum"),
+        (Clamped, lambda o, t: F.cross_entropy(o, t) * 1e30 * 1e30, "a gradient of it is infinite or no number"),
+    ],
+)
+def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
+    """Only the last four parameters were, and in evaluation if training draws random numbers."""
+    inputs = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+    step = as_step(loss, TOKENS[:, 0] % 3, build=build, inputs=(inputs,))
+    model = step.model()
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    with pytest.warns(UserWarning, match=message):
+        reduction_of(step, model, layers, step.micro_batches(4))
+
+
+def test_bug_an_update_within_the_backward_pass_ran_in_every_micro_batch():
+    step = as_step(entropy, LABELS)
+    model = step.model()
+    model.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(InvalidInput, match=r"parameter 'head\.bias' .* has a hook that runs after each backward pass"):
+        reduction_of(step, model, ["embed", "layer", "head"], step.micro_batches(4))
+
+
 class Noisy(Tagger):
     def forward(self, tokens):
         return super().forward(tokens) + torch.randn(())
