@@ -741,6 +741,57 @@ def test_a_sum_divided_by_the_number_of_samples_is_a_mean(worker):
     _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
 
 
+@pytest.mark.parametrize("kind", ["product", "penalty"])
+def test_bug_a_mean_times_the_number_of_samples_was_taken_for_a_mean(kind, worker):
+    import tensorflow as tf
+
+    def loss(weight, words):
+        size = tf.cast(tf.shape(words)[0], tf.float32)
+        if kind == "product":
+            return 0.1 * _squares(weight, words) * size
+        return 0.01 * (tf.reduce_sum((words[:, 0] @ weight) ** 2) + size * tf.nn.l2_loss(weight))
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
+@pytest.mark.parametrize("kind", ["shape", "static shape", "rate"])
+def test_an_update_that_reads_the_number_of_samples_is_warned_of(kind):
+    import tensorflow as tf
+
+    counter = tf.Variable(0)
+
+    def update(weight, words, gradient):
+        size = words.shape[0] if kind == "static shape" else tf.shape(words)[0]
+        weight.assign_sub(0.1 * gradient * (tf.cast(size, tf.float32) if kind == "rate" else 1.0))
+        counter.assign_add(1 if kind == "rate" else size)
+
+    def step(weight, words):
+        with tf.GradientTape() as tape:
+            loss = _squares(weight, words)
+        update(weight, words, tape.gradient(loss, weight))
+        return loss
+
+    weight = tf.Variable(np.ones((4, 5), np.float32), name="w")
+    with pytest.warns(UserWarning, match="reads the number of samples of a micro-batch, and runs once per step"):
+        _unrolled(partial(step, weight), WORDS[:2], reduction=None)
+
+
+def test_bug_a_mean_that_is_written_to_a_place_was_refused_by_tensorflow(worker):
+    """The index is that of the step, for all micro-batches: losses are no rows to put one behind the other."""
+    import tensorflow as tf
+
+    def make():
+        history = tf.Variable(tf.zeros([5]), name="history")
+
+        def update(weight, gradient, loss):
+            weight.assign_sub(0.1 * gradient)
+            history.scatter_nd_update([[2]], [loss])
+
+        return _gradient_step(_squares, update)
+
+    _assert_equal_steps(make, (WORDS,), worker)
+
+
 def _mixing_losses():
     import tensorflow as tf
 
@@ -827,7 +878,32 @@ def _mixing_losses():
         signal = tf.transpose(words[:, 0] @ weight)[..., None]
         return tf.reduce_mean(tf.nn.conv1d(signal, tf.ones([2, 1, 1]), 1, "SAME") ** 2)
 
+    def singular_values(weight, words):
+        return tf.reduce_sum(tf.linalg.svd(words[:, 0] @ weight, compute_uv=False))
+
+    def shuffled(weight, words):
+        return tf.reduce_mean((words[:, 0] @ weight - tf.random.shuffle(words[:, 1] @ weight, seed=1)) ** 2)
+
+    def frequencies_over_samples(weight, words):
+        return tf.reduce_mean(tf.abs(tf.signal.rfft(tf.transpose(words[:, 0] @ weight))))
+
+    def later_samples_count_more(weight, words):
+        size = tf.cast(tf.shape(words)[0], tf.float32)
+        return tf.reduce_mean(tf.reduce_sum((words[:, 0] @ weight) ** 2, -1) * (1.0 + tf.range(size)))
+
+    def penalty_by_number_of_samples(weight, words):
+        return _squares(weight, words) + tf.nn.l2_loss(weight) / tf.cast(tf.shape(words)[0], tf.float32)
+
+    def penalty_by_a_total(weight, words):
+        return _squares(weight, words) + tf.nn.l2_loss(weight) / tf.reduce_sum(words**2)
+
     return {
+        singular_values: "works along the samples",
+        shuffled: "works along the samples",
+        frequencies_over_samples: "works along the samples",
+        later_samples_count_more: "reads positions of samples in the batch",
+        penalty_by_number_of_samples: "adds a sum over the batch to a mean over it",
+        penalty_by_a_total: "adds a sum over the batch to a mean over it",
         permuted: "takes samples by their indices",
         halves: "takes a part of the samples",
         row_by_row: "takes a part of the samples",
@@ -852,7 +928,7 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(21))
+@pytest.mark.parametrize("kind", range(27))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(

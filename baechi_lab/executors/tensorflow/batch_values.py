@@ -28,6 +28,7 @@ from ...profilers.tensorflow.function_bodies import Library, is_handed_on, tenso
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
+from .gradient_sums import argument_names
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -98,13 +99,42 @@ REDUCTIONS = {
     "Any": "LogicalOr",
 }
 """Reduction -> the op that combines its results over micro-batches."""
-_ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "TopK"})
-_ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "ArgMax", "ArgMin"})
-_SPATIAL = ("Conv", "DepthwiseConv", "MaxPool", "AvgPool")
+_ALONG_LAST = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK", "NthElement"), 1),
+    **{f"{kind}FFT{dims or ''}{'D' if dims else ''}": dims or 1 for kind in ("", "I", "R", "IR") for dims in (0, 2, 3)},
+    **dict.fromkeys(("Svd", "Qr", "Lu", "Cholesky", "Eig", "SelfAdjointEigV2", "MatrixInverse", "MatrixSolve"), 2),
+    **dict.fromkeys(("MatrixDeterminant", "LogMatrixDeterminant", "MatrixSolveLs", "MatrixTriangularSolve"), 2),
+    **dict.fromkeys(("MatrixExponential", "MatrixLogarithm", "MatrixSquareRoot", "TridiagonalSolve"), 2),
+    **dict.fromkeys(("MatrixBandPart", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"), 2),
+}
+"""Ops that combine entries along the last axes of their first input, with the number of these axes."""
+_ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ArgMax", "ArgMin"})
+_ALONG_FIRST = frozenset({"RandomShuffle", "InvertPermutation", "SpaceToBatchND", "BatchToSpaceND", "DiagPart", "Diag"})
+_SPATIAL = (
+    "Conv",
+    "DepthwiseConv",
+    "MaxPool",
+    "AvgPool",
+    "Resize",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "Extract",
+    "Dilation",
+)
 """Ops whose first input has the batch as its first axis."""
 _REARRANGING = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-_COUNTING = ("UnsortedSegment", "Bincount", "DenseBincount", "Unique", "Histogram", "ScatterNd", "TensorScatter")
+_COUNTING = (
+    "UnsortedSegment",
+    "Segment",
+    "SparseSegment",
+    "Bincount",
+    "DenseBincount",
+    "Unique",
+    "Histogram",
+    "ScatterNd",
+    "TensorScatter",
+)
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
 _SELECTIONS = frozenset({"Select", "SelectV2"})
 _RANDOM = re.compile(
@@ -112,6 +142,15 @@ _RANDOM = re.compile(
 )
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
+_POSITIONS = _PASS_ON | _SUMS | _PRODUCTS | _DIVISIONS | {"Cast", "ExpandDims", "Reshape"}
+"""Ops whose output is a position, or a function of it, if an input is."""
+_SIZE_ARGUMENTS = frozenset(
+    "shape dims multiples size size_splits begin end strides start limit delta axis paddings depth num_segments "
+    "element_shape num_elements output_shape".split()
+)
+"""Arguments that are sizes or positions, which are those of a micro-batch."""
+_SHAPE_CONSTANT = re.compile(r"(^|/)Shape(_\d+)?$")
+"""Names that TensorFlow gives to the constant that it puts in the place of `tf.shape` where sizes are known."""
 _NORMALISING = ("FusedBatchNorm", "batch_norm", "batchnorm", "BatchNorm")
 
 
@@ -144,6 +183,19 @@ class BatchValues:
         """Whether an op belongs to a batch normalization, of which `bl.unroll` warns."""
         layer = node.name.rpartition("/moments/")[0]
         return layer in self._normalizing_layers or any(word in node.name + node.op for word in _NORMALISING)
+
+    def counts_samples(self, node: NodeDef, axes: Mapping[str, int | None]) -> bool:
+        """Whether an op is `tf.shape(x)[k]` with as many entries as a micro-batch has samples, along an axis of samples."""
+        if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i:
+            return False
+        sizes, begin, *_ = data_inputs(node)
+        if self.nodes[sizes[0]].op != "Const" or not _SHAPE_CONSTANT.search(sizes[0]):
+            return False
+        entries, at = self.constant(sizes), self.constant(begin)
+        if entries is None or at is None or np.ndim(entries) != 1 or np.size(at) != 1:
+            return False
+        axis = int(np.ravel(at)[0])
+        return axis in axes.values() and axis < len(entries) and int(entries[axis]) == self.batch
 
     def of(self, tensor: Tensor) -> Value:
         """Returns the tensor's value; None if it is the same for all micro-batches."""
@@ -258,7 +310,10 @@ class _OpRule:
             if node.name in self.axes and shape != ():
                 known_values.values[node.name, 0] = Samples(self.axes[node.name])
             return
-        if not any(self.values):
+        if known_values.counts_samples(node, self.axes):
+            known_values.values[node.name, 0] = Total(1, share=0)
+            return
+        if not any(self.values) or self._reads_sizes():
             shape = known_values.shape((node.name, 0)) if random else ()
             if shape:
                 axes = [a for a, size in enumerate(shape) if size == known_values.batch]
@@ -268,6 +323,14 @@ class _OpRule:
             value = self._output(output)
             if value is not None:
                 known_values.values[node.name, output] = value
+
+    def _reads_sizes(self) -> bool:
+        """Whether numbers of samples are the only inputs that differ from the undivided batch's, and only as sizes."""
+        values = zip(self.values, argument_names(self.node), strict=False)
+        return all(
+            value is None or (isinstance(value, Total) and value.share == 0 and argument in _SIZE_ARGUMENTS)
+            for value, argument in values
+        )
 
     # -- kinds of ops ------------------------------------------------------------------------------------------------
 
@@ -432,8 +495,9 @@ class _OpRule:
         trained = [v for t, v in totals if t[0] in self.batch_values.trained]
         self._share_totals()
         op, first = self.node.op, trained[0] if trained else None
-        if first is None:
-            return None  # variables with shares of totals: the same for all
+        if first is None:  # variables with shares of totals, which are the same for all micro-batches
+            power = self._power("power")
+            return None if power == 0 else Total(power, exact=power == 1)
         if op in _LINEAR or op in ("Sum", "Mean", "ConcatV2"):
             counts = self._counts(first.counts, self.shapes[0], set(range(len(self.shapes[0] or ()))))
             if len({v.power for v in trained}) > 1:
@@ -579,6 +643,8 @@ class _OpRule:
         source = self.shapes[k]
         if axis is None or source is None:
             return Samples(None, counts, power)
+        if op in _BROADCASTING and any(self._is_position(tensor) for tensor in self.inputs):
+            return self._problem("reads positions of samples in the batch", Samples(None, counts, power))
         if op in _BROADCASTING:
             placed = {v.axis + rank - len(self.shapes[i] or ()) for i, v in samples}  # type: ignore[operator]
             if len(placed) > 1:
@@ -597,8 +663,11 @@ class _OpRule:
     def _mixing_samples(self, k: int, axis: int, source: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
         """How an op combines or selects samples that input `k` has along `axis`; None where it treats all alike."""
         op, batch, length = self.node.op, self.batch_values.batch, source[axis]
-        along = (op in _ALONG_LAST and axis == len(source) - 1) or (
-            op in _ALONG_SECOND and self._names_axis(axis, len(source))
+        along = (
+            (k == 0 and axis >= len(source) - _ALONG_LAST.get(op, 0))
+            or (op in _ALONG_SECOND and self._names_axis(axis, len(source)))
+            or (op in _ALONG_FIRST and axis == 0)
+            or (op == "ReverseSequence" and axis == self.node.attr["seq_dim"].i)
         )
         if along or (op.startswith(_SPATIAL) and k == 0 and axis != 0):
             return "works along the samples of the batch"
@@ -613,6 +682,14 @@ class _OpRule:
         if op.startswith("Gather") and k == 0 and -1 not in shape and self._gathers_samples(axis, length):
             return "takes samples by their indices"
         return None
+
+    def _is_position(self, tensor: Tensor) -> bool:
+        """Whether a tensor follows from `tf.range` of the number of samples."""
+        node = self.batch_values.nodes[tensor[0]]
+        if node.op == "Range":
+            return any(self.batch_values.of(source) is not None for source in data_inputs(node))
+        passes_on = node.op in _POSITIONS and self.batch_values.of(tensor) is None
+        return passes_on and any(map(self._is_position, data_inputs(node)))
 
     def _splits_samples(self, axis: int, source: tuple[int, ...]) -> bool:
         """Whether the parts into which an op splits its input are other than whole batches behind each other."""
@@ -653,10 +730,13 @@ class _OpRule:
     def _may_work_along_samples(self) -> bool:
         """Whether an op works along an axis that is as long as the batch, or several times as long."""
         op, source, batch = self.node.op, self.shapes[0], self.batch_values.batch
-        if op not in _ALONG_LAST | _ALONG_SECOND or not source:
+        if not source:
             return False
-        axes = range(len(source)) if op in _ALONG_SECOND else [len(source) - 1]
-        lengths = [source[axis] for axis in axes if op in _ALONG_LAST or self._names_axis(axis, len(source))]
+        lengths = [*source[max(len(source) - _ALONG_LAST.get(op, 0), 0) :]]
+        lengths += [
+            size for axis, size in enumerate(source) if op in _ALONG_SECOND and self._names_axis(axis, len(source))
+        ]
+        lengths += source[: op in _ALONG_FIRST]
         return any(length <= 0 or (length % batch == 0 if batch > 1 else length == 1) for length in lengths)
 
     def _names_axis(self, axis: int, rank: int) -> bool:

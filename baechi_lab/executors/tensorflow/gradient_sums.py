@@ -40,10 +40,16 @@ def rows_tensors(
 
     `once`: the ops that run once per step. `functions`: the bodies of conditionals and loops, by name.
     """
-    once_ops, bodies = set(once), functions or {}
-    waiting = [tensor for name in once_ops for tensor in _row_inputs(nodes[name], bodies)]
-    row_sources = _row_sources(waiting, {name: nodes[name] for name in once_ops})
-    return {tensor for tensor in row_sources if tensor[0] in repeated}
+    once_ops, bodies = {name: nodes[name] for name in once}, functions or {}
+    rows = set[Tensor]()
+    for node in once_ops.values():
+        inputs = _row_inputs(node, bodies)
+        labels = argument_names(node)
+        indices = [t for t, label in zip(data_inputs(node), labels, strict=False) if label == "indices"]
+        if indices and not any(name in repeated for name, _ in _row_sources(indices, once_ops)):
+            continue  # all micro-batches have the same indices, so what they scatter is added up
+        rows |= _row_sources(inputs, once_ops)
+    return {tensor for tensor in rows if tensor[0] in repeated}
 
 
 def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:

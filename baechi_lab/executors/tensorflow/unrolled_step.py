@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,6 +125,8 @@ class _Unroller:
         self._read_batch(axes, reduction)
         self._refuse_samples(once, rows)
         self._warn_of_statistics(once, rows, axes)
+        if self.count > 1:
+            self._warn_of_sizes(once, axes)
         self.totals = BatchTotals(self.graph_def, self.values, self.repeated, self._name, self.count)
         self.portions: dict[str, str] = {}
         self.penalties = self._penalties(once, rows) if self.reduction == "sum" else set()
@@ -320,6 +323,29 @@ class _Unroller:
                 "differ from the undivided batch's"
             )
             warnings.warn(message, stacklevel=6)
+
+    def _warn_of_sizes(self, once: list[str], axes: Mapping[str, int | None]) -> None:
+        """Warns of an update that reads the number of samples. It runs once per step, but the number is a micro-batch's."""
+        entries = {self.values.batch} | {prod(shape) for shape in map(self.values.shape, self.values.inputs) if shape}
+        counts: set[str] = set()
+        for name in once:
+            node = self.nodes[name]
+            sources = list(data_inputs(node))
+            adds = node.op.startswith("AssignAdd") or (
+                node.op in _ADDING and any(self.nodes[source].op == "ReadVariableOp" for source, _ in sources)
+            )
+            added = [self.values.constant(tensor) for tensor in sources] if adds else []
+            if any(a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added) or (
+                self.values.counts_samples(node, axes) or any(source in counts for source, _ in sources)
+            ):
+                counts.add(name)
+            if name in counts and any(variable_writes(self.source_def, node)):
+                message = (
+                    f"op {name!r} of step {self.source.name!r} reads the number of samples of a micro-batch, and runs once per "
+                    "step: what it writes may differ from the undivided batch's"
+                )
+                warnings.warn(message, stacklevel=6)
+                return
 
     def _is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
