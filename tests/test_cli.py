@@ -102,7 +102,7 @@ def test_compare_says_what_the_table_would_hide(call, tmp_path):
 
 def test_compare_keeps_rows_that_do_not_fit(call, graph_file):
     code, out, err = call("compare", graph_file, "--memory", "150B", "--placers", "single,m-etf", "--json")
-    assert code == 1 and re.search("none of 2 placers has a placement that fits: .*150 B", err)
+    assert code == 1 and re.search("none of 2 placers gave a placement that can run: .*150 B", err)
     rows = json.loads(out)
     assert [row["feasible"] for row in rows] == [False, False]
     assert all(row["error"] for row in rows)

@@ -75,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     if placements["feasible"].astype(bool).any():
         return 0
     reason = next((str(text) for text in placements["error"] if text), "")
-    print(f"baechi-lab compare: none of {len(placements)} placers has a placement that fits: {reason}", file=sys.stderr)
+    print(
+        f"baechi-lab compare: none of {len(placements)} placers gave a placement that can run: {reason}",
+        file=sys.stderr,
+    )
     return 1
 
 

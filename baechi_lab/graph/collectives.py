@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from ..checks import check_text, check_whole
 from ..errors import InvalidInput
 from .cluster import Cluster
+from .columns import require_entries
 from .opgraph import COLLECTIVES
 
 NO_LINK_US_PER_BYTE = 1e3
@@ -52,8 +53,9 @@ class MeasuredCollective:
             raise InvalidInput(
                 f"us has {times.size} entries for {sizes.size} sizes; there must be one each, and at least one"
             )
-        if not (np.all(np.diff(sizes) > 0) and np.all(np.isfinite(times)) and np.all(times >= 0) and sizes[0] >= 0):
-            raise InvalidInput("size_bytes must ascend and us must be finite and not negative")
+        is_larger = np.diff(sizes, prepend=-1.0) > 0
+        require_entries("size_bytes", sizes, is_larger & (sizes >= 0), "at least 0 and larger than the one before it")
+        require_entries("us", times, np.isfinite(times) & (times >= 0), "finite and at least 0")
         object.__setattr__(self, "size_bytes", sizes)
         object.__setattr__(self, "us", times)
 

@@ -89,6 +89,18 @@ def _array(field: str, values: object) -> NDArray[Any]:
         raise InvalidInput(f"{field} must be one list of numbers: {error}") from None
 
 
+def require_entries(field: str, values: NDArray[np.generic], valid: NDArray[np.bool_], rule: str) -> None:
+    """Raises `InvalidInput` for the first entry that is not `valid`: it names the entry and says the rule.
+
+    >>> require_entries("us", np.array([1.0, -2.0]), np.array([True, False]), "not negative")
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: us[1] is -2.0; it must be not negative
+    """
+    if not valid.all():
+        wrong = int(valid.argmin())
+        raise InvalidInput(f"{field}[{wrong}] is {values[wrong]}; it must be {rule}")
+
+
 def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     """A tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
     if isinstance(values, (str, bytes)) or not is_list(values):

@@ -381,7 +381,8 @@ def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
     except (TypeError, ValueError):
         columns = []
     if len(columns) != 3:
-        raise InvalidInput("edges holds an entry that is not (producer, consumer, bytes)")
+        wrong = next((edge for edge in edges if not is_list(edge) or len(edge) != 3), edges)
+        raise InvalidInput(f"edges holds an entry that is not (producer, consumer, bytes): {wrong!r:.60}")
     fields = ("producer of edge", "consumer of edge", "tensor_bytes")
     producer, consumer, size = (whole_numbers(f, c) for f, c in zip(fields, columns, strict=True))
     if any(column.ndim != 1 for column in (producer, consumer, size)):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
+from .columns import require_entries
 from .device import MOST_DEVICES
 from .kernels.csr import Integers
 from .units import MOST_US
@@ -153,8 +154,9 @@ def _validate_tensors(graph: GraphColumns) -> None:
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
     _check_cost(graph, "size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
-    if np.any(np.diff(graph.tensor_producer) < 0):
-        raise InvalidInput("tensor_producer must be ascending: list the tensors of op 0 first, then those of op 1, ...")
+    ascending = np.diff(graph.tensor_producer, prepend=0) >= 0
+    rule = "at least the entry before it: list the tensors of op 0 first, then those of op 1, ..."
+    require_entries("tensor_producer", graph.tensor_producer, ascending, rule)
     pointer = graph.consumer_ptr
     if (
         len(pointer) != tensors + 1
@@ -164,8 +166,13 @@ def _validate_tensors(graph: GraphColumns) -> None:
     ):
         raise InvalidInput(f"consumer_ptr must rise from 0 to {len(graph.consumers)} in {tensors + 1} entries")
     row = np.repeat(np.arange(tensors), np.diff(pointer))
-    if len(row) and np.any((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0)):
-        raise InvalidInput("the consumers of one tensor must be ascending and each named once")
+    repeated = np.flatnonzero((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0))
+    if len(repeated):
+        tensor = int(row[repeated[0]])
+        raise InvalidInput(
+            f"consumers of tensor {graph.tensor_label(tensor)!r} are {graph.consumers[row == tensor].tolist()!r:.60}; they must "
+            "be ascending, each named once"
+        )
     # Only the tensors of a producer with several can share a name.
     same = graph.tensor_producer[1:] == graph.tensor_producer[:-1]
     several = np.flatnonzero(np.append(same, False) | np.append(False, same)).tolist() if tensors else []
@@ -195,8 +202,11 @@ def _validate_groups(graph: GraphColumns) -> None:
         check_ids("group_of entry", graph.group_of, n)
         # Only a copy (`passes.replicate`) stands for no original op: the first copy does.
         empty = np.setdiff1d(np.arange(n), graph.group_of)
-        if any("/replicate/_" not in graph.names[i] for i in empty.tolist()):
-            raise InvalidInput("group_of leaves an op of the coarse graph without members")
+        without = [graph.names[i] for i in empty.tolist() if "/replicate/_" not in graph.names[i]]
+        if without:
+            raise InvalidInput(
+                f"group_of leaves op {without[0]!r} without members; each op of a coarse graph must have some"
+            )
     present = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
     if any(present) and not all(present):
         raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")

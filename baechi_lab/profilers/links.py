@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InvalidInput
+from ..graph.columns import require_entries
 from ..graph.link import Link
 
 SIZES = tuple(2**k for k in range(2, 27, 2))
@@ -75,8 +76,8 @@ def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
         raise InvalidInput(
             f"sizes {size.shape} and times {measured_us.shape} must be two lists of equal length, at least 2"
         )
-    if not (np.all(np.isfinite(measured_us)) and np.all(measured_us > 0) and np.all(size >= 0)):
-        raise InvalidInput("every transfer time must be finite and above 0, and every size not negative")
+    require_entries("time_us", measured_us, np.isfinite(measured_us) & (measured_us > 0), "finite and above 0")
+    require_entries("size_bytes", size, size >= 0, "at least 0")
     fitted = measured_us
     for _ in range(ROUNDS):
         error = np.abs(measured_us / fitted - 1.0)

@@ -75,6 +75,12 @@ def test_a_measured_table_replaces_the_formula_for_its_number_of_devices() -> No
     assert measured.us("all_reduce", 2000, [0, 1, 2]) != 15
     with pytest.raises(bl.InvalidInput, match="us has 1 entries for 2 sizes"):
         MeasuredCollective(2, [1, 2], [1.0])
+    with pytest.raises(
+        bl.InvalidInput, match=r"size_bytes\[1\] is 1\.0; it must be at least 0 and larger than the one before"
+    ):
+        MeasuredCollective(2, [1, 1], [1.0, 1.0])
+    with pytest.raises(bl.InvalidInput, match=r"us\[1\] is -1\.0; it must be finite and at least 0"):
+        MeasuredCollective(2, [1, 2], [1.0, -1.0])
 
 
 def test_the_formula_is_near_the_measured_all_reduces_of_one_machine() -> None:

@@ -13,6 +13,7 @@ from baechi_lab.graph.columns import texts, whole_numbers
 from baechi_lab.graph.formats import reading
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
+CHAIN = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (1, 2, 4)])
 LARGE = 2**53 + 1
 """The first whole number that float64 cannot hold."""
 
@@ -40,8 +41,16 @@ def two(**columns):
         (lambda: two(temp_bytes=["1", "2"]), "temp_bytes must hold whole numbers"),
         (lambda: bl.OpGraph.from_edges([1, 2], [(0, 1.5, 4)]), r"consumer of edge\[0\] is 1\.5; it must be a whole"),
         (lambda: bl.OpGraph.from_edges([1, 2], [(0.5, 1, 4)]), r"producer of edge\[0\] is 0\.5"),
-        (lambda: bl.OpGraph.from_edges([1, 2], [(0, 1)]), "edges holds an entry that is not"),
-        (lambda: bl.OpGraph.from_edges([1, 2], [(0, 1, 4), 7]), "edges holds an entry that is not"),
+        (lambda: bl.OpGraph.from_edges([1, 2], [(0, 1)]), r"edges holds an entry that is not .*: \(0, 1\)"),
+        (lambda: bl.OpGraph.from_edges([1, 2], [(0, 1, 4), 7]), "edges holds an entry that is not .*: 7"),
+        (
+            lambda: two().replace(consumer_ptr=[0, 2], consumers=[1, 1]),
+            r"consumers of tensor 'op0:0' are \[1, 1\]; they must be ascending, each named once",
+        ),
+        (
+            lambda: CHAIN.replace(tensor_producer=CHAIN.tensor_producer[::-1]),
+            r"tensor_producer\[1\] is 0; it must be at least the entry before it",
+        ),
         (lambda: bl.OpGraph.from_edges([1, 2], None), "edges is None"),
         (lambda: bl.OpGraph.from_edges(["1", None]), "duration_us holds '1'; each must be a number"),
         (lambda: bl.OpGraph.from_edges([10**400]), "duration_us holds a number that is too large"),

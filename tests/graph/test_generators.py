@@ -172,3 +172,14 @@ def test_the_collector_counts_ops():
     net = _Net()
     assert net.ops(["a", "b"], "X", 0.0, 4).tolist() == [0, 1]
     assert net.ops(["c"], "X", 0.0, 4).tolist() == [2]
+
+
+def test_a_graph_with_backward_ops_gets_no_others():
+    trained = bl.generators.with_backward(bl.generators.chain(2))
+    with pytest.raises(
+        bl.InvalidInput, match=r"forward has the backward op 'grad/op1'; give a graph of forward ops only"
+    ):
+        bl.generators.with_backward(trained)
+    coarse = bl.optimize(bl.generators.chain(2), passes=["coplacement", "fusion"])
+    with pytest.raises(bl.InvalidInput, match=r"forward is the coarse graph '.*'; give the graph of single ops"):
+        bl.generators.with_backward(coarse)

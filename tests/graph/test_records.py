@@ -52,7 +52,7 @@ def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
             r"ops 'op0' and 'op1' share colocation group 'w' but allow different devices",
         ),
         ({"allowed": [0, -1, -1], "allowed_sets": ((),)}, bl.InvalidInput, r"must name at least one device or kind"),
-        ({"group_of": [0, 1, 1]}, bl.InvalidInput, r"without members"),
+        ({"group_of": [0, 1, 1]}, bl.InvalidInput, r"group_of leaves op 'op2' without members"),
     ],
 )
 def test_bad_graphs(columns, error, message):

@@ -32,10 +32,17 @@ def test_one_outlier_does_not_move_the_line():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "times"), [([1], [1.0]), ([1, 2], [1.0]), ([1, 2], [0.0, 1.0]), ([1, 2], [np.nan, 1.0])]
+    ("sizes", "times", "message"),
+    [
+        ([1], [1.0], "at least 2"),
+        ([1, 2], [1.0], "equal length"),
+        ([1, 2], [1.0, 0.0], r"time_us\[1\] is 0\.0; it must be finite and above 0"),
+        ([1, 2], [np.nan, 1.0], r"time_us\[0\] is nan"),
+        ([1, -2], [1.0, 1.0], r"size_bytes\[1\] is -2\.0; it must be at least 0"),
+    ],
 )
-def test_bad_samples(sizes, times):
-    with pytest.raises(bl.InvalidInput):
+def test_bad_samples(sizes, times, message):
+    with pytest.raises(bl.InvalidInput, match=message):
         fit_link(sizes, times)
 
 

@@ -143,7 +143,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     from ...profilers.links import fit_link
 
     if local.n < 2:
-        raise InvalidInput("calibrate needs a cluster of at least 2 workers")
+        raise InvalidInput(f"the cluster has {local.n} worker; calibrate needs at least 2")
     with Worker() as worker:
         cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)

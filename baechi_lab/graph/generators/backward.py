@@ -42,8 +42,13 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     """
     if not isinstance(forward, OpGraph):
         raise InvalidInput(f"forward is a {type(forward).__name__}; it must be an OpGraph")
-    if np.any(forward.forward_of >= 0) or forward.group_of is not None:
-        raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
+    if forward.group_of is not None:
+        raise InvalidInput(f"forward is the coarse graph {forward.name!r}; give the graph of single ops")
+    backward_ops = np.flatnonzero(forward.forward_of >= 0)
+    if len(backward_ops):
+        raise InvalidInput(
+            f"forward has the backward op {forward.names[backward_ops[0]]!r}; give a graph of forward ops only"
+        )
     check_number("ratio", ratio)
     most_slots = MOST_BYTES // max(int(forward.persistent_bytes.max(initial=0)), 1) - 1
     if check_whole("slots", slots, low=0) > most_slots:

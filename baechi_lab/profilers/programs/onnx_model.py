@@ -287,8 +287,11 @@ def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, st
     if any(prod(shape) > 2**50 for shape in shapes.values()):
         large = next(v for v, shape in shapes.items() if prod(shape) > 2**50)
         raise FormatError(f"value {large!r:.80} has the shape {list(shapes[large])!r:.120}; no tensor is that large")
-    if any(d < 0 for shape in shapes.values() for d in shape):
-        raise FormatError("a tensor has a negative dimension")
+    negative = next((value for value, shape in shapes.items() if any(d < 0 for d in shape)), None)
+    if negative is not None:
+        raise FormatError(
+            f"value {negative!r:.80} has the shape {list(shapes[negative])!r:.120}; no size may be negative"
+        )
     return shapes, types
 
 

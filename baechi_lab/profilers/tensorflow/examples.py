@@ -51,8 +51,8 @@ def as_tensors(value: object, label: str) -> Any:
         array = np.asarray(value)
         if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.reshape(-1)):
             raise InvalidInput(
-                "an example input is an array of Python objects; give numbers or texts, of rows that are not equally long "
-                "a tf.ragged.constant"
+                f"an example input of step {label!r} is an array of Python objects; give numbers or texts, and for rows of "
+                "different lengths a tf.ragged.constant"
             )
         return tf.constant(array)
     if isinstance(value, (tf.data.Dataset, Iterator)):

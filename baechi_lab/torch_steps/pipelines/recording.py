@@ -119,13 +119,11 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
             # If a function is called more or less often than in `trace`, the numbers in its keys say nothing.
             stems = {stem for stem in stems if plain.counts[stem] != recorder.counts[stem]}
             dropped_calls = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
-            if any(
-                trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None
-                for i in dropped_calls
-            ):
-                raise InvalidInput(
-                    "calls that draw numbers, write in place or are layers cannot be repeated in several stages"
-                )
+            for call in (trace.calls[i] for i in sorted(dropped_calls)):
+                if call.random or call.inplace or call.module is not None:
+                    raise InvalidInput(
+                        f"call {call.key!r} cannot be repeated in several stages: it draws numbers, writes in place or is a layer"
+                    )
             recorder.program.calls = [
                 node for node in recorder.program.calls if recorder.program.call_of[node] not in dropped_calls
             ]
