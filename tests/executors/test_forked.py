@@ -26,11 +26,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """A caller that has started nothing yet."""
-    monkeypatch.setattr(forked, "_started", {})
-    monkeypatch.setattr(forked, "_running", {})
+@pytest.fixture(autouse=True, scope="module")
+def one_server():
+    """A caller that has started nothing yet. The tests share its fork server, whose start takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "_started", {})
+        patch.setattr(forked, "_running", {})
+        yield
 
 
 def printed(*command, **environment):
@@ -49,6 +51,7 @@ def devices(worker):
 
 
 def test_the_first_is_a_program_and_the_next_are_forked():
+    forked._started.clear()
     with Worker() as first, Worker() as second, Worker() as third:
         assert isinstance(first._process, subprocess.Popen)
         (server,) = forked._running.values()
