@@ -15,7 +15,9 @@ stack of the host (TCP) adds an assumed 30 us.
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import InvalidInput, UnknownNameError
 from .hardware import HARDWARE, known_kind
@@ -62,66 +64,28 @@ class LinkPreset:
         return Link.from_bandwidth(self.bandwidth / 1e6, self.latency_us)
 
 
-def _preset(specified_gb: float, reached_gb: float, latency_us: float, source: str) -> LinkPreset:
-    return LinkPreset(specified_gb * 1e9, reached_gb * 1e9, latency_us, source)
-
-
-_ASSUMED = "; what transfers reach is assumed to be the share of NVLink"
-
-LINKS = {
-    "nvlink2": _preset(
-        150, 120, NVLINK_US, "NVIDIA V100 datasheet: 300 GB/s in both directions together; NCCL: 6 links of 20 GB/s"
-    ),
-    "nvlink3": _preset(
-        300,
-        209.5,
-        NVLINK_US,
-        "NVIDIA A100 datasheet: 600 GB/s in both directions together; fitted to NCCL's all-reduce",
-    ),
-    "nvlink4": _preset(
-        450,
-        370,
-        NVLINK_US,
-        "NVIDIA H100 datasheet: 900 GB/s in both directions together; NCCL: 18 links of 20.6 GB/s; rings measured at "
-        "368.8 GB/s (github.com/NVIDIA/nccl-tests, issues 212 and 309)",
-    ),
-    "nvlink5": _preset(
-        900,
-        721.8,
-        NVLINK_US,
-        "NVIDIA DGX B200 datasheet: 1.8 TB/s per GPU in both directions together; NCCL: 18 links of 40.1 GB/s",
-    ),
-    "infinity-fabric": _preset(
-        64,
-        64 * NVLINK_SHARE,
-        NVLINK_US,
-        f"AMD Instinct MI300X data sheet: 128 GB/s per link in both directions together{_ASSUMED}",
-    ),
-    "ici": _preset(
-        50,
-        50 * NVLINK_SHARE,
-        NVLINK_US,
-        f"Google Cloud documentation, TPU v5e: 1600 Gbit/s per chip over four links{_ASSUMED}",
-    ),
-    "pcie3": _preset(
-        15.75, 12, PCIE_US, "PCI Express 3.0 base specification: 16 lanes of 8 GT/s, 128b/130b; NCCL: 12 GB/s"
-    ),
-    "pcie4": _preset(
-        31.5, 24, PCIE_US, "PCI Express 4.0 base specification: 16 lanes of 16 GT/s, 128b/130b; NCCL: twice PCIe 3"
-    ),
-    "pcie5": _preset(
-        63, 48, PCIE_US, "PCI Express 5.0 base specification: 16 lanes of 32 GT/s, 128b/130b; NCCL: four times PCIe 3"
-    ),
-    "infiniband-hdr": _preset(
-        25, 24, RDMA_US, "NVIDIA ConnectX-6 datasheet: 200 Gbit/s; NCCL's authors: 24 GB/s (NVIDIA/nccl, issue 412)"
-    ),
-    "infiniband-ndr": _preset(
-        50, 48, RDMA_US, "NVIDIA ConnectX-7 datasheet: 400 Gbit/s; what transfers reach is assumed to be twice HDR"
-    ),
-    "ethernet-10g": _preset(1.25, 1.25 * TCP_SHARE, TCP_US, "IEEE 802.3ae: 10 Gbit/s; payload of TCP"),
-    "ethernet-25g": _preset(3.125, 3.125 * TCP_SHARE, TCP_US, "IEEE 802.3by: 25 Gbit/s; payload of TCP"),
-    "ethernet-100g": _preset(12.5, 12.5 * TCP_SHARE, TCP_US, "IEEE 802.3bj: 100 Gbit/s; payload of TCP"),
+_TRANSPORTS = {
+    "nvlink": (NVLINK_US, NVLINK_SHARE),
+    "pcie": (PCIE_US, 1.0),
+    "rdma": (RDMA_US, 1.0),
+    "tcp": (TCP_US, TCP_SHARE),
 }
+"""Latency in microseconds, and the share of the specified bandwidth for links whose table row has no `reached_gb`."""
+
+
+def _read_table() -> dict[str, LinkPreset]:
+    """Reads the named links; the table has GB/s in one direction."""
+    lines = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+    links: dict[str, LinkPreset] = {}
+    for row in csv.DictReader(lines):
+        latency_us, share = _TRANSPORTS[row["transport"]]
+        specified_gb = float(row["specified_gb"])
+        reached_gb = float(row["reached_gb"]) if row["reached_gb"] else specified_gb * share
+        links[row["name"]] = LinkPreset(specified_gb * 1e9, reached_gb * 1e9, latency_us, row["source"])
+    return links
+
+
+LINKS = _read_table()
 """Known links by name."""
 
 _FAMILIES = {"infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
