@@ -10,7 +10,7 @@ from ..graph import HOST, Cluster, OpGraph
 from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..internal_warnings import collected_warnings
-from ..memory_saving.offload import host_of, offloaded_placement
+from ..memory_saving.offload import extended_placement, host_of
 from ..placers.memory_trades.best_of_placers import BestOfPlacers, PlacedTimeline, placement_code
 from ..placers.memory_trades.offloading import offload_variants
 from ..placers.memory_trades.recomputation import format_arguments, recompute_and_place
@@ -193,7 +193,7 @@ def _offloading_option(
     original, at, offload_code = code
     reused = replace(template, error="no placement of the step as it is was found")
     if least_overflowing is not None:
-        placed = offloaded_placement(least_overflowing.placement, offloaded, cluster)
+        placed = extended_placement(least_overflowing.placement, offloaded, cluster)
         timeline = simulate(offloaded, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
         placer = least_overflowing.placement.placer

@@ -52,6 +52,7 @@ def offload(
     state: bool = False,
     host: str | None = None,
     lead: float = 2.0,
+    placement: Placement | None = None,
 ) -> OpGraph:
     """Rewrite the graph of a step so that outputs of forward ops wait on a host until the backward pass reads them.
 
@@ -64,9 +65,10 @@ def offload(
         state: whether optimizer state lies on the host between steps, too.
         host: name of the host; required if the cluster has several hosts.
         lead: how early a copy back starts, as a multiple of the time of its transfer.
+        placement: where the ops of `graph` run; None: all on one device.
 
-    Both graphs are simulated on one device and the host. If offloading raises the peak there, a warning says so, and the given
-    graph is returned unless `ops` or `state` is set. On several devices the peak depends on the placement.
+    Both graphs are simulated under `placement`, the copies on the host. If offloading raises the peak of a device, a warning
+    says so, and the given graph is returned unless `ops` or `state` is set.
 
     Returns:
         The new graph. Its ops on the host come last and are allowed only there. The given graph is returned if no output
@@ -102,20 +104,34 @@ def offload(
     offloaded = offload_pass.apply(graph)
     if offloaded is graph:
         return graph
-    device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
-    placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
-    with_host = offloaded_placement(placement, offloaded, cluster)
-    before = int(simulate(graph, cluster, placement).peak_bytes[device])
-    after = int(simulate(offloaded, cluster, with_host).peak_bytes[device])
-    if after <= before:
+    where = "one device"
+    if placement is None:
+        device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
+        placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
+    else:
+        check_records(placement=placement)
+        where = ""
+    risen = _risen_peak(graph, placement, offloaded, extended_placement(placement, offloaded, cluster), cluster)
+    if risen is None:
         return offloaded
     is_explicit = ops is not None or state
+    device, before, after = risen
     warn(
-        f"offloading saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(after)}, and "
-        f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
+        f"offloading saves nothing here: the peak of graph {graph.name!r} on {where or f'device {cluster.names[device]!r}'} is "
+        f"{format_bytes(after)}, and {format_bytes(before)} without"
+        + ("" if is_explicit else "; the graph is returned as it was"),
         stacklevel=2,
     )
     return offloaded if is_explicit else graph
+
+
+def _risen_peak(
+    graph: OpGraph, placement: Placement, offloaded: OpGraph, with_host: Placement, cluster: Cluster
+) -> tuple[int, int, int] | None:
+    """Returns the first device that computes and whose simulated peak offloading raises, with the peaks before and after."""
+    before, after = simulate(graph, cluster, placement).peak_bytes, simulate(offloaded, cluster, with_host).peak_bytes
+    risen = [k for k, d in enumerate(cluster.devices) if d.kind != HOST and after[k] > before[k]]
+    return (risen[0], int(before[risen[0]]), int(after[risen[0]])) if risen else None
 
 
 def host_of(cluster: Cluster, name: str | None = None) -> int:
@@ -375,12 +391,64 @@ def sent_tensor(graph: OpGraph, op: int) -> int:
 def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
     """Extends a placement of a graph to the graph that `offload` returned: added ops go to their host.
 
+    If offloading outputs raises the simulated peak of a device, a warning says so. Optimizer state is not compared.
+
     >>> placed = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
     ...     allowed=[-1, 0], allowed_sets=[("host",)]), Cluster.uniform(1).with_host("1GB"))
     >>> placed.device.tolist()
     [0, 1]
     """
     check_records(placement=placement, graph=graph, cluster=cluster)
+    with_host = extended_placement(placement, graph, cluster)
+    original = without_offloading(graph, placement.n)
+    if original is not None:
+        before = placement.replace(graph_key=original.key, group_of=None, source_key=None, member_order=None)
+        if risen := _risen_peak(original, before, graph, with_host, cluster):
+            device, low, high = risen
+            warn(
+                f"offloading raises the peak of device {cluster.names[device]!r} from {format_bytes(low)} to "
+                f"{format_bytes(high)} in this placement of graph {graph.name!r}; bl.offload(..., placement=) offloads only "
+                "where no peak rises",
+                stacklevel=2,
+            )
+    return with_host
+
+
+def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
+    """Returns the graph whose outputs `offload` moved, which has `ops` ops; None if it moved optimizer state, too."""
+    if ops == graph.n or set(graph.op_types[ops:]) != {OFFLOADED}:
+        return None
+    fetched = graph.tensor_producer >= ops
+    sent = np.arange(graph.tensor_count)
+    sent[fetched] = [sent_tensor(graph, op) for op in graph.tensor_producer[fetched].tolist()]
+    is_read = graph.consumers < ops
+    numbers = np.cumsum(~fetched) - 1  # ops on the host come last, and so do their tensors
+    columns = {
+        key: getattr(graph, key)[:ops]
+        for key in ("duration_us", "temp_bytes", "persistent_bytes", "forward_of", "colocation", "allowed")
+    }
+    return OpGraph(
+        names=graph.names[:ops],
+        op_types=graph.op_types[:ops],
+        duration_by_kind={kind: us[:ops] for kind, us in graph.duration_by_kind.items()},
+        allowed_sets=graph.allowed_sets,
+        colocation_names=graph.colocation_names,
+        reuse=None if graph.reuse is None else graph.reuse[:ops],
+        name=graph.name,
+        **columns,
+        **tensor_columns(
+            graph.tensor_producer[~fetched],
+            graph.tensor_bytes[~fetched],
+            [label for label, moved in zip(graph.tensor_names, fetched, strict=True) if not moved],
+            numbers[sent[graph.edge_tensor[is_read]]],
+            graph.consumers[is_read],
+            ops,
+        ),
+    )
+
+
+def extended_placement(placement: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
+    """Returns what `offloaded_placement` returns, and compares no peaks."""
     added_count = graph.n - placement.n
     hosts = [cluster.index(graph.allowed_sets[k][0]) for k in graph.allowed[placement.n :].tolist()]
     rank = placement.rank

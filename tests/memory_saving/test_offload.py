@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.memory_saving.offload import offloaded_placement
+from baechi_lab.memory_saving.offload import offloaded_placement, without_offloading
 
 ONE = bl.Cluster.uniform(1, memory_bytes=10**6, link=bl.Link(1.0, 0.001), comm="duplex")
 WITH_HOST = ONE.with_host(10**6)
@@ -182,3 +182,34 @@ def test_bug_offloading_raised_the_peak_without_a_word(forward):
             after, before = bl.simulate(offloaded, cluster, placed), bl.simulate(graph, cluster, plain)
             assert after.peak_bytes[0] <= before.peak_bytes[0]
     assert warned > 0
+
+
+def test_bug_offloading_raised_the_peak_of_one_of_several_devices_without_a_word():
+    """Each device of a placement: `offload` that is told the placement hands the graph back, else the placement warns."""
+    cluster = bl.Cluster.uniform(3, link=bl.Link(0.5, 0.01)).with_host("1GB", link=bl.Link(0.5, 0.01))
+    outcomes = set()
+    for seed in range(40):
+        graph = bl.generators.with_backward(bl.generators.layered_dag(5, size_bytes=(1, 1000), seed=seed))
+        plain = bl.Placement(device=np.random.default_rng(seed).integers(0, 3, graph.n))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            aware = bl.offload(graph, cluster, placement=plain)
+            warnings_of_offload = len(caught)
+            offloaded = bl.offload(graph, cluster)
+            placed = offloaded_placement(plain, offloaded, cluster) if offloaded is not graph else None
+        if placed is None:
+            continue
+        before = bl.simulate(graph, cluster, plain).peak_bytes[:3]
+        rises = bool((bl.simulate(offloaded, cluster, placed).peak_bytes[:3] > before).any())
+        assert rises == warnings_of_offload == (aware is graph) == (len(caught) - warnings_of_offload)
+        assert not rises or "raises the peak of device 'gpu:" in str(caught[-1].message)
+        outcomes.add(rises)
+    assert outcomes == {True, False}
+
+
+def test_offloaded_outputs_come_back_as_the_graph_they_were_of():
+    graph = step(reuse=[0, 0, 2, 0, 0, 0, 0])
+    original = without_offloading(bl.offload(graph, WITH_HOST, ["a"]), graph.n)
+    for column in ("consumers", "duration_us", "reuse", "forward_of"):
+        np.testing.assert_array_equal(getattr(original, column), getattr(graph, column))
+    assert original.names == graph.names

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph import HOST, Cluster, OpGraph
 from ...internal_warnings import collected_warnings
-from ...memory_saving.offload import offload, offloaded_placement
+from ...memory_saving.offload import extended_placement, offload
 from ...simulator import simulate
 from .best_of_placers import MAX_REPAIRED_OPS, BestOfPlacers, PlacedTimeline
 from .recomputation import PlacedVariant
@@ -40,7 +40,7 @@ def offload_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers) 
         for keyword, offloaded_graph in offload_variants(graph, cluster, host):
             attempts = [placing.fastest(offloaded_graph, cluster)[0]]
             if overflowing is not None:
-                placed = offloaded_placement(overflowing.placement, offloaded_graph, cluster)
+                placed = extended_placement(overflowing.placement, offloaded_graph, cluster)
                 attempts.append(PlacedTimeline(placed, simulate(offloaded_graph, cluster, placed)))
             fits = [
                 PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, pair)
