@@ -48,13 +48,16 @@ _CLASS_ENTRIES = (
 _NOT_OF_A_CLASS = frozenset(_CLASS_ENTRIES.split())
 """Entries of a class that do not affect what it does, or follow from others."""
 _ONLY_ADD = {"append", "appendleft", "add", "extend"}
-"""Methods of lists and sets that return nothing: a variable that a function only adds to is not its input."""
+"""Methods of collections that return nothing: a collection that a function only adds to is not its input."""
+_COLLECTIONS = (list, set, deque)
 _READER_NAMES = (
     "open load load_graph load_trace read_text read_bytes read_csv read_json from_pretrained environ getenv input "
     "urlopen"
 )
 _READERS = frozenset(_READER_NAMES.split())
 """Names with which a function reads files or settings, which its digest cannot cover."""
+_LOOKS_UP = frozenset("eval exec globals __import__ import_module".split())
+"""Names with which a function reads variables or modules that its code does not name."""
 
 
 class Unidentified(Exception):
@@ -106,8 +109,8 @@ class _Digester:
         return [self.of(value) for value in values]
 
     def pairs(self, mapping: Any) -> list[str]:
-        """Returns the digests of keys and values, in an order independent of the mapping's."""
-        return [digest for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for digest in pair]
+        """Returns the digests of keys and values, in the mapping's order: code may read it."""
+        return self.each(entry for pair in mapping.items() for entry in pair)
 
     def describe(self, value: object) -> Iterator[str]:
         """Yields the texts and digests that describe a value, its kind first."""
@@ -186,16 +189,17 @@ class _Digester:
             yield version_of(value.__module__)
             return
         members = {k: v for k, v in vars(value).items() if k not in _NOT_OF_A_CLASS}
-        yield from (*self.each(value.__bases__), self.of(members))
+        yield from (self.of(type(value)), *self.each(value.__bases__), self.of(members))
 
     def function(self, value: FunctionType) -> Iterator[str]:
         cells = {}
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if name not in _only_added_to(value.__code__):
-                try:
-                    cells[name] = cell.cell_contents
-                except ValueError:  # not assigned yet
-                    cells[name] = Unidentified
+            try:
+                contents = cell.cell_contents
+            except ValueError:  # not assigned yet
+                contents = Unidentified
+            if name not in _only_added_to(value.__code__) or type(contents) not in _COLLECTIONS:
+                cells[name] = contents
         inputs = [value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value)]
         yield from ("function", *self.each(inputs))
         if installed(value.__module__):
@@ -208,12 +212,17 @@ class _Digester:
         names = {name for code in _codes(value.__code__) for name in code.co_names}  # of globals and attributes
         if reads := names & _READERS:
             raise Unidentified(f"a function that reads what may change ({', '.join(sorted(reads))})")
+        global_names = _instruction_arguments(value.__code__, "LOAD_GLOBAL", "LOAD_NAME")
+        if looks_up := {*global_names, *(names & {"import_module"})} & _LOOKS_UP:  # not `model.eval()`
+            raise Unidentified(f"a function that looks up what its code does not name ({', '.join(sorted(looks_up))})")
         only_added_to = _only_added_to(value.__code__)
-        for name in _instruction_arguments(value.__code__, "LOAD_GLOBAL", "LOAD_NAME"):
-            if name in value.__globals__ and name not in only_added_to:
-                yield name
-                yield from self.reached(value.__globals__[name], names)
-            elif not hasattr(builtins, name) and name not in value.__globals__:
+        for name in global_names:
+            if name in value.__globals__:
+                contents = value.__globals__[name]
+                if name not in only_added_to or type(contents) not in _COLLECTIONS:
+                    yield name
+                    yield from self.reached(contents, names)
+            elif not hasattr(builtins, name):
                 yield f"{name} is not defined"
         for name in _instruction_arguments(value.__code__, "IMPORT_NAME"):
             if not installed(name):
@@ -269,6 +278,9 @@ class _Digester:
         if isinstance(state, dict):
             state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
         yield from ("object", self.of(kind), *self.each([made_by, arguments, state]))
+        attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(kind)}
+        if attributes and not isinstance(value, type) and not installed(kind.__module__):
+            yield self.of(attributes)  # pickle may leave some out
         yield from self.each(list_items or ())
         yield from self.each(items or ())
 

@@ -101,6 +101,7 @@ def test_functions_count_by_their_code():
     assert not same(one, ten)
     assert same(one, edited("# moved down\n\ndef build(b): return 1 * b"))
     assert not same(lambda b: b + 1, lambda b: b + 2)
+    assert same(*(edited("def build(model): return model.eval()") for _ in range(2)))
     assert not same(
         edited("def build(b): return [x + 1 for x in [b]]"), edited("def build(b): return [x + 2 for x in [b]]")
     )
@@ -170,6 +171,25 @@ def test_classes_of_the_caller_count_by_their_methods():
     assert not same(one(), two()) and same(one(), edited(texts[0], "M")())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class M(type):\n def k(self): return {0}\nclass C(metaclass=M): pass\ndef build(b): return C.k()",  # its metaclass
+        "class A:\n def __init__(self): self.k = {0}\n def __getstate__(self): return None\n"
+        "a = A()\ndef build(b): return a.k",  # what pickle leaves out
+        "class A:\n def __init__(self): self.k = {0}\n def add(self, b): return self.k * b\n"
+        "a = A()\ndef build(b): return a.add(b)",  # an `add` that returns something
+        "def outer(a):\n def build(b): return a.add(b)\n return build\n"
+        "class A:\n k = {0}\n def add(self, b): return self.k * b\nbuild = outer(A())",
+        "D = {{k: 1 for k in sorted((1, 2), key=lambda k: k * (3 - 2 * {0}))}}\ndef build(b): return [*D]",  # an order
+    ],
+)
+def test_bug_functions_with_equal_code_that_compute_something_else(text):
+    assert not same(edited(text.format(1)), edited(text.format(2))) and same(
+        edited(text.format(1)), edited(text.format(1))
+    )
+
+
 def test_two_that_call_each_other_and_lists_within_themselves_end():
     pair = "def build(b): return b and other(b - {0})\ndef other(b): return build(b)"
     assert not same(edited(pair.format(1)), edited(pair.format(2))) and same(
@@ -207,6 +227,8 @@ def test_tensors_and_modules_count_by_their_values():
         {"a": [threading.Lock()]},
         edited("def build(b): return bl.load_graph('g.json')"),
         edited("def build(b):\n from . import mine\n return mine"),
+        edited("K = 1\ndef build(b): return eval('K')"),
+        edited("K = 1\ndef build(b): return globals()['K']"),
         edited("def build(b):\n import module_of_mine\n return module_of_mine.x"),
     ],
 )

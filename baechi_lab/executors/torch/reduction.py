@@ -36,7 +36,7 @@ from ...torch_runtime.tree import Args, Function, Kwargs, map_tensors, tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
 
-NEAR, NEAR_IN_HALF = 1e-3, 5e-2
+NEAR, NEAR_IN_HALF = 1e-4, 5e-2
 """Relative difference up to which losses and gradients count as the same: in float32, and where 16 bits take part."""
 
 SAME = 1e-5
