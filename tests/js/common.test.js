@@ -78,3 +78,35 @@ test("listening ends when asked to", () => {
   stop();
   assert.deepEqual(off, on);
 });
+
+/** A widget's model as a widget manager keeps it: `late` as anywidget leaves it where the two seconds were over. */
+function managed(late) {
+  const calls = [];
+  class Base { _handle_comm_msg(message) { calls.push([this, message]); return Promise.resolve(); } }
+  class Any extends Base { _handle_comm_msg(message) { return late ? Promise.reject(new Error("Failed to initialize model.")) : super._handle_comm_msg(message); } }
+  const whole = new Any();
+  whole.callbacks = () => "callbacks";
+  whole.comm = { sent: [], on_msg(handle) { this.handle = handle; }, send(...given) { this.sent.push(given); } };
+  return { calls, whole, model: { on() {}, off() {}, get: () => "id", widget_manager: { get_model: async (id) => (id === "id" ? whole : undefined) } } };
+}
+
+test("a widget that started late listens to the kernel and asks for what it missed", async () => {
+  const { calls, whole, model } = managed(true);
+  listen(model, {});
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.deepEqual(whole.comm.sent, [[{ method: "request_state" }, "callbacks"]]);
+  whole.comm.handle("an update");
+  assert.deepEqual(calls, [[whole, "an update"]]);
+});
+
+test("a widget that started in time is left alone, and so is one without a manager or a kernel", async () => {
+  const { whole, model } = managed(false);
+  listen(model, {});
+  const closed = managed(true);
+  delete closed.whole.comm;
+  listen(closed.model, {});
+  listen({ on() {}, off() {}, get: () => "other" }, {});
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.deepEqual(whole.comm.sent, []);
+  assert.equal(whole.comm.handle, undefined);
+});

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import anywidget
 import ipywidgets
 import traitlets
 
-from ..views.base import source
+from ..views.base import View, source
 
 
-class Tabs(anywidget.AnyWidget):
+class Tabs(View):
     """Tabs by name with their tooltips; the chosen one puts the class `bl-at-NAME`, in small letters, on `target`.
 
     `changed` is called with the name of the chosen tab. No part is removed from the page, so views keep their zoom. The page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,17 @@ class Pictured(ipywidgets.DOMWidget):
             self._shown_picture.update(self.picture_output(svg), raw=True)
 
 
-class CanvasView(Pictured, anywidget.AnyWidget):
+class View(anywidget.AnyWidget):
+    """A widget whose page knows the identifier of its model: see `followKernel` in `common.js`."""
+
+    comm_id = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, **traits: Any):
+        comm_id = uuid.uuid4().hex
+        super().__init__(model_id=comm_id, comm_id=comm_id, **traits)
+
+
+class CanvasView(Pictured, View):
     """A view of records on a canvas. Subclasses define `_esm`, `_css`, traits, and `picture()`."""
 
     devices = traitlets.List(traitlets.Unicode()).tag(sync=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import anywidget
 import traitlets
 
-from .base import source
+from .base import View, source
 
 Chart = dict[str, object]
 """The specification of a chart, or of a curve, a rule or a cell in it."""
 
 
-class ChartView(anywidget.AnyWidget):
+class ChartView(View):
     """Draws a specification of `bars`, `curves`, `points` or `heat` as SVG, in the colours of the page.
 
     `show(None)` removes the chart. A chart in a hidden part is drawn when the part is shown. `clicked` is the mark that was

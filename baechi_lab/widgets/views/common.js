@@ -125,7 +125,7 @@ function button(text, title, onclick) {
 }
 
 let lastNumber = 0;
-/** A number that no other element of this module has. */
+/** A number for the `id` of an element. Each widget has a module of its own, so a count alone would repeat. */
 function nextNumber() {
   lastNumber += 1;
   return `${lastNumber}-${Math.random().toString(36).slice(2, 8)}`;
@@ -397,11 +397,26 @@ function readDim(model) {
   return view && view.byteLength ? new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : new Uint8Array(0);
 }
 
+/** anywidget gives a widget two seconds to start. Where that was too short, as on a busy machine, it drops all that the kernel sends.
+ * This function then listens to the kernel directly, and asks it for what was dropped. @param {Model} model */
+async function followKernel(model) {
+  const whole = await /** @type {any} */ (model).widget_manager?.get_model?.(model.get("comm_id"));
+  if (!whole?.comm) return; // a notebook without a kernel
+  try {
+    await whole._handle_comm_msg({ content: { data: { method: "none" } } });
+  } catch {
+    const handle = Object.getPrototypeOf(Object.getPrototypeOf(whole))._handle_comm_msg;
+    whole.comm.on_msg(handle.bind(whole));
+    whole.comm.send({ method: "request_state" }, whole.callbacks());
+  }
+}
+
 /** Listen to several traits; returns a function that stops.
  * @param {Model} model @param {Record<string, (...given: any[]) => void>} handlers */
 function listen(model, handlers) {
   const entries = Object.entries(handlers);
   for (const [name, handler] of entries) model.on(`change:${name}`, handler);
+  followKernel(model).catch(() => {}); // a front end that has no such model
   return () => entries.forEach(([name, handler]) => model.off(`change:${name}`, handler));
 }
 

@@ -1,13 +1,13 @@
 // A button that puts the trait `text` on the clipboard.
 
-/** @param {{model: {get: (name: string) => string}, el: HTMLElement}} given */
+/** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "jupyter-button widget-button bl-copy";
-  button.textContent = model.get("label");
+  button.textContent = String(model.get("label"));
   button.addEventListener("click", async () => {
-    const text = model.get("text");
+    const text = String(model.get("text"));
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
@@ -20,9 +20,10 @@ function render({ model, el }) {
       button.textContent = document.execCommand("copy") ? "Copied" : `Not copied: ${error instanceof Error ? error.message : error}`;
       area.remove();
     }
-    setTimeout(() => { button.textContent = model.get("label"); }, 1500);
+    setTimeout(() => { button.textContent = String(model.get("label")); }, 1500);
   });
   el.replaceChildren(button);
+  return listen(model, {});
 }
 
 export default { render };

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import anywidget
 import traitlets
 
-from .base import VIEWS_FOLDER
+from .base import View, source
 
 
-class CopyButton(anywidget.AnyWidget):
+class CopyButton(View):
     """Copies `text` to the browser's clipboard."""
 
-    _esm = (VIEWS_FOLDER / "copy_button.js").read_text(encoding="utf-8")
-    _css = (VIEWS_FOLDER / "copy_button.css").read_text(encoding="utf-8")
+    _esm = source("js", "copy_button")
+    _css = source("css", "copy_button")
     label = traitlets.Unicode("Copy").tag(sync=True)
     text = traitlets.Unicode("").tag(sync=True)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import anywidget
 import traitlets
 
 from ...graph.units import format_bytes, format_us
 from ..bars import short_device
 from ..compute import Outcome
 from ..details import OpDetails, TensorEnd, op_details, selection_details
-from .base import Message, source
+from .base import Message, View, source
 
 HINT = "Select an op in the graph or on the timeline: its tensors, times, reason to start and costs stand here."
 
 
-class DetailsView(anywidget.AnyWidget):
+class DetailsView(View):
     """Draws `OpDetails` or `SelectionDetails`; `on_go(op)` is called with the op of a link that was clicked.
 
     Links of one op are ops of the executed graph, links of a selection ops of the graph; `executed` says which.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import anywidget
 import traitlets
 
-from .base import source
+from .base import View, source
 
 
-class Folder(anywidget.AnyWidget):
+class Folder(View):
     """A button with `title` and the tooltip `hint`; each click inverts `unfolded`.
 
     >>> folder = Folder("Cluster")

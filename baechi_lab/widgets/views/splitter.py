@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import anywidget
 import traitlets
 
-from .base import source
+from .base import View, source
 
 
-class Splitter(anywidget.AnyWidget):
+class Splitter(View):
     """Sets the CSS variable `--bl-PART` of the workbench to `size` pixels, by dragging, arrow keys, Home and End.
 
     `style.css` reads the variable of `part`. A size of 0 means the default of the style; a double-click or Escape returns to

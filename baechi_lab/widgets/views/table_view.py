@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import anywidget
 import numpy as np
 import traitlets
 from numpy.typing import NDArray
 
 from ...viz.layout import scale
-from .base import Message, source
+from .base import Message, View, source
 
 ONE = ((1.0, ""),)
 PERCENT = ((0.01, "%"),)
@@ -83,7 +82,7 @@ def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[
     return lanes
 
 
-class TableView(anywidget.AnyWidget):
+class TableView(View):
     """A table that sorts by a click, or a key, on the head of a column.
 
     `on_action(row, action)` is called for a button of a row, with the original position of the row.

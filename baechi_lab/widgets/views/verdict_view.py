@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import anywidget
 import traitlets
 
 from ...graph.units import format_us
@@ -12,7 +11,7 @@ from ...step_summary import step_parts
 from ...viz.colors import device_colors, text_on
 from ..bars import short_device
 from ..compute import Outcome
-from .base import Message, source
+from .base import Message, View, source
 
 WORDS = {"transfer": "transfers", "queue": "queueing", "idle": "idle"}
 MEANINGS = {
@@ -23,7 +22,7 @@ MEANINGS = {
 }
 
 
-class VerdictView(anywidget.AnyWidget):
+class VerdictView(View):
     """One stacked bar; `on_zoom(start_us, end_us)` is called with the longest interval of a clicked part.
 
     `parts` are the parts of the bar: `label`, `color` (empty for parts without a device), `ink`, `share` of the step, `text`,
