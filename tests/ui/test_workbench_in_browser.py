@@ -818,7 +818,16 @@ def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
     buttons = "[...document.querySelectorAll('.bl-toolbar:has(.bl-moves) .bl-button')]"
     tops = f"() => {buttons}.map((button) => button.getBoundingClientRect().top)"
     jb.eventually(page, lambda: _at_most(len({round(top / 8) for top in page.evaluate(tops)}), 2))
+    # In a narrow window the buttons beside the tabs go to the next line; they were cut.
+    page.set_viewport_size({"width": 900, "height": 720})
+    jb.eventually(page, lambda: _equal(page.evaluate(WHOLE, "Graph")["sideways"], []))
     page.set_viewport_size({"width": 1500, "height": 2000})
+
+
+def test_no_two_elements_have_one_id(page):
+    """`aria-controls` and `aria-labelledby` lead to the first element with an id."""
+    ids = page.evaluate("() => [...document.querySelectorAll('.bl-workbench [id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids)) and len(ids) > 10
 
 
 def test_dark_theme(page):

@@ -1,7 +1,5 @@
 // A button that folds what follows it away and back, and says so. Traits: see folder.py.
 
-let folders = 0;
-
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-folder");
@@ -19,8 +17,7 @@ function render({ model, el }) {
     head.classList.toggle("bl-tab", Boolean(model.get("in_strip")));
     const inside = el.parentElement?.querySelector(":scope > .bl-inside");
     if (inside) {
-      folders += inside.id ? 0 : 1;
-      inside.id ||= `bl-inside-${folders}`;
+      inside.id ||= `bl-inside-${nextNumber()}`;
       head.setAttribute("aria-controls", inside.id);
     }
   };

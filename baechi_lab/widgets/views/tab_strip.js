@@ -1,7 +1,5 @@
 // Tabs, and buttons that fold something: what a plain widget button cannot say to assistive technology. Traits: see panels/tabs.py.
 
-let counter = 0;
-
 /** The handles of sliders have no name of their own: that of their label; a text without one has that of its tooltip. @param {Element} bench */
 function nameSliders(bench) {
   for (const handle of bench.querySelectorAll(".noUi-handle:not([aria-label])")) {
@@ -66,8 +64,7 @@ function render({ model, el }) {
     else el.closest(".bl-workbench")?.requestFullscreen();
   } });
   el.replaceChildren(list, full);
-  counter += 1;
-  const mark = `bl-tab-${counter}`;
+  const mark = `bl-tab-${nextNumber()}`;
   const names = () => Object.keys(model.get("tabs"));
 
   function choose(name) {
