@@ -78,7 +78,9 @@ class Header:
         self.problem_row.add_class("bl-problem-row")
         self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         # Where that width is not left beside the tabs, the buttons have a line of their own.
-        self.buttons.layout = ipywidgets.Layout(flex="1 1 260px", align_items="center", margin="0 0 0 14px", width="auto")
+        self.buttons.layout = ipywidgets.Layout(
+            flex="1 1 260px", align_items="center", margin="0 0 0 14px", width="auto"
+        )
         self.verdict = VerdictView()
         self.advice_rows = [AdviceRow(self._apply, model.undo) for _ in range(MOST_ADVICE)]
         self.chip = ipywidgets.HTML()
