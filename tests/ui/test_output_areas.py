@@ -83,7 +83,8 @@ def test_a_picture_is_seen_unless_its_own_widget_lives(page, outputs, front_end,
 IN_PAGE = "() => getComputedStyle(document.querySelector('.bl-view')).getPropertyValue('--bl-background')"
 DARK_PAGES = {
     "JupyterLab": '<body data-jp-theme-light="{light}"><div class="bl-view"></div>',
-    "VS Code": '<body class="vscode-{name}"><div class="bl-view"></div>',
+    # Its renderer brings JupyterLab's light colours to every theme.
+    "VS Code": '<style>:root {{ --jp-layout-color0: #ffffff }}</style><body class="vscode-{name}"><div class="bl-view"></div>',
     "Colab": '<html theme="{name}"><body><div class="bl-view"></div>',
     "marimo": '<body class="{name}"><div id="host"></div>',
 }
