@@ -21,7 +21,7 @@ duration, `c` the cost of an edge (of all its tensors where transfers queue, of 
 7. *Memory.* A unit's persistent bytes fit some device.
 8. *Staggered.* Devices start late and stop early by what is derived so far (`bounds.stagger`).
 
-`shave`: where neither "together" nor "paid" is known for an edge, each is assumed in turn and, if it contradicts, the
+*Shaving.* Where neither "together" nor "paid" is known for an edge, each is assumed in turn and, if it contradicts, the
 other is adopted. Complexity: a propagation is O((ops + edges) * rounds) plus units squared; the bisection takes about ten,
 the shaving two per edge and round.
 """
@@ -54,7 +54,6 @@ def forced_merges(
     low: float,
     high: float,
     time_limit: float = 10.0,
-    shave: bool = True,
     start: tuple[Floats, Floats] | None = None,
 ) -> float:
     """The largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
@@ -75,19 +74,16 @@ def forced_merges(
     until = working_seconds() + time_limit
     start = start or (np.zeros(graph.n), np.zeros(graph.n))
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
-    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
-    if shave:
-        # Raise the proven bound in steps, because shaving takes longest if there is no contradiction.
-        low = proven
-        step = 0.02
-        while step >= PRECISION and low < ceiling and working_seconds() < until:
-            if _shaved(problem, min(low * (1.0 + step), ceiling), until, start):
-                low = min(low * (1.0 + step), ceiling)
-                step *= 1.5
-            else:
-                step *= 0.4
-        proven = low
-    return proven
+    low = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
+    # Raise the proven bound in steps, because shaving takes longest if there is no contradiction.
+    step = 0.02
+    while step >= PRECISION and low < ceiling and working_seconds() < until:
+        if _shaved(problem, min(low * (1.0 + step), ceiling), until, start):
+            low = min(low * (1.0 + step), ceiling)
+            step *= 1.5
+        else:
+            step *= 0.4
+    return low
 
 
 def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Callable[[float], bool]) -> float:
