@@ -7,8 +7,6 @@ any `concurrent.futures.Executor`, on this machine or on others, as sweeps send 
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import threading
 import uuid
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
 from ...frameworks import framework_part
 from ...graph import Cluster, OpGraph, Placement, Step
-from ...graph.formats.json_format import from_document, to_document
+from ...graph.formats.wire import decoded, encoded
 from ...graph.kernels.csr import Integers
 from ..evaluation.batch import Batch
 
@@ -90,9 +88,8 @@ class Job:
     """The reward function for another process: sent with every request, prepared once per `key`."""
 
     def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: object):
-        document = json.dumps(to_document(graph), separators=(",", ":")).encode()
         self.make, self.arguments, self.key = make, arguments, uuid.uuid4().hex
-        self.graph = gzip.compress(document, compresslevel=5, mtime=0)
+        self.graph = encoded(graph)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.key == other.key
@@ -103,8 +100,7 @@ class Job:
 
 @lru_cache(maxsize=4)
 def _ready_for(job: Job) -> Reward:
-    graph = from_document(json.loads(gzip.decompress(job.graph)))
-    return job.make(graph, *job.arguments)
+    return job.make(decoded(job.graph), *job.arguments)
 
 
 def answer(job: Job, rows: NDArray[np.int32]) -> NDArray[np.float64]:
