@@ -48,6 +48,8 @@ _SMALL = 5e10
 _COMPARED = 100_000_000
 """Gradients of so many numbers are compared at most, those of small parameters first."""
 
+_HALF = (torch.float16, torch.bfloat16)
+
 _DRAWS = frozenset(
     "normal_ uniform_ bernoulli_ exponential_ log_normal_ random_ bernoulli rand randn randint rand_like randn_like "
     "randint_like".split()
@@ -237,13 +239,15 @@ def _is_mean_or_sum(
     trials = _Trials(step, model, layers, micro_steps, tables, warned)
     assumed = "mean"
     # Fixed draws alone prove no mean: they only show what other draws cannot repair.
-    for steady, fixed_draws in (
-        (_layers_in_evaluation(model), False),
-        (_layers_in_evaluation(model), True),
-        (in_mode(model, False), False),
+    in_half = any(t.dtype in _HALF for t in (*model.parameters(), *model.buffers()))
+    for steady, fixed_draws, single in (
+        *(((_layers_in_evaluation(model), False, True),) if in_half else ()),
+        (_layers_in_evaluation(model), False, False),
+        (_layers_in_evaluation(model), True, False),
+        (in_mode(model, False), False, False),
     ):
-        with steady:
-            verdict = trials.verdict(fixed_draws)
+        with steady, _in_single_precision(model) if single else contextlib.nullcontext():
+            verdict = trials.verdict(fixed_draws, single)
         if verdict in ("mean", "sum"):
             if not fixed_draws:
                 return verdict == "mean"
@@ -317,7 +321,7 @@ class _Trials(DivisorHandler):
         super().__init__({})
         self.step, self.model, self.layers = step, model, layers
         self.micro_steps, self.tables = micro_steps, tables
-        self.half, self.warned = False, warned
+        self.half, self.single, self.warned = False, False, warned
         self.compared: list[nn.Parameter] = []
         numbers = 0
         for parameter in sorted((p for p in model.parameters() if p.requires_grad), key=torch.Tensor.numel):
@@ -325,8 +329,9 @@ class _Trials(DivisorHandler):
             if numbers <= _COMPARED or not self.compared:
                 self.compared.append(parameter)
 
-    def verdict(self, fixed_draws: bool) -> str | None:
+    def verdict(self, fixed_draws: bool, single: bool) -> str | None:
         """How the losses add up: "mean", "sum", or the words for neither; None if one fails or draws random numbers."""
+        self.half, self.single = False, single
         results = self._run(self.tables, fixed_draws)
         if results is None:
             return None
@@ -381,6 +386,9 @@ class _Trials(DivisorHandler):
 
     def _loss_and_gradients(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
         self.instead = replaced
+        if self.single:
+            batch = map_tensors((step.inputs, step.targets), lambda t: t.float() if t.dtype in _HALF else t)
+            step = replace(step, inputs=batch[0], targets=batch[1])
         args, kwargs = step.arguments(self.model)
         interceptor = Interceptor(self.model, self.layers, self).install()
         try:
@@ -402,7 +410,7 @@ class _Trials(DivisorHandler):
         if module is None:
             args, kwargs = _without_dropout(getattr(run, "__name__", ""), args, kwargs)
         outputs = super().call(frame, key, run, args, kwargs, module)
-        self.half |= any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors(outputs))
+        self.half |= any(t.dtype in _HALF for t in tensors(outputs))
         return outputs
 
 
@@ -421,6 +429,19 @@ def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwarg
     if len(args) > at:
         return (*args[:at], value, *args[at + 1 :]), kwargs
     return args, {**kwargs, keyword: value}
+
+
+@contextlib.contextmanager
+def _in_single_precision(model: nn.Module) -> Iterator[None]:
+    """Give 16-bit parameters and buffers 32 bits, so that rounding does not hide what couples samples."""
+    before = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype in _HALF]
+    for t, data in before:
+        t.data = data.float()
+    try:
+        yield
+    finally:
+        for t, data in before:
+            t.data = data
 
 
 @contextlib.contextmanager

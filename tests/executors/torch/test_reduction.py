@@ -192,17 +192,20 @@ def with_penalty(outputs, labels):
         (Router, with_penalty, "neither the mean nor the sum"),
         (partial(Router, True), with_penalty, "neither the mean nor the sum"),
         (Clamped, F.cross_entropy, "neither the mean nor the sum"),
+        (lambda: Router().bfloat16(), with_penalty, "neither the mean nor the sum"),
         (Clamped, lambda o, t: F.cross_entropy(o, t) * 1e30 * 1e30, "a gradient of it is infinite or no number"),
     ],
 )
 def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
     """Only the last four parameters were, and in evaluation if training draws random numbers."""
     inputs = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
-    step = as_step(loss, TOKENS[:, 0] % 3, build=build, inputs=(inputs,))
+    dtype = next(build().parameters()).dtype
+    step = as_step(loss, TOKENS[:, 0] % 3, build=build, inputs=(inputs.to(dtype),))
     model = step.model()
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     with pytest.warns(UserWarning, match=message):
         reduction_of(step, model, layers, step.micro_batches(4))
+    assert {p.dtype for p in model.parameters()} == {dtype}
 
 
 def test_bug_an_update_within_the_backward_pass_ran_in_every_micro_batch():
