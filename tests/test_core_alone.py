@@ -81,11 +81,11 @@ print(json.dumps(outcome))
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     folder = tmp_path_factory.mktemp("core")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(absent=ABSENT)], capture_output=True, text=True, cwd=folder, timeout=250
     )
-    assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+    assert completed.returncode == 0, completed.stderr
+    return {**json.loads(completed.stdout.splitlines()[-1]), "stderr": completed.stderr}
 
 
 @pytest.mark.subprocess

@@ -73,10 +73,10 @@ def other_user():
 @pytest.mark.parametrize("threads", ["alone", "threads"])
 def test_a_user_without_rights_leaves_the_network(folder, threads):
     """Through a user namespace; with several threads in a child that ends as the process does."""
-    done = subprocess.run([*other_user(), "-c", LEAVE, folder, threads], capture_output=True, text=True, cwd="/")
-    if network.REFUSED in done.stderr:
+    completed = subprocess.run([*other_user(), "-c", LEAVE, folder, threads], capture_output=True, text=True, cwd="/")
+    if network.REFUSED in completed.stderr:
         pytest.skip("this system does not let users make namespaces")
-    assert (done.returncode, done.stdout) == (7, f"{os.getuid() or 65534} is alone\n"), done.stderr
+    assert (completed.returncode, completed.stdout) == (7, f"{os.getuid() or 65534} is alone\n"), completed.stderr
 
 
 @pytest.mark.parametrize("rights", ["this user", "a user without rights"])
@@ -90,9 +90,9 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
         where = listening.stdout.readline().split()
         if not where and network.REFUSED in listening.stderr.read():
             pytest.skip("this system does not let users make namespaces")
-        done = subprocess.run([*python, "-c", JOIN, folder, *where], capture_output=True, text=True, cwd="/")
+        completed = subprocess.run([*python, "-c", JOIN, folder, *where], capture_output=True, text=True, cwd="/")
         user = os.getuid() if rights == "this user" else os.getuid() or 65534
-        assert done.stdout == f"{user} is there, to be ended by 9\n", done.stderr
+        assert completed.stdout == f"{user} is there, to be ended by 9\n", completed.stderr
         if os.geteuid() == 0:
             third = [*python_of_user(65533), "-c", JOIN, folder, *where]
             refused = subprocess.run(third, capture_output=True, text=True, cwd="/")
@@ -102,15 +102,15 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
 def test_a_program_starts_in_a_network_of_its_own():
     """Before the modules of the program are imported, which may start threads."""
     needs_networks()
-    done = subprocess.run(isolated("platform", network=network.CREATE_NETWORK), capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout
+    completed = subprocess.run(isolated("platform", network=network.CREATE_NETWORK), capture_output=True, text=True)
+    assert completed.returncode == 0 and completed.stdout
 
 
 @pytest.mark.parametrize(("pid", "message"), [(2**22 + 1, "No such file"), (None, "has no network of its own")])
 def test_a_program_does_not_start_in_another_network_than_it_should(pid, message):
     pid = os.getpid() if pid is None else pid
-    done = subprocess.run(isolated("platform", network=pid), capture_output=True, text=True)
-    assert done.returncode == 1 and message in done.stderr and not done.stdout
+    completed = subprocess.run(isolated("platform", network=pid), capture_output=True, text=True)
+    assert completed.returncode == 1 and message in completed.stderr and not completed.stdout
 
 
 def test_a_system_without_networks_says_so(monkeypatch):
@@ -126,7 +126,7 @@ def test_a_system_that_allows_none_says_so():
     limited = ["unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"', "sh"]
     if subprocess.run([*limited, "true"], capture_output=True).returncode:
         pytest.skip("this system lets its users make no namespaces")
-    done = subprocess.run(
+    completed = subprocess.run(
         [*limited, *isolated("platform", network=network.CREATE_NETWORK)], capture_output=True, text=True
     )
-    assert done.returncode == 1 and done.stderr.startswith(f"{network.REFUSED}: "), done.stderr
+    assert completed.returncode == 1 and completed.stderr.startswith(f"{network.REFUSED}: "), completed.stderr

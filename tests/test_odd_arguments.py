@@ -198,11 +198,11 @@ except bl.InvalidInput as error:
     (tmp_path / "gone").mkdir()
     (tmp_path / "free").mkdir()
     code = code.replace('os.sep + "tmp"', repr(str(tmp_path / "free")))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "gone")], capture_output=True, text=True, timeout=200
     )
-    said = "folder is 'out', and the current folder was deleted; give an absolute path, or change the folder"
-    assert done.stdout.splitlines() == ["m-etf", "exact", "2", "True", said], done.stderr
+    text = "folder is 'out', and the current folder was deleted; give an absolute path, or change the folder"
+    assert completed.stdout.splitlines() == ["m-etf", "exact", "2", "True", text], completed.stderr
 
 
 def test_odd_subjects_of_commands_are_refused_in_one_sentence(tmp_path, capsys):
@@ -213,9 +213,9 @@ def test_odd_subjects_of_commands_are_refused_in_one_sentence(tmp_path, capsys):
     program.write_text("import sys\nsys.exit(7)\n")
     for command in (["sweep", "a" * 5000, "--devices", "1"], ["profile", f"{program}:step"]):
         assert main(command) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and len(said) < 600
-    assert "raised SystemExit: 7" in said
+        error_text = capsys.readouterr().err
+        assert error_text.count("\n") == 1 and len(error_text) < 600
+    assert "raised SystemExit: 7" in error_text
 
 
 def test_every_public_function_is_fuzzed(tmp_path):

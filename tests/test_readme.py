@@ -39,7 +39,7 @@ def test_first_example_is_short():
 def test_examples_run(tmp_path):
     code = "\n".join(blocks("python")).replace("time_limit=5)", "time_limit=1)")  # seconds
     (tmp_path / "data").symlink_to(ROOT / "data")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "error:::baechi_lab", "-c", code],
         cwd=tmp_path,
         env=_environment(),
@@ -47,9 +47,9 @@ def test_examples_run(tmp_path):
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "<Run ok: 5 steps" in done.stdout
-    assert "('place', 'simulate', 'bounds')" in done.stdout
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert "<Run ok: 5 steps" in completed.stdout
+    assert "('place', 'simulate', 'bounds')" in completed.stdout
     assert (tmp_path / "placed_training" / "train.py").is_file()
 
 

@@ -59,15 +59,17 @@ def test_mypy_knows_the_public_names_and_no_others(tmp_path):
     lines = ["import baechi_lab as bl", *(f"reveal_type({name})" for name in known), *unknown]
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines) + "\n")
-    done = subprocess.run(  # with the project's own settings and cache: what mypy has read once, it does not read again
-        [sys.executable, "-m", "mypy", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        cwd=ROOT,
-        env={**os.environ, "MYPYPATH": "."},
+    completed = (
+        subprocess.run(  # with the project's own settings and cache: what mypy has read once, it does not read again
+            [sys.executable, "-m", "mypy", str(program)],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            cwd=ROOT,
+            env={**os.environ, "MYPYPATH": "."},
+        )
     )
-    said = done.stdout.splitlines()
+    said = completed.stdout.splitlines()
     for number, name in enumerate(known, 2):
         told = next(line for line in said if f"program.py:{number}: note" in line)
         assert "Revealed type is" in told and '"Any"' not in told, name

@@ -101,11 +101,11 @@ PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 
 def run(blocked, **environment):
     program = PROGRAM.format(blocked=blocked, placers=PLACERS, reach=REACH.strip() if blocked else "pass")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=os.environ | environment
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 def test_results_do_not_depend_on_numba_and_every_kernel_is_reached():

@@ -43,11 +43,11 @@ def main() -> None:
 
         def row(label: str, *command: str) -> None:
             started = time.perf_counter()
-            done = subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True)
+            completed = subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True)
             seconds = time.perf_counter() - started
-            last = (done.stdout + done.stderr).strip().splitlines()[-1:] if done.returncode else []
+            last = (completed.stdout + completed.stderr).strip().splitlines()[-1:] if completed.returncode else []
             print(
-                f"{label:<36} {seconds:7.1f} s {megabytes(environment):8.0f} MB  exit {done.returncode}",
+                f"{label:<36} {seconds:7.1f} s {megabytes(environment):8.0f} MB  exit {completed.returncode}",
                 *last,
                 flush=True,
             )

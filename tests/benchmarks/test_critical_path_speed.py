@@ -21,8 +21,8 @@ def case():
 
 @pytest.mark.parametrize("placer", ["hash", "batch-split", "mite", "dfs", "heft"])
 def test_place(benchmark, case, placer):
-    found = benchmark.pedantic(bl.place, (*case, placer), rounds=3, warmup_rounds=1)
-    assert found.n == case[0].n
+    placement = benchmark.pedantic(bl.place, (*case, placer), rounds=3, warmup_rounds=1)
+    assert placement.n == case[0].n
 
 
 def test_critical_path_with_pct(benchmark, case):
@@ -34,8 +34,8 @@ def test_critical_path_with_pct(benchmark, case):
 
 @pytest.mark.parametrize("point", ["mcp", "etf", "fifo"])
 def test_list_scheduler(benchmark, case, point):
-    found = benchmark.pedantic(bl.place, (*case, bl.ListScheduler.point(point)), rounds=3, warmup_rounds=1)
-    assert found.n == case[0].n
+    placement = benchmark.pedantic(bl.place, (*case, bl.ListScheduler.point(point)), rounds=3, warmup_rounds=1)
+    assert placement.n == case[0].n
 
 
 @pytest.mark.parametrize("scheduler", ["fifo", "pct", "msr"])

@@ -67,8 +67,8 @@ def test_search_equals_exact(benchmark):
 
 @needs_ortools
 def test_exact_on_ten_tasks(benchmark):
-    found = record(benchmark, lambda: bl.place(TEN_TASKS, CLUSTER, "exact", time_limit=60.0), bar_s=5.0)
-    assert found.info["status"] == "OPTIMAL"
+    placement = record(benchmark, lambda: bl.place(TEN_TASKS, CLUSTER, "exact", time_limit=60.0), bar_s=5.0)
+    assert placement.info["status"] == "OPTIMAL"
 
 
 @needs_ortools

@@ -24,9 +24,11 @@ pytestmark = pytest.mark.timeout(300)
 
 def run(program, cache):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=cache)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=cache
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_import(benchmark, tmp_path):

@@ -168,8 +168,8 @@ def test_first_picture(benchmark, page):
   window.took = (performance.now() - window.began) / 1000;
 }"""
         )
-        said = page.wait_for_selector('button:text-matches("Fresh [0-9]")').inner_text()
-        return page.evaluate("() => window.took"), float(said.split()[1])
+        text = page.wait_for_selector('button:text-matches("Fresh [0-9]")').inner_text()
+        return page.evaluate("() => window.took"), float(text.split()[1])
 
     took, cpu = zip(*sorted(run() for _ in range(3)), strict=True)
     benchmark.pedantic(lambda: None, rounds=1)

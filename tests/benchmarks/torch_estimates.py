@@ -96,21 +96,21 @@ def calibrated() -> dict[str, Any]:
             rows.append((step_model(model, x, mode), measured_us(model, x, mode)))
             names.append(f"{make.__name__} {' '.join(map(str, sizes))} {mode}")
             print(names[-1], round(rows[-1][1], 1), flush=True)
-    found = bl.calibrate(WIDE_CORE, rows, fit=range(0, len(rows), 3))
-    print(found)
+    calibration = bl.calibrate(WIDE_CORE, rows, fit=range(0, len(rows), 3))
+    print(calibration)
     plain = np.abs([model(WIDE_CORE) / us - 1 for model, us in rows])
-    others = np.abs(found.held_out)
+    others = np.abs(calibration.held_out)
     return {
         "hardware": {
-            key: round(float(getattr(found.hardware, key)), 4)
+            key: round(float(getattr(calibration.hardware, key)), 4)
             for key in ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
         },
-        "fitted_rows": found.fitted.tolist(),
+        "fitted_rows": calibration.fitted.tolist(),
         "mean_absolute_error_of_others": round(float(others.mean()), 4),
         "median_and_largest_of_others": [round(float(np.percentile(others, p)), 4) for p in (50, 100)],
         "mean_absolute_error_uncalibrated": round(float(plain.mean()), 4),
         "rows": [
-            {"step": name, "measured_us": round(us, 1), "estimated_us": round(model(found.hardware), 1)}
+            {"step": name, "measured_us": round(us, 1), "estimated_us": round(model(calibration.hardware), 1)}
             for name, (model, us) in zip(names, rows, strict=True)
         ],
     }

@@ -52,13 +52,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     found: list[str] = []
     with tempfile.TemporaryDirectory() as folder, jb.running_lab(Path(folder)) as lab:
-        for name in given.graphs:
+        for name in arguments.graphs:
             with jb.browser_page(1280, 720) as page:
-                found += walked(page, lab, name, given.folder)
+                found += walked(page, lab, name, arguments.folder)
     print("\n".join(found) or "nothing is cut, blank, faint or below the screen")
     return 1 if found else 0
 

@@ -321,10 +321,10 @@ def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placem
 
 def test_exported_worker_refuses_users_that_nobody_called_trusted(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out", workers=["127.0.0.1:2222", "127.0.0.1:2223"])
-    done = run_script(folder, "--worker", "127.0.0.1:2222")
+    completed = run_script(folder, "--worker", "127.0.0.1:2222")
     assert (
-        done.returncode == 1
-        and "give --secret FILE, which keeps them out, or --trusted-users" in done.stderr.splitlines()[-1]
+        completed.returncode == 1
+        and "give --secret FILE, which keeps them out, or --trusted-users" in completed.stderr.splitlines()[-1]
     )
 
 
@@ -346,7 +346,7 @@ def train_on_workers(folder, workers, step, serving, training, lose=None):
             assert process.stdout.readline().startswith(b"worker 127.0.0.1:")
         for address in workers:
             assert listeners(int(address.rpartition(":")[2])) == (["127.0.0.1"] if training else ["lo"])
-        done = run_script(folder, "--steps", "5", *training)
+        completed = run_script(folder, "--steps", "5", *training)
         if lose is not None:
             check_lost(folder, workers[lose], started[lose])
     finally:
@@ -355,8 +355,8 @@ def train_on_workers(folder, workers, step, serving, training, lose=None):
             process.wait()
             process.stdin.close()
             process.stdout.close()
-    assert done.returncode == 0, done.stderr[-2000:]
-    np.testing.assert_allclose(losses_of(done.stdout), step.info["losses"], rtol=1e-6)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    np.testing.assert_allclose(losses_of(completed.stdout), step.info["losses"], rtol=1e-6)
 
 
 def check_lost(folder, address, worker):

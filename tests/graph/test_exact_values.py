@@ -106,8 +106,8 @@ def test_sizes_in_files_are_exact(tmp_path):
     node = {"supportedOnFpga": 1, "cpuLatency": 2.0, "fpgaLatency": 1.0, "size": LARGE, "isBackwardNode": 0}
     edge = {"sourceId": 0, "destId": 1, "size": LARGE, "cost": 1.0}
     (tmp_path / "p.json").write_text(json.dumps({"nodes": [{**node, "id": k} for k in (0, 1)], "edges": [edge]}))
-    made = bl.load_graph(tmp_path / "p.json")
-    assert (made.tensor_bytes.tolist(), made.persistent_bytes.tolist()) == ([LARGE], [LARGE] * 2)
+    graph_read = bl.load_graph(tmp_path / "p.json")
+    assert (graph_read.tensor_bytes.tolist(), graph_read.persistent_bytes.tolist()) == ([LARGE], [LARGE] * 2)
 
 
 def test_the_second_of_two_equal_fields_does_not_win(tmp_path):

@@ -82,9 +82,9 @@ def free_port() -> int:
 
 def _environment(folder: Path) -> dict[str, str]:
     """Jupyter's configuration, data and runtime folders below `folder`; this checkout on the path."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
     return {
-        **kept, "HOME": str(folder), "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        **environment, "HOME": str(folder), "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

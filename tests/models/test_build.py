@@ -95,8 +95,8 @@ def test_same_seed_same_step_and_another_seed_other_weights(name):
 
 
 def test_keras_layers_are_numbered_per_model_not_per_process():
-    again = bl.models.build("resnet", **TINY["resnet"])
-    assert again.graph_def == built("resnet").graph_def
+    second_step = bl.models.build("resnet", **TINY["resnet"])
+    assert second_step.graph_def == built("resnet").graph_def
 
 
 def test_projection_per_step_changes_the_graph_and_not_the_loss():

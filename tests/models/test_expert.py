@@ -141,15 +141,15 @@ def test_expert_is_a_valid_placement_of_every_op(name, devices):
 def test_every_scoped_op_is_with_its_layer(name):
     graph = traced(name)
     device = bl.models.expert(None, graph, bl.Cluster.uniform(4))
-    seen = set()
+    visited = set()
     for op, label in enumerate(graph.names):
         parts = scope_parts(label)
         number = layer_number(parts)
         place = {"embedding": 0, "projection": 3, "attention": 3}.get(parts[0], number)
-        seen.add(parts[0])
+        visited.add(parts[0])
         if place is not None:
             assert device[op] == place, label
-    assert {"embedding", "projection"} <= seen
+    assert {"embedding", "projection"} <= visited
 
 
 @pytest.mark.parametrize("name", ["gnmt", "nmt"])

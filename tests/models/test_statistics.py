@@ -31,13 +31,13 @@ def test_activation_bytes_are_forward_results_that_backward_ops_read():
 
 
 def test_mlp_counted_by_hand():
-    found = describe("mlp", layers=1, units=4, inputs=3, classes=2, batch_size=5)
-    assert found["parameters"] == (3 * 4 + 4) + (4 * 2 + 2)
+    description = describe("mlp", layers=1, units=4, inputs=3, classes=2, batch_size=5)
+    assert description["parameters"] == (3 * 4 + 4) + (4 * 2 + 2)
     # Products of [5,3]x[3,4] and [5,4]x[4,2]: forward, gradient of each weight, gradient of the hidden layer.
     products = 2 * (5 * 3 * 4) * 2 + 2 * (5 * 4 * 2) * 3
-    assert products <= found["flops"] <= 2 * products
+    assert products <= description["flops"] <= 2 * products
     # The hidden layer after ReLU (20 numbers); the loss kernel's gradient of 5 x 2 logits.
-    assert found["activation_bytes"] == 4 * (20 + 10)
+    assert description["activation_bytes"] == 4 * (20 + 10)
 
 
 @pytest.mark.slow

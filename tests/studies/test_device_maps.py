@@ -19,8 +19,10 @@ def test_a_map_is_read_back_by_its_longest_entry():
     """A call between modules stays with the op before it; a backward op goes with its forward op."""
     names = ["embed", "layers.0.attention", "layers.0/add#1", "layers.1", "head", "head/backward"]
     graph = bl.OpGraph.from_edges([1] * 6, [(k, k + 1, 4) for k in range(5)], names=names, forward_of=[-1] * 5 + [4])
-    found = read_back(graph, {"embed": 0, "layers.0.attention.q": 1, "layers.0.attention.k": 1, "layers": 2, "head": 1})
-    assert found.device.tolist() == [0, 2, 2, 2, 1, 1]
+    device_map = read_back(
+        graph, {"embed": 0, "layers.0.attention.q": 1, "layers.0.attention.k": 1, "layers": 2, "head": 1}
+    )
+    assert device_map.device.tolist() == [0, 2, 2, 2, 1, 1]
     assert home("layers.0.attention.q.weight", {"layers.0.attention.q": 1, "layers": 2}) == 1
 
 

@@ -58,8 +58,8 @@ def test_the_stored_study_of_pytorch_meets_the_target():
     assert {row.model for row in rows} == set(NAMES)
     assert all({row.placement for row in rows if row.model == name} == {"single", "m-etf", "random"} for name in NAMES)
     assert all(sum(row.parts) == row.measured and sum(row.simulated_parts) == row.simulated for row in rows)
-    found = memory.summarize_rows(rows)
-    assert found.met and found.mean_error == pytest.approx(document["summary"]["mean_error"])
+    summary = memory.summarize_rows(rows)
+    assert summary.met and summary.mean_error == pytest.approx(document["summary"]["mean_error"])
 
 
 @pytest.mark.slow

@@ -20,13 +20,19 @@ def test_lack_of_memory_is_an_outcome():
 
 def test_tables_by_hand():
     graph = chain(2, duration_us=1e6)
-    found = {"x": outcomes(graph, paper_cluster(), ["single"])}
-    found["x"] |= dict.fromkeys(paper_b.PLACERS, found["x"]["single"])
+    outcome_table = {"x": outcomes(graph, paper_cluster(), ["single"])}
+    outcome_table["x"] |= dict.fromkeys(paper_b.PLACERS, outcome_table["x"]["single"])
     published = {"x": (4.0, None, 6.0, 3.0, 4.0)}
-    assert step_table(found, published).iloc[0].tolist() == ["2.000"] * 5
-    assert step_table(found, published).iloc[1].tolist() == ["4.000", "out of memory", "6.000", "3.000", "4.000"]
+    assert step_table(outcome_table, published).iloc[0].tolist() == ["2.000"] * 5
+    assert step_table(outcome_table, published).iloc[1].tolist() == [
+        "4.000",
+        "out of memory",
+        "6.000",
+        "3.000",
+        "4.000",
+    ]
     # 6 / 4 - 1 = 50%, 3 / 4 - 1 = -25%
-    assert ratio_table(found, published).iloc[1].tolist() == ["+0.0%", "", "+50.0%", "-25.0%", "+0.0%"]
+    assert ratio_table(outcome_table, published).iloc[1].tolist() == ["+0.0%", "", "+50.0%", "-25.0%", "+0.0%"]
 
 
 def test_perturbed_factors_stay_in_their_range():
@@ -52,12 +58,12 @@ def test_quality_is_summed_up_over_all_and_by_kind():
     )
     made |= {"graph": f"{search_quality.GENERATED}rnn", "search_over_rule": 0.5}
     profile |= {"graph": "bert", "search_over_rule": 0.98, "search_over_bound": 1.21, "transfers_dominate": True}
-    found = search_quality.summary([made, profile])
-    assert found["search_over_rule"] == pytest.approx(0.7)
-    assert found["search_over_rule_generated"] == pytest.approx(0.5)
-    assert found["search_over_rule_profiles"] == pytest.approx(0.98)
-    assert found["search_over_bound"] == pytest.approx(1.1)
-    assert found["search_over_bound_where_transfers_dominate"] == pytest.approx(1.21)
+    summary = search_quality.summary([made, profile])
+    assert summary["search_over_rule"] == pytest.approx(0.7)
+    assert summary["search_over_rule_generated"] == pytest.approx(0.5)
+    assert summary["search_over_rule_profiles"] == pytest.approx(0.98)
+    assert summary["search_over_bound"] == pytest.approx(1.1)
+    assert summary["search_over_bound_where_transfers_dominate"] == pytest.approx(1.21)
 
 
 def test_quality_of_a_small_graph_against_rules_and_bounds():

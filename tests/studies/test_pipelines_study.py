@@ -19,9 +19,9 @@ def test_least_runs_are_those_of_brute_force():
         work = rng.integers(1, 9, 6).tolist()
         cuts = [(a, b) for a in range(1, 5) for b in range(a + 1, 6)]
         best = min(max(sum(work[:a]), sum(work[a:b]), sum(work[b:])) for a, b in cuts)
-        found = least_runs(work, 3)
-        assert found == sorted(found) and set(found) == {0, 1, 2}
-        assert max(sum(w for w, run in zip(work, found, strict=True) if run == k) for k in range(3)) == best
+        runs_by_device = least_runs(work, 3)
+        assert runs_by_device == sorted(runs_by_device) and set(runs_by_device) == {0, 1, 2}
+        assert max(sum(w for w, run in zip(work, runs_by_device, strict=True) if run == k) for k in range(3)) == best
 
 
 def test_stages_are_whole_layers():
@@ -88,9 +88,9 @@ def test_stored_rows_say_what_their_summaries_say():
     assert parts
     for part in parts:
         rows = rows_of({"part": part})
-        found = summarize_rows(rows)
-        assert found.mean_error == pytest.approx(part["summary"]["mean_error"])
-        assert (found.clear_pairs, found.ranked_right) == (
+        summary = summarize_rows(rows)
+        assert summary.mean_error == pytest.approx(part["summary"]["mean_error"])
+        assert (summary.clear_pairs, summary.ranked_right) == (
             part["summary"]["clear_pairs"],
             part["summary"]["ranked_right"],
         )

@@ -48,9 +48,9 @@ def test_learning_rates_are_compared(monkeypatch):
     monkeypatch.setattr(experiment, "LEARNING_RATES", (0.1, 0.001))
     graph = OpGraph.from_edges([1e6] * 4)
     cluster = Cluster.uniform(2)
-    found = experiment.learning_rates(graph, cluster, 0.01, 0, placer_hidden=4, groups=4, workers=1, noise_updates=0)
-    assert [row["learning_rate"] for row in found] == [0.1, 0.001]
-    for row in found:  # four ops of 1 s on two devices: between 2 and 4 s
+    rows = experiment.learning_rates(graph, cluster, 0.01, 0, placer_hidden=4, groups=4, workers=1, noise_updates=0)
+    assert [row["learning_rate"] for row in rows] == [0.1, 0.001]
+    for row in rows:  # four ops of 1 s on two devices: between 2 and 4 s
         assert 2.0 - 1e-9 <= row["best_seconds"] <= 4.0 + 1e-9 and row["updates"] >= 1
         assert -2.0 - 1e-6 <= row["last_reward"] <= -(2.0**0.5) + 1e-6
 

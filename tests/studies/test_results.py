@@ -13,8 +13,8 @@ from studies.results import result, result_names, result_path
 
 def commands(name):
     """Command and date of a result, or of each of its parts."""
-    found = result(name)
-    parts = [part for part in found.values() if isinstance(part, dict)] if "format" in found else [found]
+    stored = result(name)
+    parts = [part for part in stored.values() if isinstance(part, dict)] if "format" in stored else [stored]
     return [(part["command"], part["date"]) for part in parts]
 
 
@@ -41,10 +41,10 @@ def test_unknown_result():
 
 def test_attack_finds_and_stores_what_it_prints(tmp_path, capsys):
     attack.main(["--steps", "6", "--store", str(tmp_path / "attack.json")])
-    found = json.loads((tmp_path / "attack.json").read_text())
-    assert (found["seed"], found["steps"], len(found["pairs"])) == (0, 6, 4 * 3)
+    document = json.loads((tmp_path / "attack.json").read_text())
+    assert (document["seed"], document["steps"], len(document["pairs"])) == (0, 6, 4 * 3)
     assert len(capsys.readouterr().out.splitlines()) == 12
-    for pair in found["pairs"]:
+    for pair in document["pairs"]:
         edges = tuple(tuple(edge) for edge in pair["edges"])
         worst = attack.Instance(tuple(pair["durations"]), edges, tuple(pair["speeds"]), pair["us_per_byte"])
         assert attack.ratio(worst, pair["attacked"], pair["other"]) == pytest.approx(pair["ratio"])

@@ -468,24 +468,24 @@ def test_the_timeline_says_why_the_clicked_op_started_then(page, expected):
     at = OnTimeline(page, line)
     row = int(np.argmax(line.end_us - line.start_us))
     page.mouse.click(at.x((line.start_us[row] + line.end_us[row]) / 2), at.y(line.device[row]))
-    found = cause(graph, line, int(line.op[row]))
-    page.wait_for_selector(f".bl-view:has({TIMELINE}) .bl-live:has-text({json.dumps(found.sentence)})")
+    reason = cause(graph, line, int(line.op[row]))
+    page.wait_for_selector(f".bl-view:has({TIMELINE}) .bl-live:has-text({json.dumps(reason.sentence)})")
     inputs, outputs = neighbours(graph, int(line.op[row]))
-    arrows = len({*inputs, *([found.op] if found.op >= 0 else [])}) + len(outputs)
+    arrows = len({*inputs, *([reason.op] if reason.op >= 0 else [])}) + len(outputs)
     page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.arrows === n", arg=str(arrows))
     page.keyboard.press("Escape")
 
 
 def test_the_timeline_colours_classes_of_ops(page, expected):
     graph, line = expected.graph(), expected.timeline()
-    made = coloring(graph, "op type")
+    colors = coloring(graph, "op type")
     page.select_option('select[aria-label="Colour"]', "op type")
-    page.wait_for_selector(f".bl-key:has-text({json.dumps(made.labels[0])})")
+    page.wait_for_selector(f".bl-key:has-text({json.dumps(colors.labels[0])})")
     keys = timeline_part(page, ".bl-legend .bl-key")
-    jb.eventually(page, lambda: _equal(tuple(keys.all_inner_texts()[: len(made.labels)]), made.labels))
+    jb.eventually(page, lambda: _equal(tuple(keys.all_inner_texts()[: len(colors.labels)]), colors.labels))
     at, row = OnTimeline(page, line), int(np.argmax(line.end_us - line.start_us))
     x, y = at.x((line.start_us[row] + line.end_us[row]) / 2) - at.box["x"], at.y(line.device[row]) - at.box["y"] + 8
-    wanted = made.colors[made.kind[line.op[row]]]
+    wanted = colors.colors[colors.kind[line.op[row]]]
     page.mouse.move(2, 2)  # the cursor's line would lie over the bar
     page.wait_for_function(
         """([selector, x, y, wanted]) => {
@@ -508,12 +508,12 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
 
 def test_idle_time_says_what_was_waited_for(page, expected):
     graph, line = expected.graph(), expected.timeline()
-    found = waits(graph, line)
-    longest = int(np.argmax(np.where(found.kind == KINDS.index("nothing"), 0, found.end_us - found.start_us)))
-    start, end, at = found.start_us[longest], found.end_us[longest], OnTimeline(page, line)
-    jb.hover(page, at.x((start + end) / 2), at.y(found.device[longest]))
+    gaps = waits(graph, line)
+    longest = int(np.argmax(np.where(gaps.kind == KINDS.index("nothing"), 0, gaps.end_us - gaps.start_us)))
+    start, end, at = gaps.start_us[longest], gaps.end_us[longest], OnTimeline(page, line)
+    jb.hover(page, at.x((start + end) / 2), at.y(gaps.device[longest]))
     tooltip = timeline_part(page, ".bl-tooltip")
-    said = jb.eventually(page, lambda: _holds(tooltip.inner_text(), f"next here: {graph.names[found.op[longest]]}"))
+    said = jb.eventually(page, lambda: _holds(tooltip.inner_text(), f"next here: {graph.names[gaps.op[longest]]}"))
     assert said.startswith(f"idle {format_us(end - start)}")
 
 

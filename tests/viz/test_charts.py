@@ -478,8 +478,8 @@ def test_decisions_need_a_log_that_fits(graph):
 def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
     from baechi_lab.placers.planner.explain import learned_groups
 
-    told = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
-    placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": told})
+    learned = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
+    placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": learned})
     figure = viz.groups(graph, placed, most=1, device_names=("cpu", "gpu"))
     first, rest = figure.data
     assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, series_colors(1)[0])
@@ -502,13 +502,13 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     whole = bl.generators.unrolled_rnn(10, 2)
     coarse = bl.optimize(whole)
     device = np.arange(coarse.n) % 2
-    told = learned_groups(coarse, np.arange(coarse.n), device)
+    learned = learned_groups(coarse, np.arange(coarse.n), device)
     placed = bl.Placement(
         device=device,
         graph_key=coarse.key,
         group_of=coarse.group_of,
         source_key=coarse.source_key,
-        info={"explanation": told},
+        info={"explanation": learned},
     )
     assert coarse.n < whole.n
     for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):

@@ -245,11 +245,11 @@ def test_errors_that_may_pass_are_tried_again(tmp_path, monkeypatch, error):
         patch.setattr(METF, "assign", lambda *_: (_ for _ in ()).throw(error))
         table = bl.sweep(chain_of(1), path=path, **SMALL)
     assert table["makespan_us"].isna().all() and str(error) in table["error"][0] and not table["feasible"][0]
-    again = bl.sweep(chain_of(1), path=path, **SMALL)
+    second_table = bl.sweep(chain_of(1), path=path, **SMALL)
     if error in PASSING:
-        assert again["makespan_us"].tolist() == [32] and again["error"].tolist() == [""]
+        assert second_table["makespan_us"].tolist() == [32] and second_table["error"].tolist() == [""]
     else:
-        assert again["error"].tolist() == table["error"].tolist()
+        assert second_table["error"].tolist() == table["error"].tolist()
 
 
 def test_a_graph_that_could_not_be_made_is_tried_again(tmp_path):

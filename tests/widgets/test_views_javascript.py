@@ -16,9 +16,9 @@ pytestmark = [
 
 
 def run(*command):
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    completed = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def test_pure_parts():
@@ -56,5 +56,5 @@ def test_a_wrong_type_is_found(tmp_path):
     (tmp_path / "tsconfig.json").write_text(config)
     with open(tmp_path / "timeline_data.js", "a") as file:
         file.write('\nconst wrong = formatTime("soon");\n')
-    done = subprocess.run([TSC, "-p", tmp_path], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0 and "timeline_data.js" in done.stdout and "TS2345" in done.stdout
+    completed = subprocess.run([TSC, "-p", tmp_path], capture_output=True, text=True, timeout=120)
+    assert completed.returncode != 0 and "timeline_data.js" in completed.stdout and "TS2345" in completed.stdout

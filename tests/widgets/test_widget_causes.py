@@ -23,10 +23,10 @@ def test_a_busy_device_is_named_with_how_long_the_inputs_waited():
     line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0, 0]))
     last = int(line.op[line.start_us.argmax()])
     first = 3 - last
-    found = cause(graph, line, last)
-    assert (found.kind, found.op, found.waited_us) == ("device", first, 15 - 5)
+    reason = cause(graph, line, last)
+    assert (reason.kind, reason.op, reason.waited_us) == ("device", first, 15 - 5)
     assert (
-        f"gpu:0 was busy with {graph.names[first]} until then; its inputs were there 10.00 us before" in found.sentence
+        f"gpu:0 was busy with {graph.names[first]} until then; its inputs were there 10.00 us before" in reason.sentence
     )
 
 
@@ -47,13 +47,13 @@ def test_following_causes_is_the_critical_chain(comm, seed):
     graph = bl.generators.random_dag(40, seed=seed)
     cluster = bl.Cluster.uniform(3, link=bl.Link(3.0, 0.0)).replace(comm=comm)
     line = bl.simulate(graph, cluster, bl.place(graph, cluster, "random", seed=seed))
-    op, seen = int(line.op[line.end_us.argmax()]), []
+    op, chain = int(line.op[line.end_us.argmax()]), []
     while op >= 0:
-        seen.append(op)
-        found = cause(graph, line, op)
-        assert found.waited_us >= 0
-        op = found.op
-    assert seen[::-1] == critical_chain(graph, line).ops.tolist()
+        chain.append(op)
+        reason = cause(graph, line, op)
+        assert reason.waited_us >= 0
+        op = reason.op
+    assert chain[::-1] == critical_chain(graph, line).ops.tolist()
 
 
 def sooner(graph, op, by, tensor=-1):
@@ -77,16 +77,18 @@ def test_an_op_starts_sooner_if_what_is_blamed_takes_less(comm, seed):
     began = dict(zip(line.op.tolist(), line.start_us.tolist(), strict=True))
     tried = set()
     for op in range(graph.n):
-        found = cause(graph, line, op)
-        assert found.kind != "idle"  # a simulated device never idles while an op is ready
-        if found.kind == "start" or found.waited_us < 1.0:
+        reason = cause(graph, line, op)
+        assert reason.kind != "idle"  # a simulated device never idles while an op is ready
+        if reason.kind == "start" or reason.waited_us < 1.0:
             continue
-        sent = [row for row in (found.transfer, found.behind) if row >= 0]
+        sent = [row for row in (reason.transfer, reason.behind) if row >= 0]
         for tensor in line.transfers.tensor[sent].tolist() if sent else [-1]:
             # A tenth of a microsecond less of the op, or of a transfer (100 bytes); more if the tensor is sent twice.
-            again = bl.simulate(sooner(graph, found.op, 0.1 if tensor < 0 else 100, tensor), cluster, placement, "fifo")
-            assert began[op] - float(again.start_us[again.op == op][0]) > 0.0999, found
-        tried.add(found.kind)
+            resimulated = bl.simulate(
+                sooner(graph, reason.op, 0.1 if tensor < 0 else 100, tensor), cluster, placement, "fifo"
+            )
+            assert began[op] - float(resimulated.start_us[resimulated.op == op][0]) > 0.0999, reason
+        tried.add(reason.kind)
     assert {"device", "queue" if comm != "parallel" else "transfer"} <= tried
 
 

@@ -15,22 +15,22 @@ def test_no_class_has_a_device_s_colour():
 
 
 def test_types_and_scopes_by_their_time(diamond):
-    made = coloring(diamond, "op type")  # MatMul 20 us, Add and Const 5 each
-    assert made.labels[0] == "MatMul" and made.time_us == (20, 5, 5) and made.kind.tolist()[1:3] == [0, 0]
+    colors = coloring(diamond, "op type")  # MatMul 20 us, Add and Const 5 each
+    assert colors.labels[0] == "MatMul" and colors.time_us == (20, 5, 5) and colors.kind.tolist()[1:3] == [0, 0]
     # Six scopes of four ops each, the first the longest: 4 x 6 us.
     names = [f"layer{k // 4}/op{k}" for k in range(24)]
     graph = bl.OpGraph.from_edges([6 - k // 4 for k in range(24)], [(k, k + 1, 8) for k in range(23)], names=names)
-    made = coloring(graph, "scope")
-    assert made.labels == tuple(f"layer{k}" for k in range(6)) and made.time_us[0] == 24
-    assert made.kind.tolist() == [k // 4 for k in range(24)]
+    colors = coloring(graph, "scope")
+    assert colors.labels == tuple(f"layer{k}" for k in range(6)) and colors.time_us[0] == 24
+    assert colors.kind.tolist() == [k // 4 for k in range(24)]
 
 
 def test_types_beyond_the_last_colour_are_one():
     many = MOST_CLASSES + 3
     graph = bl.OpGraph.from_edges(np.arange(many, 0, -1), op_types=tuple(f"T{k}" for k in range(many)))
-    made = coloring(graph, "op type")
-    assert made.labels == (*(f"T{k}" for k in range(MOST_CLASSES)), "3 others") and made.colors[-1] == OTHER_COLOR
-    assert made.kind.tolist() == [*range(MOST_CLASSES), *[MOST_CLASSES] * 3] and made.time_us[-1] == 3 + 2 + 1
+    colors = coloring(graph, "op type")
+    assert colors.labels == (*(f"T{k}" for k in range(MOST_CLASSES)), "3 others") and colors.colors[-1] == OTHER_COLOR
+    assert colors.kind.tolist() == [*range(MOST_CLASSES), *[MOST_CLASSES] * 3] and colors.time_us[-1] == 3 + 2 + 1
 
 
 def test_parts_of_a_training_step():
@@ -38,14 +38,14 @@ def test_parts_of_a_training_step():
         [0, 5, 9, 1], [(0, 1, 4), (1, 2, 4), (2, 3, 4)], forward_of=[-1, -1, 1, -1],
         op_types=["Variable", "MatMul", "MatMulGrad", "Update"],
     )  # fmt: skip
-    made = coloring(graph, "pass")
-    assert [made.labels[k] for k in made.kind] == ["done once before", "forward", "backward", "update"]
+    colors = coloring(graph, "pass")
+    assert [colors.labels[k] for k in colors.kind] == ["done once before", "forward", "backward", "update"]
 
 
 def test_the_critical_path_is_the_chain(diamond, split):
     chain = critical_chain(diamond, split)
-    made = coloring(diamond, "critical path", chain.ops)
-    assert np.flatnonzero(made.kind == 1).tolist() == chain.ops.tolist() and made.time_us == (10, 20)
+    colors = coloring(diamond, "critical path", chain.ops)
+    assert np.flatnonzero(colors.kind == 1).tolist() == chain.ops.tolist() and colors.time_us == (10, 20)
 
 
 def test_micro_batches_of_unrolled_graphs_only(diamond):
@@ -53,15 +53,15 @@ def test_micro_batches_of_unrolled_graphs_only(diamond):
     with pytest.raises(bl.InvalidInput, match="color_by is 'micro-batch'; this graph can be coloured by device, op"):
         coloring(diamond, BATCH)
     whole = bl.unroll(diamond, 3)
-    made = coloring(whole, BATCH)
+    colors = coloring(whole, BATCH)
     batch = np.asarray(whole.micro_batch)
-    assert choices(whole)[-1] == BATCH and made.labels == ("0", "1", "2", "done once")
-    assert made.kind[batch >= 0].tolist() == batch[batch >= 0].tolist()
+    assert choices(whole)[-1] == BATCH and colors.labels == ("0", "1", "2", "done once")
+    assert colors.kind[batch >= 0].tolist() == batch[batch >= 0].tolist()
 
 
 def test_more_micro_batches_than_colours_begin_anew(diamond):
-    made = coloring(bl.unroll(diamond, MOST_CLASSES + 1), BATCH)
-    assert made.labels[:2] == (f"0, {MOST_CLASSES}", "1") and len(made.labels) == MOST_CLASSES + 1
+    colors = coloring(bl.unroll(diamond, MOST_CLASSES + 1), BATCH)
+    assert colors.labels[:2] == (f"0, {MOST_CLASSES}", "1") and len(colors.labels) == MOST_CLASSES + 1
 
 
 def test_the_view_takes_classes_and_goes_back_to_devices(diamond, split):

@@ -43,8 +43,8 @@ def test_what_moves_along_is_closed_under_groups_and_colocation():
     group_of = np.array([0, 1, 1, 2])
     assert moving(graph, [0], group_of).tolist() == [0, 1, 2] and moving(graph, [3], group_of).tolist() == [3]
     tree = build_tree(graph)
-    said = in_words(graph, tree, np.array([0]), np.array([0, 1, 2]), group_of)
-    assert said == "op0 and its group of 3 ops (colocation w)"
+    text = in_words(graph, tree, np.array([0]), np.array([0, 1, 2]), group_of)
+    assert text == "op0 and its group of 3 ops (colocation w)"
     assert in_words(graph, tree, np.array([0, 3]), np.array([0, 1, 2, 3]), group_of).startswith(
         "2 ops and all in their 3 groups: 4 ops"
     )

@@ -18,9 +18,9 @@ from baechi_lab.widgets.setting import Setting, link_name, resized, stored_graph
 
 def model_of(graph, cluster, **fields):
     """A model that computes at once, with its first outcome."""
-    made = WorkbenchModel(graph, Setting(cluster, passes=(), **fields), inline=True)
-    made.compute_now()
-    return made
+    model = WorkbenchModel(graph, Setting(cluster, passes=(), **fields), inline=True)
+    model.compute_now()
+    return model
 
 
 # -- settings and code ----------------------------------------------------------------------------------
@@ -49,12 +49,12 @@ def test_code_reads_back_to_the_same_setting(setting):
 
 
 def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
-    made = model_of(diamond, pair, placer="m-topo")
-    made.move([2], 1)
+    model = model_of(diamond, pair, placer="m-topo")
+    model.move([2], 1)
     scope = {"graph": diamond}
-    exec(made.code(), scope)
-    assert scope["timeline"].makespan_us == made.outcome.timeline.makespan_us
-    assert np.array_equal(scope["placed"].device, made.outcome.placement.device)
+    exec(model.code(), scope)
+    assert scope["timeline"].makespan_us == model.outcome.timeline.makespan_us
+    assert np.array_equal(scope["placed"].device, model.outcome.placement.device)
 
 
 def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(diamond, pair):
@@ -64,13 +64,13 @@ def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(di
     params = make_model("mlp", layers=4, batch_size=8).get_params()
     empty = {"graph_def": b"", "inputs": (), "outputs": (), "example_inputs": (), "variables": (), "initial_values": ()}
     step = bl.Step("mine", **empty, built_from=BuiltFrom("mlp", params))
-    made = WorkbenchModel(step, first_setting(step, pair, {"placer": "m-topo"}))
-    made.refresh = lambda: None  # nothing is computed
-    assert "step = bl.models.build('mlp', layers=4, batch_size=8)\n" in made.code()
-    made.load_code(made.code().replace("'m-topo'", "'m-etf'"))
-    assert (made.setting.source, made.setting.batch_size, made.setting.placer) == ("given", 8, "m-etf")
-    made.load_code(made.code().replace("layers=4", "layers=3"))  # another model than the given one
-    assert (made.setting.source, dict(made.setting.model_params)) == ("model:mlp", {"layers": 3})
+    model = WorkbenchModel(step, first_setting(step, pair, {"placer": "m-topo"}))
+    model.refresh = lambda: None  # nothing is computed
+    assert "step = bl.models.build('mlp', layers=4, batch_size=8)\n" in model.code()
+    model.load_code(model.code().replace("'m-topo'", "'m-etf'"))
+    assert (model.setting.source, model.setting.batch_size, model.setting.placer) == ("given", 8, "m-etf")
+    model.load_code(model.code().replace("layers=4", "layers=3"))  # another model than the given one
+    assert (model.setting.source, dict(model.setting.model_params)) == ("model:mlp", {"layers": 3})
     traced = WorkbenchModel(bl.Step("mine", **empty), Setting(pair))
     assert "# step: your training step" in traced.code() and "bl.profile(step" in traced.code()
     assert "# graph: your graph" in model_of(diamond, pair).code()
@@ -80,12 +80,12 @@ def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(di
 def test_code_of_micro_batches_runs_and_gives_the_shown_numbers(replicas):
     graph = bl.generators.with_backward(bl.generators.chain(6, seed=1))
     pipeline = {"micro_batches": 4, "schedule": "1f1b", "replicas": replicas}
-    made = model_of(graph, bl.Cluster.uniform(4, link=bl.Link(5.0, 0.0)), placer="contiguous", **pipeline)
+    model = model_of(graph, bl.Cluster.uniform(4, link=bl.Link(5.0, 0.0)), placer="contiguous", **pipeline)
     scope = {"graph": graph}
-    exec(made.code(), scope)
-    assert scope["timeline"].makespan_us == made.outcome.timeline.makespan_us
-    assert scope["placed"] == made.outcome.placement
-    assert from_code(made.code()) == made.setting
+    exec(model.code(), scope)
+    assert scope["timeline"].makespan_us == model.outcome.timeline.makespan_us
+    assert scope["placed"] == model.outcome.placement
+    assert from_code(model.code()) == model.setting
 
 
 @pytest.mark.parametrize("matrix", [False, True])
@@ -186,14 +186,14 @@ def test_history_forgets_what_was_undone_when_something_new_comes(pair):
 
 
 def test_undo_and_redo_of_a_move(diamond, pair):
-    made = model_of(diamond, pair, placer="single")
-    before = made.outcome.timeline.makespan_us
+    model = model_of(diamond, pair, placer="single")
+    before = model.outcome.timeline.makespan_us
     assert before == 30
-    made.move([2], 1)
+    model.move([2], 1)
     # a 0-5, b 5-15, c 7-17 on the other device, d at 19: 24 us.
-    assert made.outcome.timeline.makespan_us == 24
-    assert made.undo() and made.outcome.timeline.makespan_us == before and made.setting.moves == ()
-    assert made.redo() and made.outcome.timeline.makespan_us == 24
+    assert model.outcome.timeline.makespan_us == 24
+    assert model.undo() and model.outcome.timeline.makespan_us == before and model.setting.moves == ()
+    assert model.redo() and model.outcome.timeline.makespan_us == 24
 
 
 # -- moves ----------------------------------------------------------------------------------------------
@@ -235,51 +235,51 @@ def test_scopes_move_whole_and_are_written_short(diamond, pair):
 
 def test_a_refused_move_leaves_history_and_result_alone():
     graph = bl.OpGraph.from_edges([1], names=["w"], allowed=[0], allowed_sets=(("gpu:0",),))
-    made = model_of(graph, bl.Cluster.uniform(2))
-    outcome = made.outcome
+    model = model_of(graph, bl.Cluster.uniform(2))
+    outcome = model.outcome
     with pytest.raises(bl.InfeasiblePlacement):
-        made.move([0], 1)
-    assert made.outcome is outcome and not made.history.can_undo
+        model.move([0], 1)
+    assert model.outcome is outcome and not model.history.can_undo
 
 
 def test_a_move_that_does_not_fit_is_shown_with_its_reason():
     graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], persistent_bytes=[6, 6])
-    made = model_of(graph, bl.Cluster.uniform(2, memory_bytes=10), placer="m-etf")
-    here = int(made.outcome.placement.device[1])
-    made.move([0], here)
+    model = model_of(graph, bl.Cluster.uniform(2, memory_bytes=10), placer="m-etf")
+    here = int(model.outcome.placement.device[1])
+    model.move([0], here)
     # 6 + 6 bytes of 10 on one device.
-    assert "exceeds" in made.outcome.timeline.violations[0].message
+    assert "exceeds" in model.outcome.timeline.violations[0].message
 
 
 # -- model ----------------------------------------------------------------------------------------------
 
 
 def test_an_error_keeps_the_last_result_and_marks_it_stale(diamond, pair):
-    made = model_of(diamond, pair)
-    told = []
-    made.on("problem", told.append)
-    outcome = made.outcome
-    made.change(cluster=pair.with_memory(1))
-    assert made.stale and made.outcome is outcome
-    assert isinstance(told[-1], Problem) and made.problem is told[-1] and "Traceback" in told[-1].details
-    made.undo()
-    assert not made.stale and made.problem is None
+    model = model_of(diamond, pair)
+    events = []
+    model.on("problem", events.append)
+    outcome = model.outcome
+    model.change(cluster=pair.with_memory(1))
+    assert model.stale and model.outcome is outcome
+    assert isinstance(events[-1], Problem) and model.problem is events[-1] and "Traceback" in events[-1].details
+    model.undo()
+    assert not model.stale and model.problem is None
 
 
 def test_selection_is_told_once(diamond, pair):
-    made = model_of(diamond, pair)
-    told = []
-    made.on("selection", told.append)
-    made.select([2, 1, 2])
-    made.select([1, 2])
-    assert told == [(1, 2)]
+    model = model_of(diamond, pair)
+    events = []
+    model.on("selection", events.append)
+    model.select([2, 1, 2])
+    model.select([1, 2])
+    assert events == [(1, 2)]
 
 
 def test_only_what_changed_is_computed_again(diamond, pair):
-    made = model_of(diamond, pair)
-    base, bounds = made.outcome.base, made.outcome.bounds
-    made.change(scheduler="fifo")
-    assert made.outcome.base is base and made.outcome.bounds is bounds
+    model = model_of(diamond, pair)
+    base, bounds = model.outcome.base, model.outcome.bounds
+    model.change(scheduler="fifo")
+    assert model.outcome.base is base and model.outcome.bounds is bounds
 
 
 def test_a_model_needs_something_to_work_on(pair):
@@ -294,27 +294,27 @@ def test_a_model_needs_something_to_work_on(pair):
 def test_files_are_read_again_when_they_change(tmp_path, pair):
     path = tmp_path / "g.json"
     bl.save_graph(bl.OpGraph.from_edges([1]), path)
-    made = WorkbenchModel(None, Setting(pair, source=f"file:{path}", passes=()), inline=True)
-    assert made.compute_now().timeline.makespan_us == 1
+    model = WorkbenchModel(None, Setting(pair, source=f"file:{path}", passes=()), inline=True)
+    assert model.compute_now().timeline.makespan_us == 1
     bl.save_graph(bl.OpGraph.from_edges([2]), path)
     import os
 
     os.utime(path, (1, 1))
-    assert made.compute_now().timeline.makespan_us == 2
+    assert model.compute_now().timeline.makespan_us == 2
 
 
 # -- background -----------------------------------------------------------------------------------------
 
 
 def test_the_newest_job_wins():
-    told, done = [], []
+    events, reports = [], []
     gate = threading.Event()
-    worker = Background(told.append, lambda text, share: None)
-    worker.submit(lambda ticket: gate.wait(5) and "old", done.append)
-    worker.submit(lambda ticket: "new", done.append)
+    worker = Background(events.append, lambda text, share: None)
+    worker.submit(lambda ticket: gate.wait(5) and "old", reports.append)
+    worker.submit(lambda ticket: "new", reports.append)
     assert worker.wait(5)
     gate.set()
-    assert done == ["new"] and told == [] and not worker.busy
+    assert reports == ["new"] and events == [] and not worker.busy
 
 
 def test_debounced_jobs_run_once():
@@ -327,19 +327,19 @@ def test_debounced_jobs_run_once():
 
 
 def test_cancelling_drops_the_result_and_stops_at_the_next_report():
-    gate, reached, done = threading.Event(), [], []
-    worker = Background(done.append, lambda text, share: None)
+    gate, reached, events = threading.Event(), [], []
+    worker = Background(events.append, lambda text, share: None)
 
     def work(ticket):
         gate.wait(5)
         ticket.report("next")
         reached.append(True)
 
-    worker.submit(work, done.append)
+    worker.submit(work, events.append)
     assert worker.cancel() and not worker.cancel()
     gate.set()
     worker.wait(5)
-    assert reached == [] and done == []
+    assert reached == [] and events == []
 
 
 def test_errors_of_work_and_of_its_reception_are_shown():
@@ -395,25 +395,25 @@ def test_whole_groups_are_written_with_one_name(diamond, pair):
 def test_bug_a_search_started_from_a_worse_rule_than_what_was_shown(tmp_path):
     """It starts from what is shown, moves by hand included, never returns a longer step of the ops, and is all in the code."""
     graph, cluster = bl.generators.gnmt(length=4, layers=2), bl.Cluster.uniform(2)
-    made = WorkbenchModel(graph, Setting(cluster, placer="auto", passes=("colocation", "fusion")), inline=True)
-    before = made.compute_now().timeline.makespan_us
-    made.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
-    assert made.setting.start.placer == "auto" and made.outcome.timeline.makespan_us <= before
+    model = WorkbenchModel(graph, Setting(cluster, placer="auto", passes=("colocation", "fusion")), inline=True)
+    before = model.compute_now().timeline.makespan_us
+    model.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
+    assert model.setting.start.placer == "auto" and model.outcome.timeline.makespan_us <= before
     ran = {}
-    exec(made.code().replace("# graph: your graph", "graph = given  #"), {"given": graph}, ran)
-    assert ran["timeline"].makespan_us == made.outcome.timeline.makespan_us
-    assert made.code().count("bl.place(") == 2 and from_code(made.code()) == made.setting
+    exec(model.code().replace("# graph: your graph", "graph = given  #"), {"given": graph}, ran)
+    assert ran["timeline"].makespan_us == model.outcome.timeline.makespan_us
+    assert model.code().count("bl.place(") == 2 and from_code(model.code()) == model.setting
     # Another setting of the same search starts from the same rule there; another placer starts anew.
-    assert made.setting.replace(cluster=bl.Cluster.uniform(3)).start.cluster.n == 3
-    assert made.setting.replace(placer="m-etf").start is None
-    made.undo()
-    op = made.outcome.graph.names[0]
-    other = cluster.names[1 - int(made.outcome.placement.device[0])]
-    made.change(moves=((op, other),))
-    shown = made.outcome.timeline.makespan_us
-    made.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
-    assert made.setting.start.moves == ((op, other),)
-    assert made.outcome.timeline.makespan_us <= shown and from_code(made.code()) == made.setting
+    assert model.setting.replace(cluster=bl.Cluster.uniform(3)).start.cluster.n == 3
+    assert model.setting.replace(placer="m-etf").start is None
+    model.undo()
+    op = model.outcome.graph.names[0]
+    other = cluster.names[1 - int(model.outcome.placement.device[0])]
+    model.change(moves=((op, other),))
+    shown = model.outcome.timeline.makespan_us
+    model.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
+    assert model.setting.start.moves == ((op, other),)
+    assert model.outcome.timeline.makespan_us <= shown and from_code(model.code()) == model.setting
 
 
 # -- what a move would change -----------------------------------------------------------------------------
@@ -426,28 +426,28 @@ def test_moves_are_simulated_before_they_are_made():
     )
     devices = [bl.Device("a", "gpu", 10**9), bl.Device("b", "gpu", 10**9), bl.Device("c", "cpu", 10**9)]
     model = model_of(graph, bl.Cluster(tuple(devices), bl.Link(2.0, 0.0)), placer="single")
-    told = []
-    model.on("previews", told.append)
+    events = []
+    model.on("previews", events.append)
     model.preview_moves((1,))
-    assert told[0] == {} and {name: (p.change, p.sentence) for name, p in told[1].items()} == {
+    assert events[0] == {} and {name: (p.change, p.sentence) for name, p in events[1].items()} == {
         "b": ("+13 %", "step 15.0 -> 17.0 us"),
         "c": ("–", "may not run there"),
     }
     model.move([1], 1)
     assert model.outcome.timeline.makespan_us == 17
     model.preview_moves((1,))
-    assert told[-1]["a"].change == "-12 %"
+    assert events[-1]["a"].change == "-12 %"
     model.preview_moves(())
-    assert told[-1] == {}
+    assert events[-1] == {}
 
 
 def test_a_move_that_does_not_fit_says_so():
     graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)], persistent_bytes=[60, 60])
     model = model_of(graph, bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(2.0, 0.0)), placer="m-etf")
-    told = []
-    model.on("previews", told.append)
+    events = []
+    model.on("previews", events.append)
     model.preview_moves((1,))
-    (preview,) = told[-1].values()
+    (preview,) = events[-1].values()
     assert preview.change == "full" and preview.sentence.endswith("it does not fit in memory")
 
 
@@ -476,9 +476,9 @@ def test_a_move_that_breaks_the_pipeline_says_why():
     """A chain of three on one device: its middle on another one turns the pipeline back. The last op may go there."""
     graph = bl.OpGraph.from_edges([10, 10, 10], [(0, 1, 8), (1, 2, 8)])
     model = model_of(graph, bl.Cluster.uniform(2), placer="single", micro_batches=4, schedule="1f1b")
-    told = []
-    model.on("previews", told.append)
+    events = []
+    model.on("previews", events.append)
     model.preview_moves((1,))
-    assert told[-1]["gpu:1"].change == "–" and "turns back from 'op1'" in told[-1]["gpu:1"].sentence
+    assert events[-1]["gpu:1"].change == "–" and "turns back from 'op1'" in events[-1]["gpu:1"].sentence
     model.preview_moves((2,))
-    assert told[-1]["gpu:1"].change.endswith("%")
+    assert events[-1]["gpu:1"].change.endswith("%")

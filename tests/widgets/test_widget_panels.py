@@ -23,9 +23,9 @@ from tests.helpers.messages import receive
 @pytest.fixture
 def bench(diamond, pair):
     """A workbench that computes at once."""
-    made = bl.Workbench(diamond, pair, placer="single", passes=())
-    made.model.inline = True
-    return made
+    workbench = bl.Workbench(diamond, pair, placer="single", passes=())
+    workbench.model.inline = True
+    return workbench
 
 
 # -- views ----------------------------------------------------------------------------------------------
@@ -344,15 +344,15 @@ def test_params_form_reads_values_by_the_type_of_their_default():
         word: str = "x"
         maybe: int | None = None
 
-    told = []
-    form = ParamsForm(lambda: told.append(form.values()))
+    events = []
+    form = ParamsForm(lambda: events.append(form.values()))
     form.show(Many, {"count": 4})
     controls = named(form)
     assert (controls["count"].value, controls["maybe"].value) == ("4", "")
     controls["maybe"].value = "5"
     controls["flag"].value = False
     controls["share"].value = "1"
-    assert told[-1] == {"flag": False, "count": 4, "share": 1.0, "maybe": 5}
+    assert events[-1] == {"flag": False, "count": 4, "share": 1.0, "maybe": 5}
 
 
 def test_every_parameter_of_every_placer_says_what_it_is():
@@ -409,10 +409,10 @@ def test_moving_in_the_graph_moves_in_the_library(bench, diamond, pair):
 
 def test_a_refused_move_is_shown(pair):
     graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], allowed=[0, -1], allowed_sets=(("gpu:0",),))
-    made = bl.Workbench(graph, pair, passes=())
-    made.model.inline = True
-    receive(made.graph, type="move", nodes=[made.graph.tree.names.index("w")], device=1)
-    assert "cannot move to gpu:1" in made.header.problem.value
+    workbench = bl.Workbench(graph, pair, passes=())
+    workbench.model.inline = True
+    receive(workbench.graph, type="move", nodes=[workbench.graph.tree.names.index("w")], device=1)
+    assert "cannot move to gpu:1" in workbench.header.problem.value
 
 
 def test_compare_panel(bench):
@@ -657,11 +657,13 @@ def test_two_workbenches_are_independent(diamond, pair):
 
 def test_a_setting_that_does_not_fit_opens_with_its_reason(diamond):
     graph = diamond.replace(persistent_bytes=[10] * 4)
-    made = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=5), passes=())
-    made.model.inline = True
-    assert made.outcome is None and "5 B" in made.header.problem.value and len(made.graph.scene.nodes) == 4
-    made.setting.memory.value = "1 kB"
-    assert made.outcome.timeline.feasible and made.header.problem_row.layout.display == "none"
+    workbench = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=5), passes=())
+    workbench.model.inline = True
+    assert (
+        workbench.outcome is None and "5 B" in workbench.header.problem.value and len(workbench.graph.scene.nodes) == 4
+    )
+    workbench.setting.memory.value = "1 kB"
+    assert workbench.outcome.timeline.feasible and workbench.header.problem_row.layout.display == "none"
 
 
 def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):

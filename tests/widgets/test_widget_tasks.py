@@ -24,33 +24,37 @@ def graph():
 
 @pytest.fixture
 def tasks(graph):
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(3)), inline=True)
-    made.compute_now()
-    return Tasks(made)
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(3)), inline=True)
+    model.compute_now()
+    return Tasks(model)
 
 
 NAMES = ["single", "m-topo", "m-etf"]
 
 
 def test_the_table_is_the_library_s(tasks, graph):
-    told = []
-    tasks.model.on("table", told.append)
+    events = []
+    tasks.model.on("table", events.append)
     tasks.compare(NAMES)
-    assert len(told) == 1
+    assert len(events) == 1
     setting = tasks.model.setting
     expected = bl.compare(graph, setting.cluster, NAMES, passes=setting.passes, progress=False)
     columns = [c for c in expected.columns if c not in ("place_seconds", "measured_us")]
-    assert told[0][columns].equals(expected[columns])
+    assert events[0][columns].equals(expected[columns])
 
 
 def test_rows_come_as_they_end(graph):
     """Each placer's row is there before the next placer begins."""
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
-    outcome, seen = made.compute_now(), []
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
+    outcome, events = model.compute_now(), []
     table = compare_placers(
-        outcome, made.memo, NAMES, lambda text, share: seen.append(text), lambda rows: seen.append(list(rows["placer"]))
+        outcome,
+        model.memo,
+        NAMES,
+        lambda text, share: events.append(text),
+        lambda rows: events.append(list(rows["placer"])),
     )
-    steps = [text for text in seen if isinstance(text, list) or text.startswith("comparing")]
+    steps = [text for text in events if isinstance(text, list) or text.startswith("comparing")]
     assert steps == [
         "comparing: single", NAMES[:1], "comparing: m-topo", NAMES[:2], "comparing: m-etf", NAMES,
     ]  # fmt: skip
@@ -63,10 +67,10 @@ def test_rows_come_as_they_end(graph):
 def test_rows_are_shown_as_they_end_and_not_after_a_cancel(graph):
     import threading
 
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
-    outcome = made.compute_now()
-    tasks, shown, gate = Tasks(made), [], threading.Event()
-    made.on("table", lambda table: shown.append(list(table["placer"])))
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    outcome = model.compute_now()
+    tasks, shown, gate = Tasks(model), [], threading.Event()
+    model.on("table", lambda table: shown.append(list(table["placer"])))
     tasks.compare(NAMES)
     assert tasks.worker.wait(30)
     assert shown == [NAMES[:1], NAMES[:2], NAMES, NAMES]
@@ -78,10 +82,10 @@ def test_rows_are_shown_as_they_end_and_not_after_a_cancel(graph):
 
 
 def test_a_placer_that_fails_is_a_row(graph):
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
-    outcome = made.compute_now()
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
+    outcome = model.compute_now()
     small = replace(outcome, setting=outcome.setting.replace(cluster=bl.Cluster.uniform(2, memory_bytes=1)))
-    table = compare_placers(small, made.memo, ["m-etf"])
+    table = compare_placers(small, model.memo, ["m-etf"])
     assert not table["feasible"][0] and table["error"][0]
 
 
@@ -113,14 +117,14 @@ def test_using_a_row_makes_it_current(tasks):
 
 
 def test_two_placements_side_by_side(diamond, pair):
-    made = WorkbenchModel(diamond, Setting(pair, placer="single", passes=()), inline=True)
-    held = made.compute_now()
-    made.move([2], 1)
-    found = difference(held, made.outcome)
-    assert (found.names, found.before, found.after) == (("s/c",), ("gpu:0",), ("gpu:1",))
-    assert found.ops.tolist() == [2]
-    made.change(cluster=bl.Cluster.uniform(3))
-    assert difference(held, made.outcome) is None
+    model = WorkbenchModel(diamond, Setting(pair, placer="single", passes=()), inline=True)
+    outcome_before = model.compute_now()
+    model.move([2], 1)
+    change = difference(outcome_before, model.outcome)
+    assert (change.names, change.before, change.after) == (("s/c",), ("gpu:0",), ("gpu:1",))
+    assert change.ops.tolist() == [2]
+    model.change(cluster=bl.Cluster.uniform(3))
+    assert difference(outcome_before, model.outcome) is None
 
 
 def test_holding_another_placer(tasks):
@@ -161,19 +165,19 @@ def test_a_log_too_long_for_the_twin_is_replayed(monkeypatch, tasks):
     from baechi_lab.widgets import explaining
 
     tasks.explain()
-    told = tasks.log
+    log = tasks.log
     monkeypatch.setattr(explaining, "MOST_OPS", 5)
     tasks.explain()
     replayed = tasks.log
-    assert told.logged_by_placer and not replayed.logged_by_placer and len(replayed) == len(told)
-    assert np.array_equal(replayed.placement.device, told.placement.device)
+    assert log.logged_by_placer and not replayed.logged_by_placer and len(replayed) == len(log)
+    assert np.array_equal(replayed.placement.device, log.placement.device)
 
 
 def test_a_sweep_of_the_current_graph(tasks):
-    told = []
-    tasks.model.on("sweep", told.append)
+    events = []
+    tasks.model.on("sweep", events.append)
     tasks.sweep({"devices": [1, 2], "memory_bytes": ["8GB"], "placer": ["m-etf"]})
-    assert len(told[-1]) == 2 and tasks.rows is told[-1]
+    assert len(events[-1]) == 2 and tasks.rows is events[-1]
 
 
 def test_a_stored_graph_can_neither_run_nor_be_exported(tasks):
@@ -209,15 +213,15 @@ def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
     outcome = replace(tasks.model.outcome, step=step)
     tasks.model.outcome = outcome
     tasks.runner.pause = 0.0
-    seen, ended, told = [], [], []
-    tasks.model.on("task", told.append)
-    tasks.model.on("live", lambda live: seen.append((live.phase, list(live.seconds))))
+    events, ended, reports = [], [], []
+    tasks.model.on("task", reports.append)
+    tasks.model.on("live", lambda live: events.append((live.phase, list(live.seconds))))
     tasks.model.on("run", ended.append)
     tasks.run(3)
     assert tasks.worker.wait(20)
-    assert seen[0] == ("warmup", []) and seen[3] == ("measured", pytest.approx([0.1, 0.2, 0.3]))
+    assert events[0] == ("warmup", []) and events[3] == ("measured", pytest.approx([0.1, 0.2, 0.3]))
     assert tasks.run_of(outcome).median_seconds == pytest.approx(0.2) and len(ended) == 1
-    assert told[1:5] == [("warmup steps", 0), *((f"step {k} of 3", k / 3) for k in (1, 2, 3))] and told[-1] == (
+    assert reports[1:5] == [("warmup steps", 0), *((f"step {k} of 3", k / 3) for k in (1, 2, 3))] and reports[-1] == (
         "",
         -1.0,
     )
@@ -274,37 +278,37 @@ def test_the_interval_encloses_the_median():
 def test_a_second_task_does_not_push_the_first_aside(graph):
     import threading
 
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
-    made.compute_now()
-    tasks, gate, told = Tasks(made), threading.Event(), []
-    made.on("table", told.append)
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    model.compute_now()
+    tasks, gate, events = Tasks(model), threading.Event(), []
+    model.on("table", events.append)
     tasks.start("waiting", lambda ticket: gate.wait(10), lambda result: None)
     with pytest.raises(bl.InvalidInput, match="waiting is still under way"):
         tasks.compare(["single"])
-    with Guard(made.fail):
+    with Guard(model.fail):
         tasks.compare(["single"])
-    assert "waiting is still under way" in made.problem.sentence
+    assert "waiting is still under way" in model.problem.sentence
     tasks.cancel()
     gate.set()
-    assert made.problem is None  # it stayed there until somebody dismissed it
+    assert model.problem is None  # it stayed there until somebody dismissed it
     tasks.compare(["single"])
-    assert tasks.worker.wait(30) and [len(table) for table in told] == [1, 1]  # as it ended, and the whole table
+    assert tasks.worker.wait(30) and [len(table) for table in events] == [1, 1]  # as it ended, and the whole table
 
 
 def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):
     from baechi_lab import sweeps
 
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
-    made.compute_now()
-    tasks, plain = Tasks(made), sweeps.sweep
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    model.compute_now()
+    tasks, plain = Tasks(model), sweeps.sweep
     monkeypatch.setattr(sweeps, "sweep", lambda *args, **options: plain(*args, **{**options, "executor": "here"}))
-    told = []
-    made.on("task", told.append)
-    made.on("sweep", lambda rows: tasks.cancel())
+    events = []
+    model.on("task", events.append)
+    model.on("sweep", lambda rows: tasks.cancel())
     tasks.sweep({"devices": [1, 2, 3, 4], "memory_bytes": ["8GB"], "placer": ["single"]})
     assert tasks.worker.wait(30)
     assert 1 <= len(tasks.rows) < 4 and not tasks.worker.busy
-    assert ("1 of 4 combinations", 0.25) in told
+    assert ("1 of 4 combinations", 0.25) in events
 
 
 # -- cancelling in the middle of a placer -----------------------------------------------------------------
@@ -329,57 +333,57 @@ def test_a_slow_placer_stops_in_the_middle(placer):
     if find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     graph, cluster = bl.generators.random_dag(26, seed=6), bl.Cluster.uniform(4)
-    told = []
+    events = []
 
     def report(text, *_):
-        told.append(text)
-        if len(told) == 3:
+        events.append(text)
+        if len(events) == 3:
             raise Cancelled
 
     with pytest.raises(Cancelled):
         placed(Setting(cluster, placer=placer, params=SLOW[placer], passes=()), graph, Memo(), report)
-    assert len(told) == 3 and all(text.startswith(f"{placer}: ") for text in told)
+    assert len(events) == 3 and all(text.startswith(f"{placer}: ") for text in events)
 
 
 def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     import threading
 
     graph, began = bl.generators.random_dag(200, seed=6), threading.Event()
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
-    first = made.compute_now()
-    made.on("progress", lambda said: began.set() if "simulations" in said[0] else None)
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
+    first = model.compute_now()
+    model.on("progress", lambda said: began.set() if "simulations" in said[0] else None)
     waiting = []
-    made.on("waiting", waiting.append)
-    made.change(placer="search", params={"time_limit": 3600.0})
+    model.on("waiting", waiting.append)
+    model.change(placer="search", params={"time_limit": 3600.0})
     assert waiting == ["search works up to 3600 s, or until it is stopped: set its limits, then press Compute"]
-    assert not made.worker.busy and made.stale  # it starts when its limits were seen
-    made.refresh()
+    assert not model.worker.busy and model.stale  # it starts when its limits were seen
+    model.refresh()
     assert began.wait(120)
-    made.cancel()
-    assert not made.worker.busy  # the interface is free at once,
-    assert made.worker.wait(60)  # and the placer itself ends long before its hour is over
-    assert made.outcome is first and made.stale
-    made.change(placer="m-topo", params={})
-    assert made.worker.wait(60)
-    assert made.outcome.placement.placer == "m-topo" and not made.stale
+    model.cancel()
+    assert not model.worker.busy  # the interface is free at once,
+    assert model.worker.wait(60)  # and the placer itself ends long before its hour is over
+    assert model.outcome is first and model.stale
+    model.change(placer="m-topo", params={})
+    assert model.worker.wait(60)
+    assert model.outcome.placement.placer == "m-topo" and not model.stale
 
 
 def test_stopping_an_anytime_placer_keeps_its_best():
     import threading
 
     graph, best = bl.generators.random_dag(200, seed=6), threading.Event()
-    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
-    made.compute_now()
-    made.on("progress", lambda said: best.set() if np.isfinite([us for _, us in made.worker.points]).any() else None)
-    made.change(placer="search", params={"time_limit": 3600.0})
-    made.refresh()
+    model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
+    model.compute_now()
+    model.on("progress", lambda said: best.set() if np.isfinite([us for _, us in model.worker.points]).any() else None)
+    model.change(placer="search", params={"time_limit": 3600.0})
+    model.refresh()
     assert best.wait(120)
-    points = made.worker.points
-    made.enough()
-    assert made.worker.wait(60) and not made.stale  # long before its hour is over
-    assert made.outcome.placement.placer == "search"
+    points = model.worker.points
+    model.enough()
+    assert model.worker.wait(60) and not model.stale  # long before its hour is over
+    assert model.outcome.placement.placer == "search"
     found = [us for _, us in points if np.isfinite(us)]
-    assert made.outcome.timeline.makespan_us <= found[0] * (1 + 1e-9) and sorted(found, reverse=True) == found
+    assert model.outcome.timeline.makespan_us <= found[0] * (1 + 1e-9) and sorted(found, reverse=True) == found
 
 
 def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):
@@ -399,11 +403,11 @@ def test_what_a_placer_reports_does_not_count_in_what_is_remembered(graph):
     from baechi_lab.widgets.compute import placed
 
     memo, setting = Memo(), Setting(bl.Cluster.uniform(2), placer="auto", passes=())
-    told = []
-    first = placed(setting, graph, memo, lambda text, *_: told.append(text))
-    count = len(told)
-    assert count > 0 and placed(setting, graph, memo, lambda text, *_: told.append(text)) is first
-    assert len(told) == count
+    events = []
+    first = placed(setting, graph, memo, lambda text, *_: events.append(text))
+    count = len(events)
+    assert count > 0 and placed(setting, graph, memo, lambda text, *_: events.append(text)) is first
+    assert len(events) == count
 
 
 def test_the_table_is_shown_best_first(graph):
@@ -431,5 +435,5 @@ def test_a_job_that_runs_when_the_process_ends_comes_to_its_own_end():
         "background.submit(work, print)\n"
         "started.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "ended\n", "")

@@ -120,13 +120,13 @@ def test_pictures_are_svg_with_device_names(diamond, split):
     ]
     drawn = page(parts)
     root = ElementTree.fromstring(drawn)
-    said = "".join(root.itertext())
-    assert "Timeline" in said and said.count("gpu:1") == 3 and float(root.get("height")) > 400
+    text = "".join(root.itertext())
+    assert "Timeline" in text and text.count("gpu:1") == 3 and float(root.get("height")) > 400
 
 
 def test_shades_are_distinct_and_outputs_have_the_device_colour():
-    made = shades("#0072B2")
-    assert len(set(made)) == 4 and made[1] == "#0072B2"
+    colors = shades("#0072B2")
+    assert len(set(colors)) == 4 and colors[1] == "#0072B2"
 
 
 def test_measured_memory_lies_beside_the_simulated_with_ops_matched_by_name(split):

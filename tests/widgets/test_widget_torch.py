@@ -197,8 +197,8 @@ def test_a_sweep_cuts_the_batch():
         graph = bl.profile(step.micro_batches(count)[0], hardware="rtx2080")
         cluster = bench.model.setting.cluster
         placement = bl.place(graph, cluster, "m-topo")
-        wanted = bl.simulate(graph, cluster, placement, micro_batches=count).makespan_us
-        assert rows["makespan_us"][row] == pytest.approx(wanted, rel=1e-12)
+        expected_us = bl.simulate(graph, cluster, placement, micro_batches=count).makespan_us
+        assert rows["makespan_us"][row] == pytest.approx(expected_us, rel=1e-12)
     bench.explore.open_row(1)
     assert bench.model.problem is None
     assert bench.outcome.timeline.makespan_us == pytest.approx(rows["makespan_us"][1], rel=1e-12)

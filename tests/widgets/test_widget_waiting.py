@@ -16,18 +16,18 @@ def rows(found, device):
 
 def test_reasons_in_the_split_diamond(diamond, split):
     # a 0-5, b 5-15, d 19-24 on gpu:0; c 7-17 on gpu:1; a's tensor moves 5-7, c's 17-19.
-    found = waits(diamond, split)
-    assert rows(found, 0) == [(15, 17, "op"), (17, 19, "transfer")]
-    assert rows(found, 1) == [(0, 5, "op"), (5, 7, "transfer"), (17, 24, "nothing")]
-    assert found.source[found.device == 0].tolist() == [2, 2] and set(found.op[found.device == 0]) == {3}
+    gaps = waits(diamond, split)
+    assert rows(gaps, 0) == [(15, 17, "op"), (17, 19, "transfer")]
+    assert rows(gaps, 1) == [(0, 5, "op"), (5, 7, "transfer"), (17, 24, "nothing")]
+    assert gaps.source[gaps.device == 0].tolist() == [2, 2] and set(gaps.op[gaps.device == 0]) == {3}
 
 
 def test_a_queue_is_told_from_the_transfer():
     # a ends at 5; its tensors to b and c take 4 each, one after the other: the second waits from 5 to 9, moves 9-13.
     graph = bl.OpGraph.from_edges([5, 1, 1], [(0, 1, 8), (0, 2, 8)])
     cluster = bl.Cluster.uniform(3, link=bl.Link(4.0, 0.0), comm="sequential")
-    found = waits(graph, bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 2])))
-    assert rows(found, 2) == [(0, 5, "op"), (5, 9, "queue"), (9, 13, "transfer")]
+    gaps = waits(graph, bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 2])))
+    assert rows(gaps, 2) == [(0, 5, "op"), (5, 9, "queue"), (9, 13, "transfer")]
 
 
 def test_statistics_of_a_range(diamond, split):
@@ -63,17 +63,17 @@ def test_reasons_and_sums_on_random_graphs(comm, seed):
     graph = bl.generators.random_dag(50, seed=seed)
     cluster = bl.Cluster.uniform(3, link=bl.Link(3.0, 1e-4)).replace(comm=comm)
     line = bl.simulate(graph, cluster, bl.place(graph, cluster, "random", seed=seed))
-    found = waits(graph, line)
-    for d, start, end, kind in zip(found.device, found.start_us, found.end_us, found.kind, strict=True):
+    gaps = waits(graph, line)
+    for d, start, end, kind in zip(gaps.device, gaps.start_us, gaps.end_us, gaps.kind, strict=True):
         assert KINDS[kind] == slow_reasons(graph, line, d, (start + end) / 2)
         assert kind != KINDS.index("order")  # a simulated device never idles while an op is ready
     first, last = 0.2 * line.makespan_us, 0.7 * line.makespan_us
     ran = np.clip(np.minimum(line.end_us, last) - np.maximum(line.start_us, first), 0, None)
     busy = np.bincount(line.device, ran, minlength=3)
-    for d, one in enumerate(statistics(graph, line, found, first, last)):
+    for d, one in enumerate(statistics(graph, line, gaps, first, last)):
         assert one.busy_us == pytest.approx(busy[d]) and sum(one.waited.values()) == pytest.approx(one.idle_us)
         assert one.busy_us + one.idle_us == pytest.approx(last - first)
-    assert found.sums(3, 0, np.inf).sum(axis=1) == pytest.approx(line.idle_us)
+    assert gaps.sums(3, 0, np.inf).sum(axis=1) == pytest.approx(line.idle_us)
 
 
 def test_measured_ops_are_matched_by_name(diamond, split):
@@ -88,9 +88,9 @@ def test_measured_ops_are_matched_by_name(diamond, split):
         start_us=np.append(split.start_us, 20.0), end_us=np.append(split.end_us, 22.0), transfers=tensors,
         tensor_producer=np.arange(4), tensor_bytes=np.full(4, 8),
     )  # fmt: skip
-    found = waits(diamond, measured)
-    assert rows(found, 0) == [(15, 17, "op"), (17, 19, "transfer")]
-    assert rows(found, 1)[2:] == [(17, 20, "order"), (22, 24, "nothing")]
+    gaps = waits(diamond, measured)
+    assert rows(gaps, 0) == [(15, 17, "op"), (17, 19, "transfer")]
+    assert rows(gaps, 1)[2:] == [(17, 20, "order"), (22, 24, "nothing")]
 
 
 def test_the_view_sends_reasons_by_lane_and_measures_what_is_marked(diamond, split):

@@ -32,37 +32,37 @@ GROUPING = ("coplacement", "fusion")
 
 
 def computed(graph, cluster, **fields):
-    made = WorkbenchModel(graph, Setting(cluster, **fields), inline=True)
-    made.compute_now()
-    return made
+    model = WorkbenchModel(graph, Setting(cluster, **fields), inline=True)
+    model.compute_now()
+    return model
 
 
 def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
-    made = computed(diamond, pair, placer="single", passes=())
-    facts = facts_of(made.outcome, made.before)
+    model = computed(diamond, pair, placer="single", passes=())
+    facts = facts_of(model.outcome, model.before)
     assert ("", "as fast as one device") in facts and "against the setting before" not in dict(facts)
-    made.move([2], 1)
+    model.move([2], 1)
     # 5 + 10 + 10 + 5 = 30 on one device; c on the other ends at 17, its output is there at 19, d ends at 24.
-    facts = facts_of(made.outcome, made.before)
+    facts = facts_of(model.outcome, model.before)
     assert ("", "1.25 times faster than one device") in facts  # 30 / 24
     assert ("against the setting before", "-20 %") in facts  # 24 / 30 - 1
-    assert mood(made.outcome) == "good"
-    made.undo()
-    assert ("against the setting before", "+25 %") in facts_of(made.outcome, made.before)  # 30 / 24 - 1
+    assert mood(model.outcome) == "good"
+    model.undo()
+    assert ("against the setting before", "+25 %") in facts_of(model.outcome, model.before)  # 30 / 24 - 1
 
 
 def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
-    made = computed(diamond, pair, placer="single", passes=())
-    made.change(placer="m-topo")
-    now, before = made.outcome, made.before
+    model = computed(diamond, pair, placer="single", passes=())
+    model.change(placer="m-topo")
+    now, before = model.outcome, model.before
     assert "against the setting before" in dict(facts_of(now, before))
     larger = replace(now, setting=now.setting.replace(batch_size=64))
     assert "against the setting before" not in dict(facts_of(larger, before))
     assert "against the setting before" not in dict(facts_of(now, larger))
     measured = replace(now, setting=now.setting.replace(profile="measured"))  # costs of another kind
     assert "against the setting before" not in dict(facts_of(measured, before))
-    made.change(micro_batches=2)  # of a stored graph: twice its step
-    assert "against the setting before" not in dict(facts_of(made.outcome, now))
+    model.change(micro_batches=2)  # of a stored graph: twice its step
+    assert "against the setting before" not in dict(facts_of(model.outcome, now))
 
 
 def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
@@ -81,32 +81,34 @@ def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
 
 def test_that_it_fits_is_no_good_news_beside_a_slower_step():
     chain = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)], names=["a", "b"])
-    made = computed(chain, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0)), placer="single", passes=())
-    assert mood(made.outcome) == "good"
-    made.move([1], 1)
-    assert mood(made.outcome) == "note" and ("", "6 times slower than one device") in facts_of(made.outcome)
+    model = computed(chain, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0)), placer="single", passes=())
+    assert mood(model.outcome) == "good"
+    model.move([1], 1)
+    assert mood(model.outcome) == "note" and ("", "6 times slower than one device") in facts_of(model.outcome)
     # Where one device cannot hold it, a slower step is what there is.
     heavy = chain.replace(persistent_bytes=[600, 600])
-    made.subject = heavy
-    made.change(cluster=made.setting.cluster.with_memory(1000), placer="m-topo", moves=(("b", "gpu:1"), ("a", "gpu:0")))
-    assert mood(made.outcome) == "good"
-    assert any("on which it does not fit" in said for _, said in facts_of(made.outcome))
+    model.subject = heavy
+    model.change(
+        cluster=model.setting.cluster.with_memory(1000), placer="m-topo", moves=(("b", "gpu:1"), ("a", "gpu:0"))
+    )
+    assert mood(model.outcome) == "good"
+    assert any("on which it does not fit" in said for _, said in facts_of(model.outcome))
 
 
 def test_bug_one_device_was_judged_in_another_order_than_the_schedule_s():
     """Outputs of 60 bytes per micro-batch: all forward first they are 4 x 60, under 1F1B one at a time."""
     graph = bl.generators.pipeline([4.0], [8.0], activation_bytes=60)
     cluster = bl.Cluster.uniform(1, memory_bytes=200)
-    made = computed(graph, cluster, placer="single", passes=(), micro_batches=4, schedule="1f1b")
+    model = computed(graph, cluster, placer="single", passes=(), micro_batches=4, schedule="1f1b")
     alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"), micro_batches=4, schedule="1f1b")
-    assert alone.feasible and made.outcome.one_device.peak_bytes.tolist() == alone.peak_bytes.tolist()
-    assert made.outcome.timeline.makespan_us == made.outcome.one_device_us == alone.makespan_us
-    assert not any("does not fit" in text for _, text in facts_of(made.outcome))
+    assert alone.feasible and model.outcome.one_device.peak_bytes.tolist() == alone.peak_bytes.tolist()
+    assert model.outcome.timeline.makespan_us == model.outcome.one_device_us == alone.makespan_us
+    assert not any("does not fit" in text for _, text in facts_of(model.outcome))
 
 
 def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
-    made = WorkbenchModel(diamond, first_setting(diamond, pair, {"passes": ()}), inline=True)
-    outcome = made.compute_now()
+    model = WorkbenchModel(diamond, first_setting(diamond, pair, {"passes": ()}), inline=True)
+    outcome = model.compute_now()
     assert outcome.setting.placer == "auto" and outcome.base.info["winner"].split()[0] in why_won(outcome)
     fits = [row for row in outcome.base.info["table"] if row["feasible"]]
     assert f"the fastest of {len(fits)} that fit" in why_won(outcome)
@@ -176,9 +178,9 @@ def test_passes_that_make_it_not_fit_are_left_out_and_it_is_said(forked, two, pl
 
 def test_no_remedy_is_offered_where_there_is_none(two):
     whole = bl.OpGraph.from_edges([10], persistent_bytes=[5000])
-    made = WorkbenchModel(whole, Setting(two, placer="m-etf"), inline=True)
+    model = WorkbenchModel(whole, Setting(two, placer="m-etf"), inline=True)
     with pytest.raises(bl.InfeasiblePlacement) as error:
-        made.compute_now()
+        model.compute_now()
     assert not hasattr(error.value, "remedy")
     alone = computed(bl.OpGraph.from_edges([10]), two, placer="m-etf")  # one op: no passes make two of it
     assert alone.advice == ()
@@ -187,29 +189,29 @@ def test_no_remedy_is_offered_where_there_is_none(two):
 def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_much(forked):
     # In two groups at least, 10 us of the 25 go beside the other 10, for 2 us of sending.
     quick, slow = (bl.Cluster.uniform(2, link=bl.Link(us, 0.0), comm="parallel") for us in (2.0, 50.0))
-    made = computed(forked, quick, passes=GROUPING)
-    assert len(made.outcome.base.device) and made.outcome.coarse.n == 1 and made.outcome.timeline.makespan_us == 25
-    assert made.advice[0].sentence.endswith(": 25.0 -> 17.0 us")  # 10, 2 on the way, 5
-    made.change(**made.advice[0].changes)
-    assert made.outcome.timeline.makespan_us == 17
+    model = computed(forked, quick, passes=GROUPING)
+    assert len(model.outcome.base.device) and model.outcome.coarse.n == 1 and model.outcome.timeline.makespan_us == 25
+    assert model.advice[0].sentence.endswith(": 25.0 -> 17.0 us")  # 10, 2 on the way, 5
+    model.change(**model.advice[0].changes)
+    assert model.outcome.timeline.makespan_us == 17
     # A rule that gains nothing by finer groups, however fast it is: others may.
-    made = computed(forked, quick, passes=GROUPING, placer="single")
-    assert "placed by auto among single, m-topo" in made.advice[0].sentence
-    assert made.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
+    model = computed(forked, quick, passes=GROUPING, placer="single")
+    assert "placed by auto among single, m-topo" in model.advice[0].sentence
+    assert model.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
     # Over a slow link one device is best in any case: the click that was offered changed nothing.
-    made = computed(forked, slow, passes=GROUPING)
-    assert made.outcome.coarse.n == 1 and all("micro_batches" in one.changes for one in made.advice)
+    model = computed(forked, slow, passes=GROUPING)
+    assert model.outcome.coarse.n == 1 and all("micro_batches" in one.changes for one in model.advice)
 
 
 @pytest.mark.parametrize("placer", ["m-topo", "auto"])
 def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, monkeypatch):
     monkeypatch.setattr(advice, "SECONDS", -1.0)
     quick, slow = (bl.Cluster.uniform(2, link=bl.Link(us, 0.0), comm="parallel") for us in (2.0, 50.0))
-    made = computed(forked, quick, passes=GROUPING, placer=placer)
-    assert any("placed by auto among single, m-topo" in one.sentence for one in made.advice)
-    assert made.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
-    made.change(**made.advice[0].changes)
-    assert made.outcome.timeline.makespan_us == 17 and made.setting.placer == "auto"
+    model = computed(forked, quick, passes=GROUPING, placer=placer)
+    assert any("placed by auto among single, m-topo" in one.sentence for one in model.advice)
+    assert model.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
+    model.change(**model.advice[0].changes)
+    assert model.outcome.timeline.makespan_us == 17 and model.setting.placer == "auto"
     # Over a slow link nothing is gained, so nothing is offered.
     slow_advice = computed(forked, slow, passes=GROUPING, placer=placer).advice
     assert all("micro_batches" in one.changes for one in slow_advice)
@@ -219,12 +221,12 @@ def test_a_slow_rule_is_told_of_groups_and_of_auto():
     # A chain on alternating devices: every step of it pays 100 us.
     chain = bl.OpGraph.from_edges([10, 10, 10], [(0, 1, 8), (1, 2, 8)])
     cluster = bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0))
-    made = computed(chain, cluster, placer="random", passes=(), params={"seed": 0})
-    assert len(np.unique(made.outcome.placement.device)) == 2
-    assert {"passes": ("colocation", "coplacement", "fusion")} in [one.changes for one in made.advice]
-    assert made.advice[0].before_us == made.outcome.timeline.makespan_us and made.advice[0].after_us == 30
-    made = computed(chain, cluster, placer="auto", passes=())
-    assert made.advice == () and made.outcome.timeline.makespan_us == 30
+    model = computed(chain, cluster, placer="random", passes=(), params={"seed": 0})
+    assert len(np.unique(model.outcome.placement.device)) == 2
+    assert {"passes": ("colocation", "coplacement", "fusion")} in [one.changes for one in model.advice]
+    assert model.advice[0].before_us == model.outcome.timeline.makespan_us and model.advice[0].after_us == 30
+    model = computed(chain, cluster, placer="auto", passes=())
+    assert model.advice == () and model.outcome.timeline.makespan_us == 30
 
 
 def test_a_placement_without_stages_is_mended_by_one_click():
@@ -461,19 +463,19 @@ def test_bug_the_same_plan_on_another_equal_device_is_no_other_plan(diamond, pai
     assert build_bars(diamond, [first, third], against=1).elsewhere.any()
     apart = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 0, 0]))
     assert (build_bars(diamond, [first, apart], against=1).elsewhere > 0).sum() == 2  # b, in both
-    held = computed(diamond, pair, placer="single", passes=())
-    before = held.outcome
-    held.move([0, 1, 2, 3], 1 - int(before.placement.device[0]))
-    assert len(difference(before, held.outcome).ops) == 0
+    model = computed(diamond, pair, placer="single", passes=())
+    before = model.outcome
+    model.move([0, 1, 2, 3], 1 - int(before.placement.device[0]))
+    assert len(difference(before, model.outcome).ops) == 0
 
 
 def test_the_picture_of_a_saved_notebook_follows_the_setting(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
-    told = []
-    bench._shown_picture = type("Handle", (), {"update": lambda self, output, raw: told.append(output)})()
+    events = []
+    bench._shown_picture = type("Handle", (), {"update": lambda self, output, raw: events.append(output)})()
     bench.model.change(placer="m-topo")
-    (output,) = told
+    (output,) = events
     assert output["text/plain"] == bench.in_words() and "placed by m-topo" in output["image/svg+xml"].replace("  ", " ")
 
 
@@ -487,9 +489,9 @@ def test_the_same_devices_in_another_order_are_not_called_the_same():
         return SimpleNamespace(setting=setting, timeline=SimpleNamespace(makespan_us=step), placement=None)
 
     assert same_in_words(outcome("fifo", 5.0), outcome("pct", 5.0)) == "the two placements are the same"
-    said = same_in_words(outcome("fifo", 5.0), outcome("pct", 7.0))
-    assert "every op is on the same device" in said and "scheduler fifo against scheduler pct" in said
-    assert said.endswith("5.00 us and 7.00 us")
+    text = same_in_words(outcome("fifo", 5.0), outcome("pct", 7.0))
+    assert "every op is on the same device" in text and "scheduler fifo against scheduler pct" in text
+    assert text.endswith("5.00 us and 7.00 us")
 
 
 def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
@@ -514,13 +516,13 @@ def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     params = {"time_limit": None, "evaluations": 40}
     bench = bl.Workbench(graph, cluster, placer="search", params=params, passes=("colocation", "fusion"))
     coarse = bl.optimize(graph, cluster, passes=("colocation", "fusion"))
-    told = []
-    placed = bl.place(coarse, cluster, "search", callback=told.append, **params)
+    events = []
+    placed = bl.place(coarse, cluster, "search", callback=events.append, **params)
     step = bl.simulate(graph, cluster, placed).makespan_us
-    assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placed).makespan_us == told[-1].makespan_us
-    assert abs(step / told[-1].makespan_us - 1) > 0.005  # or there would be nothing to say
-    said = f"search found {format_us(told[-1].makespan_us)} with each group as one op"
-    assert said in bench.header.facts.value and format_us(step) in why_other(bench.outcome)
+    assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placed).makespan_us == events[-1].makespan_us
+    assert abs(step / events[-1].makespan_us - 1) > 0.005  # or there would be nothing to say
+    text = f"search found {format_us(events[-1].makespan_us)} with each group as one op"
+    assert text in bench.header.facts.value and format_us(step) in why_other(bench.outcome)
     # Ops placed one by one, and placers that tell no best, have nothing to explain.
     alone = bl.Workbench(graph, cluster, placer="search", params=params, passes=())
     ruled = bl.Workbench(graph, cluster, placer="m-etf", passes=("colocation", "fusion"))
@@ -532,15 +534,15 @@ def test_progress_is_held_against_the_limit():
     from baechi_lab.stages import Place
     from baechi_lab.widgets.compute import Placing
 
-    said = []
-    placing = Placing(Place("search", time_limit=20), lambda *told: said.append(told))
+    events = []
+    placing = Placing(Place("search", time_limit=20), lambda *told: events.append(told))
     placing.take_progress(Progress(5.0, 12345, 2000.0, "m-etf"))
-    assert said == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]
+    assert events == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]
     # The planner builds networks before it has any answer.
-    said.clear()
-    learning = Placing(Place("hierarchical", time_limit=20, updates=1, groups=2), lambda *told: said.append(told))
+    events.clear()
+    learning = Placing(Place("hierarchical", time_limit=20, updates=1, groups=2), lambda *told: events.append(told))
     learning(bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]), bl.Cluster.uniform(2))
-    assert said[0] == ("hierarchical: 0 of 20 s, no answer yet", 0.0) and len(said) == 2
+    assert events[0] == ("hierarchical: 0 of 20 s, no answer yet", 0.0) and len(events) == 2
 
 
 # -- the verdict, advice, and settings that fit -------------------------------------------------------------------------
@@ -598,39 +600,39 @@ def test_another_order_is_advised_with_the_step_that_comes():
     """x before y by number: 10 + 10 + 1 + 10; y first, whose reader waits: 10 + 1 + 10."""
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0], [(1, 2, 8)], names=["x", "y", "z"])
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
-    made = computed(graph, cluster, placer="single", passes=(), scheduler="fifo", moves=(("z", "gpu:1"),))
-    on = int(made.outcome.placement.device[0])
-    made.change(moves=(("z", cluster.names[1 - on]),))
-    assert made.outcome.timeline.makespan_us == 31
-    (first, *_) = made.advice
+    model = computed(graph, cluster, placer="single", passes=(), scheduler="fifo", moves=(("z", "gpu:1"),))
+    on = int(model.outcome.placement.device[0])
+    model.change(moves=(("z", cluster.names[1 - on]),))
+    assert model.outcome.timeline.makespan_us == 31
+    (first, *_) = model.advice
     assert first.sentence == "same placement, order pct: 31.0 -> 21.0 us"
-    made.change(**first.changes)
-    assert made.outcome.timeline.makespan_us == first.after_us == 21
+    model.change(**first.changes)
+    assert model.outcome.timeline.makespan_us == first.after_us == 21
 
 
 def test_all_advice_is_what_comes_of_it():
     for seed in range(4):
         graph = bl.generators.layered_dag(40, seed=seed)
         for placer, passes in (("m-topo", ()), ("hash", GROUPING), ("auto", GROUPING)):
-            made = computed(graph, bl.Cluster.uniform(3, link=bl.Link(5.0, 0.0)), placer=placer, passes=passes)
-            for one in made.advice:
+            model = computed(graph, bl.Cluster.uniform(3, link=bl.Link(5.0, 0.0)), placer=placer, passes=passes)
+            for one in model.advice:
                 steps = one.changes.get("micro_batches", 1)
-                assert one.after_us < one.before_us == pytest.approx(steps * made.outcome.timeline.makespan_us)
-                made.change(**one.changes)
-                assert made.outcome.timeline.makespan_us == pytest.approx(one.after_us)
-                made.undo()
+                assert one.after_us < one.before_us == pytest.approx(steps * model.outcome.timeline.makespan_us)
+                model.change(**one.changes)
+                assert model.outcome.timeline.makespan_us == pytest.approx(one.after_us)
+                model.undo()
 
 
 def test_a_chain_is_advised_to_use_micro_batches():
     """A chain of 8, 8, 16 and 16 us: 48 us however it is divided; of eight such, two devices can work on two at once."""
     graph = bl.generators.pipeline([8.0, 8.0], [16.0, 16.0], output_bytes=4)
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
-    made = computed(graph, cluster, placer="contiguous", passes=())
-    (one,) = made.advice
+    model = computed(graph, cluster, placer="contiguous", passes=())
+    (one,) = model.advice
     assert one.cause.startswith("one device works at a time; 8 such steps as micro-batches under 1F1B")
-    assert one.before_us == 8 * made.outcome.timeline.makespan_us
-    made.change(**one.changes)
-    assert made.outcome.timeline.makespan_us == one.after_us < one.before_us
+    assert one.before_us == 8 * model.outcome.timeline.makespan_us
+    model.change(**one.changes)
+    assert model.outcome.timeline.makespan_us == one.after_us < one.before_us
 
 
 def test_a_workbench_does_not_open_on_an_error(two):
@@ -669,10 +671,10 @@ def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):
     bench.setting.devices.value = 4
     assert bench.setting.preset.value == "as given below" and bench.model.setting.cluster.n == 4
     for name, preset in HARDWARE_PRESETS.items():
-        made = preset.cluster
-        assert made.n == preset.devices * preset.machines, name
-        inside = made.link_between(0, 1)
-        assert (made.link_between(0, made.n - 1) == inside) == (preset.machines == 1)
+        cluster_of_preset = preset.cluster
+        assert cluster_of_preset.n == preset.devices * preset.machines, name
+        inside = cluster_of_preset.link_between(0, 1)
+        assert (cluster_of_preset.link_between(0, cluster_of_preset.n - 1) == inside) == (preset.machines == 1)
     # One control for micro-batches: the placer's own form has none.
     bench.setting.placer.value = "contiguous"
     assert not {"micro_batches", "schedule"} & set(bench.setting.params._fields)

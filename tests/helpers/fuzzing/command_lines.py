@@ -104,10 +104,10 @@ def _answered(line, folder):
             code = stop.code or 0
     for path, data in before.items():
         assert path.read_bytes() == data, f"{path.name} was overwritten"
-    said = err.getvalue()
+    error_text = err.getvalue()
     # A sweep of which no combination worked: of models, since none is built here.
     assert code in (0, 2) or (code == 1 and line[0] == "sweep" and out.getvalue()), f"exit code {code}"
     if code:
         assert code == 1 or not out.getvalue() or "--json" not in line, "output beside an error"
-        raise BaechiLabError(said.rstrip("\n") if len(said) < 1500 else "x" * 2000)
-    assert not said, f"stderr says {said[:300]}"
+        raise BaechiLabError(error_text.rstrip("\n") if len(error_text) < 1500 else "x" * 2000)
+    assert not error_text, f"stderr says {error_text[:300]}"

@@ -127,20 +127,20 @@ def exported():
             {"user_input": {"arg": tensor("x")}},
         ]
     }
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         document = {
             "graph_module": {"graph": graph, "signature": signature},
             "schema_version": {"major": 8, "minor": 2},
         }
         archive.writestr("a/models/model.json", json.dumps(document))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def mutated_pt2(data, rng):
     """An archive whose JSON is changed."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w") as new:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():
             new.writestr(name, mutations.mutated_json(json.loads(old.read(name)), rng))
-    return made.getvalue()
+    return buffer.getvalue()

@@ -150,11 +150,11 @@ def use_trace(path, folder):
         repr(graph), bl.save_graph(graph, folder / "again.json")
         return
     pair = path.name == "pair.json"  # an execution trace, which goes with the Kineto trace of the same run
-    made = bl.load_trace(folder / "whole.json", execution_trace=path) if pair else bl.load_trace(path)
-    repr(made), made.graph.content_key
-    timeline = bl.simulate(made.graph, made.cluster, made.placement)
-    bl.check(made.graph, made.cluster, made.placement, timeline)
-    assert timeline.makespan_us <= made.timeline.makespan_us * 1.05 + 2 * made.graph.n
+    recording = bl.load_trace(folder / "whole.json", execution_trace=path) if pair else bl.load_trace(path)
+    repr(recording), recording.graph.content_key
+    timeline = bl.simulate(recording.graph, recording.cluster, recording.placement)
+    bl.check(recording.graph, recording.cluster, recording.placement, timeline)
+    assert timeline.makespan_us <= recording.timeline.makespan_us * 1.05 + 2 * recording.graph.n
 
 
 def trace_cases(count, seed):
