@@ -146,24 +146,24 @@ _KINDS = ("compute", "transfer", "queue", "idle")
 
 
 def _stretches(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> list[tuple[str, int, float, float]]:
-    """Yields the intervals of the path in order, `(kind, device, start, end)`; equal neighbours are joined."""
+    """Returns the intervals of the path in order, `(kind, device, start, end)`; equal neighbours are joined."""
     rows = {int(op): row for row, op in enumerate(timeline.op.tolist())}
-    sent, stretches, now = timeline.transfers, [], 0.0
+    sends, stretches, now_us = timeline.transfers, [], 0.0
     pending = [int(row) for row in transfers]
     for op in ops:
         row = rows[int(op)]
         start, end = float(timeline.start_us[row]), float(timeline.end_us[row])
-        if pending and start > now:
-            arrives = float(sent.end_us[pending[0]])
-            if arrives <= start + 1e-9 * timeline.makespan_us and int(sent.target[pending[0]]) == timeline.device[row]:
-                send_start_us = max(float(sent.start_us[pending[0]]), float(sent.receive_us[pending[0]]))
-                stretches += [("queue", -1, now, send_start_us), ("transfer", -1, send_start_us, arrives)]
-                now = arrives
-        while pending and float(sent.end_us[pending[0]]) <= start:
+        if pending and start > now_us:
+            arrives = float(sends.end_us[pending[0]])
+            if arrives <= start + 1e-9 * timeline.makespan_us and int(sends.target[pending[0]]) == timeline.device[row]:
+                send_start_us = max(float(sends.start_us[pending[0]]), float(sends.receive_us[pending[0]]))
+                stretches += [("queue", -1, now_us, send_start_us), ("transfer", -1, send_start_us, arrives)]
+                now_us = arrives
+        while pending and float(sends.end_us[pending[0]]) <= start:
             pending.pop(0)
-        stretches += [("idle", -1, now, start), ("compute", int(timeline.device[row]), max(start, now), end)]
-        now = max(now, end)
-    stretches.append(("idle", -1, now, timeline.makespan_us))
+        stretches += [("idle", -1, now_us, start), ("compute", int(timeline.device[row]), max(start, now_us), end)]
+        now_us = max(now_us, end)
+    stretches.append(("idle", -1, now_us, timeline.makespan_us))
     joined: list[tuple[str, int, float, float]] = []
     for kind, device, start, end in stretches:
         if end <= start:

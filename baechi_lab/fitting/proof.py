@@ -51,8 +51,8 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     """Returns the proof for a step for which no placement was found.
 
     >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20], persistent_bytes=[5, 5])
-    >>> found = proof_of(graph, Cluster.uniform(2, memory_bytes=50))
-    >>> found.least_bytes, found.least_devices, found.whatever
+    >>> proof = proof_of(graph, Cluster.uniform(2, memory_bytes=50))
+    >>> proof.least_bytes, proof.least_devices, proof.whatever
     (65, 0, "op 'op1' reads, makes and uses 60 B while it runs, and no device has more than 50 B")
     """
     computes = ~cluster.is_host

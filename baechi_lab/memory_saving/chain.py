@@ -132,7 +132,10 @@ class Chain:
                     self._run(k, mode)
 
     def _bytes_of_backward_ops(self) -> None:
-        """Returns two int64[m]: bytes of backward outputs and of values held throughout, when each stage begins and at most."""
+        """Sets `due` and `backward`, int64[m] each: bytes when a stage begins, and at most while it runs.
+
+        They count backward outputs and what the plan does not decide on.
+        """
         training, graph = self.training, self.training.graph
         rank, count = training.rank, self.stages
         first_backward = graph.n - len(self.backward_ops)

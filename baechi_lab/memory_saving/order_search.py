@@ -172,7 +172,7 @@ class OrderSearch:
     def _possible_buffers(
         self, buffers: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
     ) -> list[tuple[Buffer | None, Buffer]]:
-        """Yields the buffers in which an output may lie, before and after it does; the last is a new buffer."""
+        """Returns the buffers in which an output may lie, before and after it does; the last is a new buffer."""
         size, added = self.size[tensor], frozenset((tensor,))
         inputs = [(self.size[t], buffer) for t in read for buffer in buffers if t in buffer[1]]
         candidates: list[Buffer] = []

@@ -319,7 +319,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequence_length: int) -> Iterator[Layout]:
-    """Returns every legal layout of the combinations that `layouts` lists."""
+    """Yields every legal layout of the combinations that `layouts` lists."""
     micro_batches = [2**k for k in range(MOST_MICRO_BATCH.bit_length())]
     for tp in _divisors(cluster.n):
         if model.heads % tp:

@@ -95,8 +95,8 @@ def robustness(
 
     >>> from baechi_lab import Cluster, OpGraph, Placement
     >>> graph = OpGraph.from_edges([10, 10], [(0, 1, 8)])
-    >>> found = robustness(graph, Cluster.uniform(1), Placement(device=[0, 0]), error=0.1, samples=50)
-    >>> found.nominal_us, bool(18 <= found.makespan_us.min() <= found.makespan_us.max() <= 22)
+    >>> result = robustness(graph, Cluster.uniform(1), Placement(device=[0, 0]), error=0.1, samples=50)
+    >>> result.nominal_us, bool(18 <= result.makespan_us.min() <= result.makespan_us.max() <= 22)
     (20.0, True)
     """
     check_records(graph=graph, cluster=cluster, placement=placement)

@@ -150,9 +150,7 @@ def sweep(
         for size in dict.fromkeys(cell.batch_size for cell in grid):
             try:
                 graph_keys[size] = graph_key(subject, size, profiling)
-            except (
-                Unidentified
-            ) as reason:  # a function that cannot be identified is called, and its graph is identified
+            except Unidentified as reason:  # a function without identity is called, and its graph identified
                 graph_keys[size] = _key_of_result(subject, size, reason, store)
         keyed = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
         with open_calls(executor, len(grid)) as workers:
@@ -198,7 +196,7 @@ def _warn(message: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _PendingRow:
-    """A row that was submitted: its cell, its key in the file, and the token of its graph."""
+    """A submitted row: its cell, its key in the file, and what the workers take its graph from."""
 
     cell: Cell
     key: str

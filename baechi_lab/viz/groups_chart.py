@@ -35,8 +35,8 @@ def groups(
 
     >>> from baechi_lab.placers.planner.explain import learned_groups
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
-    >>> told = learned_groups(graph, np.array([4, 4]), np.array([1, 1]))
-    >>> figure = groups(graph, Placement(device=[1, 1], info={"explanation": told}))
+    >>> learned = learned_groups(graph, np.array([4, 4]), np.array([1, 1]))
+    >>> figure = groups(graph, Placement(device=[1, 1], info={"explanation": learned}))
     >>> [trace.name for trace in figure.data]
     ['0 on device 1: 2 ops']
     """

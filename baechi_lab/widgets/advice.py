@@ -107,7 +107,7 @@ def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
 
 
 def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
-    """Returns the advice to run the same placement under the scheduler with the shortest step."""
+    """Yields the advice to run the same placement under the scheduler with the shortest step."""
     setting, before = outcome.setting, outcome.timeline.makespan_us
     if setting.schedule is not None:
         return
@@ -134,7 +134,7 @@ def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
 
 
 def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Returns the advice to leave out the fewest passes with which the step is shorter, where groups can be divided.
+    """Yields the advice to leave out the fewest passes with which the step is shorter, where groups can be divided.
 
     The same placer is tried unless it took long, and the `QUICK` placers.
     """
@@ -162,7 +162,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
 
 
 def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Returns the advice to place groups instead of single ops, or to use a quick placer, if the placer is a rule."""
+    """Yields the advice to place groups instead of single ops, or to use a quick placer, if the placer is a rule."""
     setting, before = outcome.setting, outcome.timeline.makespan_us
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
     if not ask_all or setting.moves or setting.pipeline or setting.cluster.n == 1:
@@ -185,7 +185,7 @@ def works_one_at_a_time(outcome: Outcome) -> bool:
 
 
 def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Returns the advice to pipeline several whole steps, for a graph that cannot be built for a smaller batch."""
+    """Yields the advice to pipeline several whole steps, for a graph that cannot be built for a smaller batch."""
     setting = outcome.setting
     if outcome.step is not None or setting.pipeline or setting.cluster.n == 1 or not works_one_at_a_time(outcome):
         return
@@ -200,7 +200,7 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
 
 
 def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Returns the advice to cut the batch into micro-batches, for a model that can be built again. Building takes seconds."""
+    """Yields the advice to cut the batch into micro-batches, for a model that can be built again. Building takes seconds."""
     setting, step = outcome.setting, outcome.step
     is_torch = is_torch_step(step)  # its batch can be cut
     batch = outcome.samples if is_torch else setting.batch_size

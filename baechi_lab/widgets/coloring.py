@@ -45,8 +45,8 @@ def coloring(
     Raises:
         InvalidInput: `by` is not one of `choices`, or "device", by which only the timeline can colour.
 
-    >>> made = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
-    >>> made.labels, made.kind.tolist()
+    >>> colors = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
+    >>> colors.labels, colors.kind.tolist()
     (('MatMul', 'Add'), [1, 0])
     """
     if by == TYPE:

@@ -101,10 +101,10 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
 
     pointer, tensors = graph.inputs
     read = tensors[pointer[op] : pointer[op + 1]].tolist()
-    made = range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
+    output_tensors = range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
     readers = [
         (int(reader), tensor)
-        for tensor in made
+        for tensor in output_tensors
         for reader in graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
     ]
     start_cause = cause(graph, timeline, op)
@@ -123,7 +123,7 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
         critical=bool(np.isin(op, outcome.chain.ops)),
         persistent_bytes=int(graph.persistent_bytes[op]),
         temp_bytes=int(graph.temp_bytes[op]),
-        output_sizes=tuple((graph.tensor_names[t], int(graph.tensor_bytes[t])) for t in made),
+        output_sizes=tuple((graph.tensor_names[t], int(graph.tensor_bytes[t])) for t in output_tensors),
         inputs=tuple(end(int(graph.tensor_producer[t]), t) for t in read[:MOST_TENSORS]),
         more_inputs=max(len(read) - MOST_TENSORS, 0),
         outputs=tuple(end(reader, t) for reader, t in readers[:MOST_TENSORS]),

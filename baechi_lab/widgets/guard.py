@@ -32,10 +32,10 @@ class Problem:
 def refused(show: Callable[[Problem], None]) -> Guard:
     """Guard a change of the setting; the sentence of an error adds that the setting stays as it was.
 
-    >>> seen = []
-    >>> with refused(seen.append):
+    >>> messages = []
+    >>> with refused(messages.append):
     ...     raise ValueError("no")
-    >>> seen[0].sentence
+    >>> messages[0].sentence
     'ValueError: no; the setting stays as it was'
     """
     return Guard(lambda problem: show(replace(problem, sentence=f"{problem.sentence}; the setting stays as it was")))
@@ -46,10 +46,10 @@ class Guard(ContextDecorator):
 
     Interrupts and exits pass through. `failed` says whether the last use ended in an error.
 
-    >>> seen = []
-    >>> with Guard(seen.append):
+    >>> messages = []
+    >>> with Guard(messages.append):
     ...     raise ValueError("no")
-    >>> seen[0].sentence
+    >>> messages[0].sentence
     'ValueError: no'
     """
 

@@ -51,8 +51,8 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
-    >>> found = waits(g, simulate(g, Cluster.uniform(2), Placement(device=[0, 1])))
-    >>> [KINDS[k] for k in found.kind]
+    >>> gaps = waits(g, simulate(g, Cluster.uniform(2), Placement(device=[0, 1])))
+    >>> [KINDS[k] for k in gaps.kind]
     ['nothing', 'op', 'transfer']
     """
     computes = computing(graph, timeline)

@@ -101,7 +101,7 @@ def _of_device(allocator: str, device: str) -> bool:
 
 
 def _changes(records: Sequence[Any], kernel: Kernel) -> Iterator[tuple[float, int, int]]:
-    """Returns (time, category, delta) of a kernel's allocations.
+    """Yields (time, category, delta) of a kernel's allocations.
 
     A record of negative bytes frees the first allocation of that size that is still there.
     """

@@ -37,7 +37,7 @@ class Starts:
     def orders(
         self, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None
     ) -> Iterator[tuple[str, NDArray[np.float64] | None]]:
-        """Returns the orders to try for `device`: fifo, upward rank, longest path to the end with transfers, and `planned`."""
+        """Yields the orders to try for `device`: fifo, upward rank, longest path to the end with transfers, and `planned`."""
         if "fifo" in self.schedulers:
             yield "fifo", None
         if "planned" in self.schedulers:

@@ -90,7 +90,7 @@ def _values(node: Mapping[str, object], key: str) -> list[object]:
 
 
 def _storages(value: object) -> Iterator[tuple[int, int]]:
-    """Returns (storage, bytes) of a tensor, or of every tensor in a list."""
+    """Yields (storage, bytes) of a tensor, or of every tensor in a list."""
     if not isinstance(value, list):
         return
     if len(value) == 6 and all(type(x) is int for x in value[:5]) and isinstance(value[5], str):
@@ -185,7 +185,7 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
 
 
 def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
-    """Returns the pairs of every position at which the names of the shorter list match the longer one."""
+    """Yields the pairs of every position at which the names of the shorter list match the longer one."""
     shorter, shift = sorted((len(rows), len(nodes)))
     if shorter < _FEWEST_IN_ORDER and len(rows) != len(nodes):
         return

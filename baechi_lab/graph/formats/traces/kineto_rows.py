@@ -77,7 +77,7 @@ def rows_of(document: Mapping[str, object]) -> list[Row]:
 
 
 def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
-    """Returns the entries of the categories that are read, each with a duration; entries without an end are left out."""
+    """Yields the entries of the categories that are read, each with a duration; entries without an end are left out."""
     open_entries: dict[tuple[object, object], list[Mapping[str, object]]] = {}
     for entry in entries:
         phase, lane = entry.get("ph"), (str(entry.get("pid")), str(entry.get("tid")))

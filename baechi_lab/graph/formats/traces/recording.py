@@ -85,8 +85,8 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
 
     >>> first = Event("a", "op", "thread 1", 5.0, 7.0)
     >>> second = Event("b", "op", "thread 2", 8.0, 11.0, reads={(0, "x"): 64})
-    >>> made = recording([first, second], "two")
-    >>> made.graph.duration_us.tolist(), made.notes     # one microsecond passed before b, and nobody knows why
+    >>> step = recording([first, second], "two")
+    >>> step.graph.duration_us.tolist(), step.notes     # one microsecond passed before b, and nobody knows why
     ([2.0, 4.0], ("waits that nothing in the trace explains add up to 8% of all lanes' time; each counts with the op after it",))
     """
     _check_events(events)

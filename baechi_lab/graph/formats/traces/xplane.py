@@ -65,7 +65,7 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
 
 
 def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
-    """Returns the events of a plane, with the key of the launch to which each belongs."""
+    """Yields the events of a plane, with the key of the launch to which each belongs."""
     names = {e.key: e.value for e in plane.event_metadata}
     stats = {e.key: e.value.name for e in plane.stat_metadata}
     device = _DEVICE.match(plane.name)
@@ -92,7 +92,7 @@ def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
 
 
 def _innermost(rows: list[Any], device: bool) -> Iterator[Any]:
-    """Returns the ops of the host that contain no other op, since a call of a function lasts as long as its ops."""
+    """Yields the ops of the host that contain no other op, since a call of a function lasts as long as its ops."""
     ops = rows if device else [row for row in rows if _HOST_OP.match(row[1].name)]
     ops.sort(key=lambda row: (row[0].offset_ps, -row[0].duration_ps))
     for k, (event, metadata) in enumerate(ops):
