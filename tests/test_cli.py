@@ -596,7 +596,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
         (["--placers", "m-etff"], "did you mean 'm-etf'"),
         (["--mode", "guessed"], "'guessed'"),
         (["--jobs", "0"], "--jobs is 0"),
-        (["--batch-size", "4"], "batch"),
+        (["--batch-size", "4"], "--batch-size is for benchmark models"),
         (["--hardware", "a1000"], "unknown hardware 'a1000'; did you mean 'a100'"),
     ],
 )

@@ -223,6 +223,8 @@ def test_cluster_files_and_servers_that_are_none(call):
     assert code == 2
     assert "worker '127.0.0.1:1' does not answer" in err
     assert "--workers is 1; it must be at least 2" in call("links", "--workers", "1")[2]
+    code, _, err = call("links", "--servers", "127.0.0.1:1")  # previously an empty table
+    assert code == 2 and "--servers is '127.0.0.1:1'; it must name at least 2 workers" in err
 
 
 def test_native_steps_beside_placed_ones(call):

@@ -46,6 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "--memory")
     if arguments.servers is not None:
         servers = options.names(arguments.servers, "--servers")
+        if len(servers) < 2:
+            raise InvalidInput(
+                f"--servers is {arguments.servers!r}; it must name at least 2 workers, as HOST:PORT,HOST:PORT"
+            )
         from ..executors.tensorflow.devices import cpu_memory
 
         each = cpu_memory() if memory is None else memory

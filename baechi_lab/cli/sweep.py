@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
 from ..graph.device import device_count
 from ..graph.units import format_bytes, format_us, parse_bytes
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = _wholes(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
     from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
+    if from_file and sizes is not None:
+        raise InvalidInput("--batch-size is for benchmark models; a graph has the batch size that it was profiled with")
     subject = options.graph_from(arguments.subject) if from_file else arguments.subject
     kind, link, comm = options.transfers_from(arguments, subject if isinstance(subject, OpGraph) else None)
     memory = str(options.memory_of(kind)) if arguments.memory is None else arguments.memory
