@@ -119,7 +119,6 @@ def compare(
     >>> compare(graph, cluster, ["single"])[["placer", "makespan_us", "lower_bound_us"]].values.tolist()
     [['single', 30.0, 24.0]]
     """
-    import pandas as pd
     from tqdm.auto import tqdm
 
     from .executors.native import native_runners
@@ -133,13 +132,7 @@ def compare(
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
     if params is not None and not isinstance(params, Mapping):
         raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to their parameters")
-    local: LocalCluster | None = None
-    if not isinstance(cluster, Cluster):
-        record = getattr(cluster, "cluster", None)
-        if not isinstance(record, Cluster):
-            raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
-        local = cluster
-        cluster = record
+    cluster, local = _record_and_workers(cluster)
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     if batch_size is not None:
@@ -177,13 +170,7 @@ def compare(
         native_rows = dict(enumerate(runners.values(), start=placed))
         for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():
             rows[k] |= columns
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    if batch_size is not None:
-        table["samples_per_second"] = batch_size * 1e6 / table["makespan_us"].where(table["makespan_us"] > 0)
-    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
-    table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
-    table["speedup"] = speedup_of(table)
-    table["winner"] = [row.get("winner", "") for row in rows]
+    table = _table_of(rows, batch_size, float("nan") if alone is None else alone.makespan_us)
     notes = notes_on(table[:placed], graph, groups, cluster)
     if too_coarse(graph, groups, cluster):
         notes += _note_on_single_ops(graph, cluster, table[:placed], scheduler, pipeline)
@@ -192,6 +179,30 @@ def compare(
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest
         table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
+    return table
+
+
+def _record_and_workers(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluster | None]:
+    """Returns the record of a cluster, and the running workers of a `bl.LocalCluster`."""
+    if isinstance(cluster, Cluster):
+        return cluster, None
+    record = getattr(cluster, "cluster", None)
+    if not isinstance(record, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
+    return record, cluster
+
+
+def _table_of(rows: Sequence[Mapping[str, object]], batch_size: int | None, one_device_us: float) -> pandas.DataFrame:
+    """Returns the rows as a table, with the columns that follow from others."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    if batch_size is not None:
+        table["samples_per_second"] = batch_size * 1e6 / table["makespan_us"].where(table["makespan_us"] > 0)
+    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    table["one_device_us"] = one_device_us
+    table["speedup"] = speedup_of(table)
+    table["winner"] = [row.get("winner", "") for row in rows]
     return table
 
 
