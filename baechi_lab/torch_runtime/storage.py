@@ -1,10 +1,14 @@
-"""The memory in which a tensor lies. For a sparse tensor it is the memory of its values."""
+"""The memory in which a tensor lies. For a sparse tensor it is the memory of its values.
+
+A wrapper subclass, such as a quantized weight of torchao, has no memory of its own: that of the tensors within counts.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InvalidInput
 from .tree import tensors
@@ -32,7 +36,8 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices.
+    """The storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices. Of a wrapper subclass:
+    those of the tensors within.
 
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)
@@ -117,8 +122,28 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
 
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a wrapper subclass, whose data are other tensors: a quantized weight of torchao, a `DTensor`."""
+    return type(tensor) not in (torch.Tensor, nn.Parameter) and is_traceable_wrapper_subclass(tensor)
+
+
+def tensors_within(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that a wrapper subclass consists of, at any depth; otherwise the tensor itself.
+
+    >>> [len(tensors_within(t)) for t in (torch.ones(2), torch.eye(2).to_sparse())]
+    [1, 1]
+    """
+    if not is_wrapper(tensor):
+        return (tensor,)
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = (getattr(tensor, name) for name in names)
+    return tuple(inner for part in parts if isinstance(part, torch.Tensor) for inner in tensors_within(part))
+
+
 def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Values and indices of a sparse tensor; otherwise the tensor itself."""
+    """Values and indices of a sparse tensor, the components of the tensors within a wrapper; otherwise the tensor itself."""
+    if is_wrapper(tensor):
+        return tuple(part for inner in tensors_within(tensor) for part in _components(inner)) or (tensor,)
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(), tensor._indices())
     if tensor.layout in _COMPRESSED:

@@ -20,6 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..torch_runtime.intercept import Intercepted
 from ..torch_runtime.random import generator_states
+from ..torch_runtime.storage import is_wrapper
 from ..torch_runtime.tree import PLAIN, outline
 
 DEPTH = 4
@@ -101,7 +102,9 @@ class ModelSnapshot:
                     self.holders[id(visited)].places.add(place)
                 continue
             self.visited[id(visited)] = visited
-            if isinstance(visited, torch.Tensor):
+            if isinstance(visited, torch.Tensor) and is_wrapper(visited):
+                stack.append((visited.__dict__, depth, True))  # the data are the tensors within
+            elif isinstance(visited, torch.Tensor):
                 valued = not visited.is_meta and not hasattr(visited, "fake_mode")
                 if valued and visited.layout is torch.strided and not isinstance(visited, _LAZY):
                     copy = visited.detach().to("cpu", copy=True)

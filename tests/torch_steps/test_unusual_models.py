@@ -19,6 +19,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept  # noqa: E402
 from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
 from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
+from baechi_lab.torch_steps.snapshot import ModelSnapshot  # noqa: E402
 
 TWO = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(1.0, 0.0001))
 
@@ -46,6 +47,41 @@ class Hops(nn.Module):
 
     def forward(self, x):
         return self.b(self.adjacency @ torch.relu(self.adjacency @ self.a(x)))
+
+
+class Int8Weight(torch.Tensor):
+    """A weight in 8 bits with a scale per row, as torchao's: a subclass without data of its own, for few operators."""
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype, device=numbers.device)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(parts["numbers"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        if operator not in (torch.ops.aten.t.default, torch.ops.aten.linear.default):
+            raise NotImplementedError(str(operator))
+        return operator(*(a.numbers * a.scale if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+def with_8_bits():
+    """Two layers, the first of which has a frozen weight in 8 bits."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    weight = model[0].weight.data
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    model[0].weight = nn.Parameter(Int8Weight((weight / scale).round().to(torch.int8), scale), requires_grad=False)
+    return model
 
 
 class ImageList:
@@ -200,6 +236,24 @@ def test_sparse_gradients_and_parameters_are_profiled():
     holder.w, holder.forward = nn.Parameter(torch.eye(4).to_sparse()), lambda x: torch.sparse.mm(holder.w, x)
     graph = bl.torch.profile(holder, torch.ones(4, 3), mode="inference", runs=1, warmup=0)
     assert graph.persistent_bytes.sum() == 4 * 4 + 2 * 4 * 8  # values, and two indices each
+
+
+def test_a_wrapper_subclass_counts_as_the_tensors_within():
+    step = bl.torch.TorchStep("8 bits", with_8_bits, (torch.ones(2, 64),))
+    model, original = step.model(), step.model()
+    trained = 64 * 4 + (64 + 1) * 64 * 4  # two biases and a weight, with gradients
+    expected = 64 * 64 + 64 * 4 + 2 * trained
+    measured = bl.torch.profile(model, step.inputs, mode="training", warmup=0, runs=1)
+    estimated = bl.torch.profile(model, step.inputs, mode="training", hardware="cpu-core")
+    assert measured.persistent_bytes.sum() == estimated.persistent_bytes.sum() == expected
+    placement = bl.Placement(device=[int(name.startswith("2")) for name in measured.names])
+    bl.torch.distribute(model, step.inputs, TWO, placement, graph=measured)
+    assert torch.equal(step.run(model), step.run(original))
+    assert torch.equal(model[2].weight.grad, original[2].weight.grad)
+    before = model[0].weight.scale.clone()
+    with ModelSnapshot(model):
+        model[0].weight.scale *= 2
+    assert torch.equal(model[0].weight.scale, before)
 
 
 def test_objects_of_tensors_between_layers():

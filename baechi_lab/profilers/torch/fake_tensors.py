@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
+from ...torch_runtime.storage import is_wrapper, tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
@@ -205,6 +206,8 @@ class _TwinMaker:
                 twin = nn.Parameter(data, requires_grad=tensor.requires_grad)
                 if hasattr(tensor, "stored_bytes"):  # see `quantization`
                     twin.stored_bytes = tensor.stored_bytes
+                elif is_wrapper(tensor):
+                    twin.stored_bytes = tensor_bytes(tensor)
                 return twin
         return data.requires_grad_(tensor.requires_grad)
 

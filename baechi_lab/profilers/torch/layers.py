@@ -33,7 +33,7 @@ from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key
+from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -332,7 +332,8 @@ def call_bytes(
 
     `gradients` are the bytes that a backward pass made, by parameter. Parameters that do not reach the loss have none.
     """
-    size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    parameters = dict(model.named_parameters())
+    size = {name: stored_bytes(t) for name, t in (*parameters.items(), *model.named_buffers())}
     visited: set[str] = set()
     columns = np.zeros((5, len(model_trace.calls)), dtype=np.int64)
     used = {name for call in model_trace.calls for name in (*call.parameters, *call.buffers)}
@@ -346,5 +347,5 @@ def call_bytes(
         if training:
             columns[2, i] = sum(gradients[name] for name in first_used & gradients.keys())
             columns[3, i] = call.output_bytes if call.requires_grad else 0
-            columns[4, i] = sum(size[name] for name in first_used & gradients.keys())
+            columns[4, i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
     return tuple(columns)  # type: ignore[return-value]
