@@ -90,7 +90,7 @@ class Collectives:
     measured: Sequence[MeasuredCollective] = ()
     bandwidth_share: float = 1.0
     network_share: float = 1.0
-    _cache: dict[tuple[int, ...], list[_Level]] = field(default_factory=dict, repr=False)
+    _cache: dict[Sequence[int], tuple[Level, ...]] = field(default_factory=dict, repr=False)
 
     def us(self, kind: str, size_bytes: float, devices: Sequence[int]) -> float:
         """Microseconds of one collective.
@@ -105,7 +105,7 @@ class Collectives:
             InvalidInput: two devices have no link.
         """
         check_text("kind", kind, COLLECTIVES)
-        members = tuple(devices)
+        members = devices if isinstance(devices, range) else tuple(devices)
         if len(members) == 1 or not size_bytes:
             return 0.0
         levels = self.levels(members)
@@ -136,10 +136,10 @@ class Collectives:
             remaining_bytes /= level.width
         return float(min(ring, total))
 
-    def levels(self, devices: tuple[int, ...]) -> list[_Level]:
-        """The levels of links among devices, innermost first."""
+    def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
+        """The levels of links among devices, innermost first; `devices` is a range or a tuple."""
         if devices not in self._cache:
-            self._cache[devices] = _levels(self.cluster, devices, self._share)
+            self._cache[devices] = _levels(self.cluster, devices, self._share) if len(devices) > 1 else ()
         return self._cache[devices]
 
     @cached_property
@@ -157,12 +157,6 @@ class Collectives:
         per_byte = float(self.cluster.us_per_byte[source, target])
         return float(self.cluster.latency_us[source, target]), per_byte / self._share(per_byte)
 
-    def same_links(self, devices: Sequence[int], others: Sequence[int]) -> bool:
-        """Whether collectives of both groups last equally long."""
-        if tuple(devices) == tuple(others) or len(devices) == 1:
-            return True
-        return self.levels(tuple(devices)) == self.levels(tuple(others))
-
     def _table(self, kind: str, devices: int, levels: int) -> MeasuredCollective | None:
         if levels != 1:
             return None
@@ -170,7 +164,7 @@ class Collectives:
 
 
 @dataclass(frozen=True)
-class _Level:
+class Level:
     """`width` components of the level below, joined by links."""
 
     width: float
@@ -178,7 +172,7 @@ class _Level:
     us_per_byte: float
 
 
-def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float], float]) -> list[_Level]:
+def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], float]) -> tuple[Level, ...]:
     """Groups devices by their fastest links, then the groups by theirs, and so on."""
     from scipy.sparse.csgraph import connected_components
 
@@ -192,15 +186,13 @@ def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float],
             f"devices {cluster.names[rows[a]]} and {cluster.names[rows[b]]} have no link (bandwidth 0); a collective of both "
             "needs one"
         )
-    levels: list[_Level] = []
+    levels: list[Level] = []
     component = np.arange(len(rows))
     for price in np.unique(cost[off]):
         joined = connected_components(cost <= price, directed=False)[1]
         before, after = len(np.unique(component)), len(np.unique(joined))
         if after < before:
             used = off & (cost == price)
-            levels.append(_Level(before / after, float(latency[used].max()), float(price) / share(float(price))))
+            levels.append(Level(before / after, float(latency[used].max()), float(price) / share(float(price))))
             component = joined
-    return levels or [
-        _Level(float(len(rows)), float(latency[off].max()), float(cost[off].max()) / share(float(cost[off].max())))
-    ]
+    return tuple(levels)

@@ -111,27 +111,34 @@ class Layout(Params):
     def axis_devices(self, axis: str, first: int = 0) -> tuple[int, ...]:
         """The devices of the group of `axis` that device `first` belongs to, in ascending order.
 
-        `axis` is "tp", "cp", "dp", "pp", "ep", or "dp+cp": the devices that hold the same parameters.
+        `axis` is "tp", "cp", "dp", "pp", "ep", "dp+cp" (the devices that hold the same parameters) or "edp" (the devices that
+        hold the same experts).
 
         >>> Layout(tp=2, cp=2, dp=2).axis_devices("dp+cp", first=1)
         (1, 3, 5, 7)
         """
-        sizes = {"tp": self.tp, "cp": self.cp, "dp": self.dp, "pp": self.pp}
-        strides = {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}
-        check_text("axis", axis, (*sizes, "ep", "dp+cp", "edp"))
-        if axis in sizes:
-            start = first - first // strides[axis] % sizes[axis] * strides[axis]
-            return tuple(start + k * strides[axis] for k in range(sizes[axis]))
-        width = self.cp * self.dp
-        position = first // self.tp % width
-        start = first - position * self.tp
-        if axis == "dp+cp":
-            members = range(width)
-        elif axis == "ep":
-            members = range(position // self.ep * self.ep, position // self.ep * self.ep + self.ep)
-        else:  # devices that hold the same experts
-            members = range(position % self.ep, width, self.ep)
-        return tuple(start + k * self.tp for k in members)
+        return tuple(self.axis_range(axis, first))
+
+    def axis_range(self, axis: str, first: int = 0) -> range:
+        """The devices of `axis_devices`, which are equally far apart.
+
+        >>> Layout(tp=2, cp=2, dp=2).axis_range("dp", first=1)
+        range(1, 9, 4)
+        """
+        width = self.tp * self.cp
+        spans = {  # distance of neighbours, and number of devices
+            "tp": (1, self.tp),
+            "cp": (self.tp, self.cp),
+            "dp": (width, self.dp),
+            "pp": (width * self.dp, self.pp),
+            "ep": (self.tp, self.ep),
+            "dp+cp": (self.tp, self.cp * self.dp),
+            "edp": (self.tp * self.ep, self.cp * self.dp // self.ep),
+        }
+        check_text("axis", axis, spans)
+        distance, count = spans[axis]
+        start = first - first // distance % count * distance
+        return range(start, start + count * distance, distance)
 
     def __repr__(self) -> str:
         fields_text = [

@@ -22,7 +22,8 @@ from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
 from .kernel_times import Efficiency
-from .layout_step import LayoutStep, StepOptions, make_layout_step, stage_blocks
+from .layout_stages import StageCosts, StepOptions, stage_blocks
+from .layout_step import LayoutStep, make_layout_step
 from .rank_costs import hardware_of
 from .rank_ops import Storage
 from .transformer import Transformer, read_transformer
@@ -278,7 +279,8 @@ def layouts(
             if reason:
                 raise InvalidInput(f"{layout!r}: {reason}")
     check_callback("callback", callback, "text")
-    search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)
+    costs = StageCosts(transformer, cluster, sequence_length, options, collectives)
+    search = _Search(costs, global_batch, callback)
     rows = search.rows(candidates, all_of_them=layouts is not None)
     return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))
 
@@ -346,25 +348,13 @@ def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequ
 class _Search:
     """Bounds of all layouts, and simulations of those that may be the best."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        cluster: Cluster,
-        global_batch: int,
-        sequence_length: int,
-        options: StepOptions,
-        collectives: Collectives,
-        callback: Callable[[str], None] | None,
-    ) -> None:
-        self.model, self.cluster = model, cluster
-        self.global_batch, self.sequence_length = global_batch, sequence_length
-        self.options, self.collectives = options, collectives
+    def __init__(self, costs: StageCosts, global_batch: int, callback: Callable[[str], None] | None) -> None:
+        self.costs, self.global_batch = costs, global_batch
+        self.limit_bytes = int(costs.cluster.memory_bytes.min())
         self.callback = callback or (lambda text: None)
 
     def step(self, layout: Layout) -> LayoutStep:
-        return make_layout_step(
-            self.model, layout, self.cluster, self.global_batch, self.sequence_length, self.options, self.collectives
-        )
+        return make_layout_step(self.costs, layout, self.global_batch)
 
     def rows(self, layouts: Sequence[Layout], all_of_them: bool) -> list[LayoutRow]:
         outlines = []
@@ -392,10 +382,9 @@ class _Search:
     def _bounded(self, layout: Layout) -> LayoutRow:
         step = self.step(layout)
         least = step.least_bytes
-        limit = int(self.cluster.memory_bytes.min())
-        fits = least <= limit
+        fits = least <= self.limit_bytes
         bound_reason = "its lower bound is above the best layout's time"
-        reason = bound_reason if fits else self._too_large(least, limit, "at least ")
+        reason = bound_reason if fits else self._too_large(least, "at least ")
         count = step.micro_batches
         busiest = float(step.stage_us.sum(axis=1).max()) * count
         compute_us = step.compute_us * count
@@ -407,10 +396,9 @@ class _Search:
     def _simulated(self, row: LayoutRow) -> LayoutRow:
         step = row.step()
         us, peak = step.makespan_and_peak
-        limit = int(self.cluster.memory_bytes.min())
-        fits = peak <= limit
-        reason = "" if fits else self._too_large(peak, limit)
+        fits = peak <= self.limit_bytes
+        reason = "" if fits else self._too_large(peak)
         return replace(row, step_us=us, peak_bytes=peak, fits=fits, reason=reason)
 
-    def _too_large(self, peak: int, limit: int, least: str = "") -> str:
-        return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(limit)}"
+    def _too_large(self, peak: int, least: str = "") -> str:
+        return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(self.limit_bytes)}"

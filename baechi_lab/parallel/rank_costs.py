@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..errors import InvalidInput
 from ..graph import Cluster
@@ -44,15 +43,13 @@ def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = No
     return min((HARDWARE[str(name)] for name in hardware_by_kind.values()), key=lambda row: row.half_flops)
 
 
-@lru_cache(maxsize=4096)
-def make_parts(
-    model: Transformer, layout: Layout, sequence_length: int, precision: Storage
-) -> tuple[Part, Part | None, Part, Part]:
-    """Makes the parts of one rank: a block without experts, a block with experts, the embedding and the output layer."""
-    dense = make_block(model, layout, sequence_length, precision, experts=False)
-    experts = make_block(model, layout, sequence_length, precision, experts=True) if model.experts else None
-    head = make_head(model, layout, sequence_length, precision)
-    return dense, experts, make_embedding(model, layout, sequence_length), head
+def make_part(name: str, model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
+    """Makes a part of one rank: "dense" (a block without experts), "experts" (one with them), "embedding" or "head"."""
+    if name == "embedding":
+        return make_embedding(model, layout, sequence_length)
+    if name == "head":
+        return make_head(model, layout, sequence_length, precision)
+    return make_block(model, layout, sequence_length, precision, experts=name == "experts")
 
 
 def rank_layout(layout: Layout) -> Layout:
@@ -77,24 +74,33 @@ class RankCosts:
     collectives: Collectives
     first: int = 0
 
-    def devices_of(self, axis: str) -> tuple[int, ...]:
+    def devices_of(self, axis: str) -> range:
         """Returns the devices of the group of `axis` with the stage's first device."""
-        return self.layout.axis_devices(axis, self.first)
+        return self.layout.axis_range(axis, self.first)
 
     def collective_us(self, kind: str, axis: str, size_bytes: float) -> float:
         """Returns the microseconds of one collective of the first rank."""
         return self.collectives.us(kind, size_bytes, self.devices_of(axis))
 
-    def costs_of(self, part: Part, recompute: str) -> PartCosts:
-        """Returns the times of a part's passes and its bytes, with recomputation "none", "selective" or "full"."""
-        forward, backward = self._times(part.forward), self._times(part.backward)
+    def pass_times(self, part: Part) -> tuple[PartTimes, PartTimes]:
+        """Returns the times of a part's forward and backward pass, without recomputation."""
+        return self._times(part.forward), self._times(part.backward)
+
+    def costs_of(self, part: Part, recompute: str, pass_times: tuple[PartTimes, PartTimes] | None = None) -> PartCosts:
+        """Returns the times of a part's passes and its bytes.
+
+        Args:
+            recompute: "none", "selective" or "full".
+            pass_times: the part's `pass_times`, if they are known.
+        """
+        forward, backward = pass_times or self.pass_times(part)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
-            recomputed_ops = part.forward
+            recomputed_times = forward
             if self.layout.zero >= 2:  # PyTorch's checkpoints stop at the last product: no backward op reads its output
-                last_product = max(k for k, op in enumerate(recomputed_ops) if op.op_type == "matmul")
-                recomputed_ops = recomputed_ops[:last_product]
-            backward = backward.after(self._times(recomputed_ops))
+                last_product = max(k for k, op in enumerate(part.forward) if op.op_type == "matmul")
+                recomputed_times = self._times(part.forward[:last_product])
+            backward = backward.after(recomputed_times)
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":
             attention_ops = [op for op in part.forward if not _ATTENTION.isdisjoint(op.name.split("/"))]

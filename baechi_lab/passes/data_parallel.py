@@ -47,6 +47,22 @@ class Bucket:
     copies: int
     axis: str = "dp+cp"
 
+    def resident_bytes(self, zero: int) -> int:
+        """Returns the bytes of parameters, gradients and optimizer states that a device holds during the whole step."""
+        size = self.parameter_bytes + self.kept_gradient_bytes + self.state_bytes
+        divided_bytes = (self.state_bytes if zero >= 1 else 0) + (self.kept_gradient_bytes if zero >= 2 else 0)
+        divided_bytes += self.parameter_bytes if zero >= 2 else 0  # with zero 2, the gathered copy is another tensor
+        return size - divided_bytes + -(-divided_bytes // self.copies)
+
+    def collectives(self, zero: int) -> tuple[tuple[str, int], ...]:
+        """Returns kind and bytes of the bucket's collectives: of a step, with zero 2 and 3 of every micro-batch."""
+        if self.copies == 1:
+            return ()
+        gather = "all_gather", self.parameter_bytes
+        if zero == 0:
+            return (("all_reduce", self.gradient_bytes),)
+        return (("reduce_scatter", self.gradient_bytes), gather, *([gather] if zero == 3 else ()))
+
 
 CollectiveTime = Callable[[str, str, float], float]
 """A function from kind, axis and bytes of a collective to its microseconds."""
@@ -94,7 +110,7 @@ def divide_data(
     every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
     for position, bucket in enumerate(shared):
         after = bucket.backward if overlap or zero >= 2 else every_backward
-        writer.divide_bytes(bucket, zero)
+        writer.persistent[bucket.forward] += bucket.resident_bytes(zero) - bucket.resident_bytes(0)
         if zero == 0:
             op = writer.add(
                 f"{bucket.name}/all_reduce",
@@ -186,14 +202,6 @@ class _GraphExtension:
         """Make `reader` wait until `producers` have ended."""
         for producer in producers:
             self.table.add(producer, "order", CONTROL_BYTES, [reader])
-
-    def divide_bytes(self, bucket: Bucket, zero: int) -> None:
-        """Subtract the persistent bytes that other copies hold."""
-        divided_bytes = (bucket.state_bytes if zero >= 1 else 0) + (bucket.kept_gradient_bytes if zero >= 2 else 0)
-        divided_bytes += bucket.parameter_bytes if zero == 3 else 0
-        if zero == 2:  # the gathered copy is a separate tensor; the share is kept
-            divided_bytes += bucket.parameter_bytes
-        self.persistent[bucket.forward] -= divided_bytes - -(-divided_bytes // bucket.copies)
 
     def share_updates(self, buckets: Sequence[Bucket]) -> None:
         """Divide the time of every update by the copies that share its states."""

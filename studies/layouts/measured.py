@@ -13,7 +13,8 @@ from baechi_lab.graph.collectives import Collectives
 from baechi_lab.graph.layout import Layout
 from baechi_lab.graph.link_presets import RDMA_US
 from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
-from baechi_lab.parallel.layout_step import LayoutStep, StepOptions, make_layout_step
+from baechi_lab.parallel.layout_stages import StageCosts, StepOptions
+from baechi_lab.parallel.layout_step import LayoutStep, make_layout_step
 from baechi_lab.parallel.rank_ops import Storage
 from baechi_lab.parallel.transformer import Transformer
 
@@ -53,9 +54,8 @@ class MeasuredStep:
         options = replace(self.options, efficiency=efficiency)
         reached = efficiency or EFFICIENCIES[self.constants]
         collectives = Collectives(self.cluster, (), reached.collective_share, reached.network_share)
-        return make_layout_step(
-            self.model, self.layout, self.cluster, self.global_batch, self.sequence_length, options, collectives
-        )
+        costs = StageCosts(self.model, self.cluster, self.sequence_length, options, collectives)
+        return make_layout_step(costs, self.layout, self.global_batch)
 
     def predicted_seconds(self, efficiency: Efficiency | None = None) -> float:
         """Simulated seconds of the step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.graph.collectives import Collectives
 from baechi_lab.parallel.kernel_times import Efficiency
-from baechi_lab.parallel.layout_step import StepOptions, make_layout_step, stage_blocks
+from baechi_lab.parallel.layout_stages import StageCosts, StepOptions, stage_blocks
+from baechi_lab.parallel.layout_step import LayoutStep, make_layout_step
 from baechi_lab.parallel.layouts import LayoutRow
 from baechi_lab.parallel.transformer import Transformer, read_transformer
 
@@ -27,11 +29,12 @@ def a100(devices: int, per_machine: int = 8) -> bl.Cluster:
     return bl.Cluster.machines(devices, per_machine, kind="a100")
 
 
-def step_of(  # type: ignore[no-untyped-def]
+def step_of(
     layout: bl.Layout, model: object = GPT, global_batch: int = 32, options: StepOptions | None = None
-):
+) -> LayoutStep:
     cluster, options = a100(layout.devices), options or StepOptions()
-    return make_layout_step(read_transformer(model), layout, cluster, global_batch, 1024, options, Collectives(cluster))
+    costs = StageCosts(read_transformer(model), cluster, 1024, options, Collectives(cluster))
+    return make_layout_step(costs, layout, global_batch)
 
 
 LAYOUTS = [
@@ -44,6 +47,26 @@ LAYOUTS = [
     bl.Layout(pp=4, cp=2, schedule="gpipe", recompute="full"),
     bl.Layout(tp=2, pp=2, cp=2, recompute="selective"),
 ]
+
+
+def graph_sums(step: LayoutStep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sums of the graph's ops on every device: time of passes, time of collectives, bytes of parameters and states."""
+    graph, device, count = step.graph, step.placement.device, step.layout.pp
+    lane = graph.on_communication_lane
+    passes = np.array([op_type.startswith(("Forward", "Backward")) for op_type in graph.op_types])
+    times = [np.bincount(device[rows], graph.duration_us[rows], count) for rows in (passes, lane)]
+    return *times, np.bincount(device, graph.persistent_bytes, count)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+def test_bounds_without_a_graph_are_those_of_the_graph(layout: bl.Layout) -> None:
+    experts = replace(EXPERTS, layers=8, dense_layers=3, tied=True)
+    for step in (step_of(layout), step_of(replace(layout, ep=2), experts)):
+        passes_us, collectives_us, persistent_bytes = graph_sums(step)
+        resident_bytes, _, lane_us = step.device_totals
+        assert step.stage_us.sum(axis=1) == pytest.approx(passes_us)
+        assert lane_us == pytest.approx(collectives_us)
+        assert resident_bytes == pytest.approx(persistent_bytes)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
@@ -214,9 +237,8 @@ def test_a_slower_kind_of_device_slows_its_stage() -> None:
     fast, slow = bl.Cluster.uniform(2, kind="h100"), bl.Cluster.uniform(2, kind="a100")
     devices = (*fast.devices, *(slow.devices))
     mixed = bl.Cluster(devices, link=bl.Link(5.0, 1e-5), comm="duplex")
-    step = make_layout_step(
-        read_transformer(GPT), bl.Layout(tp=2, pp=2), mixed, 8, 1024, StepOptions(), Collectives(mixed)
-    )
+    costs = StageCosts(read_transformer(GPT), mixed, 1024, StepOptions(), Collectives(mixed))
+    step = make_layout_step(costs, bl.Layout(tp=2, pp=2), 8)
     assert [device.kind for device in step.cluster.devices] == ["h100", "a100"]
     assert step.stage_us[1].sum() > step.stage_us[0].sum()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...graph.layout import Layout
-from ...parallel.layout_step import stage_blocks
+from ...parallel.layout_stages import stage_blocks
 from ...parallel.transformer import Transformer
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest

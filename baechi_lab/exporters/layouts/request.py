@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import InvalidInput
 from ...graph.layout import Layout
-from ...parallel.layout_step import stage_blocks
+from ...parallel.layout_stages import stage_blocks
 from ...parallel.layouts import why_illegal
 from ...parallel.transformer import Transformer
 

@@ -1,0 +1,168 @@
+"""The graph of a layout's step: one micro-batch of one rank of every pipeline stage.
+
+Blocks of a stage that share a bucket of gradients are one op of the forward pass and one of the backward pass (two if the
+schedule separates gradients of weights). Their times are those of their kernels and of the collectives in them
+(`kernel_times.part_times`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.hardware import Hardware
+from ..graph.layout import Layout
+from ..graph.tensors import TensorTable
+from ..passes.data_parallel import Bucket
+from .layout_stages import Segment, StepOptions, segment_buckets, stage_device
+
+UPDATE_BYTES = 30
+"""Bytes that Adam reads and writes per parameter, besides the gradient: the float32 copy and two moments, which are also
+written, and the half-precision copy."""
+
+UPDATE = "Update"
+
+
+class StepWriter:
+    """Collects ops, tensors and buckets of a step.
+
+    `border_us`: the time in which ranks with equal tensors gather the shares that they received from the previous stage.
+    """
+
+    def __init__(self, layout: Layout, options: StepOptions, border_us: float) -> None:
+        self.layout, self.options, self.border_us = layout, options, border_us
+        self.splits = layout.schedule.startswith("zb")
+        self.names: list[str] = []
+        self.types: list[str] = []
+        self.us: list[float] = []
+        self.temp: list[int] = []
+        self.persistent: list[int] = []
+        self.forward_of: list[int] = []
+        self.device: list[int] = []
+        self.table = TensorTable()
+        self.segments: list[tuple[int, Segment, float]] = []  # stage, segment, microseconds of the host for the stage
+        self.backward: list[tuple[int, ...]] = []
+        self.buckets: list[Bucket] = []
+
+    def _add(self, name: str, op_type: str, us: float, stage: int, temp: int = 0, forward_of: int = -1) -> int:
+        self.names.append(name)
+        self.types.append(op_type)
+        self.us.append(us)
+        self.temp.append(temp)
+        self.persistent.append(0)
+        self.forward_of.append(forward_of)
+        self.device.append(stage_device(self.layout, stage))
+        return len(self.names) - 1
+
+    def add_forward(self, stage: int, segments: Sequence[Segment], hardware: Hardware) -> None:
+        """Add the forward ops of a stage, after those of the previous stage."""
+        host_us = self.options.efficiency_of(hardware).stage_us
+        for k, segment in enumerate(segments):
+            costs = segment.costs
+            us = segment.count * costs.forward.us + (host_us if k == 0 else 0.0)
+            op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, costs.part.transient_bytes)
+            if op:
+                before, border = self.segments[-1][1].costs.part, self.segments[-1][0] != stage
+                self.us[op] += self.border_us if border else 0.0
+                self.table.add(op - 1, "activation", self._sent_bytes(before.output_bytes, border), [op])
+            self.segments.append((stage, segment, host_us))
+
+    def _sent_bytes(self, size: int, border: bool) -> int:
+        """Returns the bytes that each rank sends to the next stage: a share, if all ranks of a group have the same tensor."""
+        is_divided = border and not self.layout.sequence_parallel
+        return -(-size // self.layout.tp) if is_divided else size
+
+    def add_backward(self) -> None:
+        """Add the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
+        count = len(self.segments)
+        self.backward = [()] * count
+        after = -1
+        for k in reversed(range(count)):
+            stage, segment, host_us = self.segments[k]
+            costs = segment.costs
+            last = k == count - 1 or self.segments[k + 1][0] != stage
+            us = segment.count * costs.backward.us + (host_us if last else 0.0)
+            input_us = segment.count * costs.backward.input_us + (host_us if last else 0.0)
+            input_us = min(input_us, us) if self.splits else us
+            op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
+            if after >= 0:
+                self.us[op] += self.border_us if last else 0.0
+                self.table.add(after, "gradient", self._sent_bytes(segment.costs.part.output_bytes, last), [op])
+            else:
+                self.table.add(k, "loss", CONTROL_BYTES, [op])
+            readers = [op]
+            if self.splits and us > input_us:
+                weights = self._add(f"{self.names[k]}/weights", "BackwardWeights", us - input_us, stage, 0, k)
+                self.table.add(op, "order", CONTROL_BYTES, [weights])
+                readers.append(weights)
+            # A stage keeps the tensor that it receives, so a segment's saved input is not counted twice.
+            saved = segment.count * costs.saved_bytes
+            self.table.add(k, "saved", max(saved, 0), readers)
+            self.backward[k] = tuple(readers)
+            after = op
+
+    def add_updates(self, hardwares: Sequence[Hardware], table_us: float) -> None:
+        """Add one update per stage and the bytes of its parameters.
+
+        `table_us`: time in which the first and the last stage add up gradients of a table that both have; 0 without one.
+        """
+        precision, layout = self.options.precision, self.layout
+        stages = sorted({stage for stage, _, _ in self.segments})
+        updates: dict[int, int] = {}
+        for stage in stages:
+            hardware = hardwares[stage_device(layout, stage)]
+            efficiency = self.options.efficiency_of(hardware)
+            own_segments = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
+            bandwidth = hardware.bandwidth * efficiency.bandwidth_share
+            rate = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
+            dense = sum(self.segments[k][1].parameters for k in own_segments)
+            experts = sum(self.segments[k][1].expert_parameters for k in own_segments)
+            us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
+            update = self._add(f"stage{stage}/update", UPDATE, us, stage)
+            updates[stage] = update
+            for k in own_segments:
+                for op in self.backward[k]:
+                    self.table.add(op, "order", CONTROL_BYTES, [update])
+        for k, (stage, segment, _) in enumerate(self.segments):
+            counts = segment.parameters, segment.expert_parameters
+            buckets = segment_buckets(
+                *counts, layout, precision, self.names[k], forward=k, backward=self.backward[k], update=updates[stage]
+            )
+            self.persistent[k] += sum(bucket.resident_bytes(zero=0) for bucket in buckets)
+            self.buckets += buckets
+        if table_us:
+            self._reduce_table(table_us, updates)
+
+    def _reduce_table(self, us: float, updates: dict[int, int]) -> None:
+        """Add the all-reduce of the embedding table's gradients between the first and the last stage, which both have it."""
+        for stage in (0, self.layout.stages - 1):
+            op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", us, stage)
+            for end in (0, len(self.segments) - 1):
+                self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
+            self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
+
+    def graph(self, name: str) -> tuple[OpGraph, np.ndarray]:
+        graph = OpGraph(
+            names=tuple(self.names),
+            op_types=tuple(self.types),
+            duration_us=np.array(self.us),
+            temp_bytes=np.array(self.temp, dtype=np.int64),
+            persistent_bytes=np.array(self.persistent, dtype=np.int64),
+            forward_of=np.array(self.forward_of, dtype=np.int32),
+            name=f"{name}, {self.layout!r}",
+            **self.table.columns(),
+        )
+        return graph, np.array(self.device, dtype=np.int32)
+
+    def devices_of_added(self, graph: OpGraph) -> np.ndarray:
+        """Returns the devices of the collectives that data parallelism added: those of their bucket's segments."""
+        device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.segments)])}
+        devices = []
+        for name in graph.names[len(self.names) :]:
+            stem = name
+            while stem not in device_of:
+                stem = stem.rsplit("/", 1)[0]
+            devices.append(device_of[stem])
+        return np.array(devices, dtype=np.int32)
