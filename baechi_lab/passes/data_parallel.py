@@ -3,7 +3,7 @@
 With zero 0 the gradients of a bucket are all-reduced as soon as all of its backward ops have run. ZeRO-1 reduce-scatters them,
 updates a share of the parameters, and all-gathers these. ZeRO-2 keeps only a share of the gradients: every micro-batch
 reduce-scatters its own. ZeRO-3 (FSDP) keeps only a share of the parameters: each bucket is gathered before its forward and its
-backward pass, `prefetch` buckets ahead. (S. Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Y. Zhao et al., "PyTorch FSDP",
+backward pass, `prefetch` ops ahead. (S. Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Y. Zhao et al., "PyTorch FSDP",
 2023, arXiv:2304.11277.) O(ops + edges).
 """
 
@@ -86,7 +86,7 @@ def divide_data(
         collective_us: a function that returns the microseconds of a collective.
         zero: 0 to 3, see the module's text.
         overlap: if False, with zero 0 and 1, no gradient is sent before all backward ops of the rank have run.
-        prefetch: with zero 3, the number of buckets that are gathered ahead of the one that computes.
+        prefetch: with zero 2 and 3, the number of forward ops whose buckets are gathered ahead of the one that computes.
         gather_us: time of the host that is added to each gathering of parameters.
 
     Returns:
@@ -107,8 +107,9 @@ def divide_data(
         raise InvalidInput(f"zero is {zero}; it must be 0, 1, 2 or 3")
     writer = _GraphExtension(graph)
     shared = [bucket for bucket in buckets if bucket.copies > 1]
+    blocks = list({bucket.forward: bucket for bucket in shared}.values())
     every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
-    for position, bucket in enumerate(shared):
+    for bucket in shared:
         after = bucket.backward if overlap or zero >= 2 else every_backward
         writer.persistent[bucket.forward] += bucket.resident_bytes(zero) - bucket.resident_bytes(0)
         if zero == 0:
@@ -127,7 +128,7 @@ def divide_data(
             op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", lasts, forward_of=bucket.forward)
             writer.tensor(bucket.backward[-1], f"{bucket.name}/gradients", bucket.gradient_bytes, [op])
             writer.wait(bucket.backward, op)
-            _gather(writer, shared, position, collective_us, zero, prefetch, gather_us)
+            _gather(writer, bucket, blocks, collective_us, zero, prefetch, gather_us)
         if bucket.update >= 0:
             writer.wait([op], bucket.update)
             if zero == 1:
@@ -144,28 +145,32 @@ def divide_data(
 
 def _gather(
     writer: _GraphExtension,
-    buckets: Sequence[Bucket],
-    position: int,
+    bucket: Bucket,
+    blocks: Sequence[Bucket],
     collective_us: CollectiveTime,
     zero: int,
     prefetch: int,
     gather_us: float,
 ) -> None:
-    """Gathers a bucket before its forward pass and, with zero 3, again before its backward pass."""
-    bucket, ahead = buckets[position], prefetch + 1
+    """Gathers a bucket before its forward pass and, with zero 3, again before its backward pass.
+
+    `blocks`: one bucket of every forward op; buckets of one op are gathered one after the other.
+    """
+    position = next(k for k, block in enumerate(blocks) if block.forward == bucket.forward)
+    earlier, later = position - prefetch - 1, position + prefetch + 1
     lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes) + gather_us
     label = f"{bucket.name}/parameters"
     gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
     writer.tensor(gather, label, bucket.parameter_bytes, [bucket.forward, *(bucket.backward if zero == 2 else ())])
-    if position >= ahead:
-        writer.wait([buckets[position - ahead].forward], gather)
+    if earlier >= 0:
+        writer.wait([blocks[earlier].forward], gather)
     if zero == 3:
         second_gather = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
         writer.tensor(second_gather, label, bucket.parameter_bytes, bucket.backward)
-        if position + ahead < len(buckets):
-            writer.wait(buckets[position + ahead].backward[:1], second_gather)
+        if later < len(blocks):
+            writer.wait(blocks[later].backward[:1], second_gather)
         else:
-            writer.wait([buckets[-1].forward], second_gather)
+            writer.wait([blocks[-1].forward], second_gather)
 
 
 class _GraphExtension:
