@@ -92,6 +92,10 @@ class BusyMachine(UserWarning):
     """Other programs ran during the measurement of a profile, or its repeats differ widely; the message says by how much."""
 
 
+class RandomLayers(UserWarning):
+    """A model drew which of its layers run, and a profile lacks those that it skipped; the message names one."""
+
+
 TESTED_VERSIONS = {"tensorflow": ">=2.17,<2.22", "torch": ">=2.13,<2.14"}
 """Required versions of the frameworks, whose private names are used, too; a test compares them with pyproject.toml."""
 

@@ -75,6 +75,8 @@ class Trace:
     fixed: dict[int, str] = field(default_factory=dict)
     """Calls that keep their place in the code, with the reason; see `baechi_lab.torch_steps.pinned_calls`."""
     info: dict[str, object] = field(default_factory=dict)
+    random_choices: tuple[str, ...] = ()
+    """Functions through which the model's code reads random numbers, so that each forward may run other layers."""
 
     def parents(self, index: int) -> tuple[int, ...]:
         """The calls that call `index` depends on, ascending, each once."""

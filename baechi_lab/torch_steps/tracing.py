@@ -153,6 +153,8 @@ class Tracer(Handler):
         self.drawn = generator_states()
         self.recomputing = 0
         self.shaped_by_values = WeakIdKeyDictionary()  # tensors whose shape may depend on values
+        self.random_numbers = WeakIdKeyDictionary()  # tensors that functions draw, and what is computed of them alone
+        self.random_choices: dict[str, None] = {}
 
     # -- the handler ---------------------------------------------------------------------------------
 
@@ -198,6 +200,8 @@ class Tracer(Handler):
             input_storages = {storage_key(t) for t in inputs}
             computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
             idle = not random and not (computes and self.flow.tracked(inputs))
+        if module is None:
+            self._follow_random_numbers(key, random, values.reads_values, inputs, output_tensors)
         shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
         if idle:
             self.state.touched_between(inputs, written)
@@ -278,6 +282,16 @@ class Tracer(Handler):
             self.shaped_by_values.update(dict.fromkeys(outputs, True))
         return shaped and bool(outputs)
 
+    def _follow_random_numbers(
+        self, key: str, random: bool, reads: bool, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        """Follow what functions draw of nothing computed, until its values are given to the code, which may skip layers."""
+        drawn = random and not self.flow.tracked(inputs) and not any(id(t) in self.buffer_of for t in inputs)
+        if drawn or (inputs and all(t in self.random_numbers for t in inputs)):
+            self.random_numbers.update(dict.fromkeys(outputs, True))
+            if reads and not outputs:
+                self.random_choices[key] = None
+
     def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
         """Pin the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
         self.pinned_calls.pin([len(self.calls) - 1], why)
@@ -356,7 +370,18 @@ class Tracer(Handler):
         groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
         calls, values, sizes = tuple(self.calls), tuple(self.flow.values), dict(self.parameter_bytes)
         reasons = self.pinned_calls.reasons
-        return Trace(tuple(layers), calls, values, groups, sizes, self.training, self.results, self.returned, reasons)
+        return Trace(
+            tuple(layers),
+            calls,
+            values,
+            groups,
+            sizes,
+            self.training,
+            self.results,
+            self.returned,
+            reasons,
+            random_choices=tuple(self.random_choices),
+        )
 
 
 def _run(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:

@@ -7,6 +7,7 @@ import copy
 import functools
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.errors import CodeOrderKept  # noqa: E402
+from baechi_lab.errors import CodeOrderKept, RandomLayers  # noqa: E402
 from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
 from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
 from baechi_lab.torch_steps.snapshot import ModelSnapshot  # noqa: E402
@@ -254,6 +255,30 @@ def test_a_wrapper_subclass_counts_as_the_tensors_within():
     with ModelSnapshot(model):
         model[0].weight.scale *= 2
     assert torch.equal(model[0].weight.scale, before)
+
+
+class LayerDrop(nn.Module):
+    """Skips its second layer in training where `drops()`, as encoders of speech do."""
+
+    def __init__(self, drops):
+        super().__init__()
+        self.a, self.b, self.drops = nn.Linear(4, 4), nn.Linear(4, 4), drops
+
+    def forward(self, x):
+        x = self.a(x)
+        return x if self.training and self.drops() else self.b(x)
+
+
+@pytest.mark.parametrize("drops", [lambda rate: torch.rand(1).item() < rate, lambda rate: torch.rand([]) < rate])
+def test_a_profile_that_lacks_a_layer_that_was_dropped_says_so(drops):
+    profile = functools.partial(bl.torch.profile, sample_inputs=torch.ones(2, 4), warmup=0, runs=1)
+    with pytest.warns(RandomLayers, match="^LayerDrop draws which of its layers run .* skipped that of 'b.weight'"):
+        profile(LayerDrop(functools.partial(drops, 1.0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RandomLayers)
+        profile(LayerDrop(functools.partial(drops, 0.0)))
+        profile(LayerDrop(functools.partial(drops, 1.0)).eval())
+        profile(LayerDrop(lambda: True))
 
 
 def test_objects_of_tensors_between_layers():

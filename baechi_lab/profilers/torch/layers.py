@@ -19,6 +19,7 @@ region needs still count as recomputed.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, RandomLayers
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
@@ -85,6 +86,15 @@ def profile_layers(
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
     with in_mode(model, training), on_device(model, device):
         model_trace = traced or trace(model, (args, kwargs), atomic=atomic)
+        unread = [name for name, _ in model.named_parameters() if name not in model_trace.owner]
+        if model_trace.random_choices and unread:
+            warnings.warn(
+                f"{type(model).__name__} draws which of its layers run (it reads a random number at "
+                f"{model_trace.random_choices[0]!r}), and the profiled pass skipped that of {unread[0]!r}: another pass may "
+                "need more time and memory; profile the model with a layer drop of 0",
+                RandomLayers,
+                stacklevel=3,
+            )
         timer, halves = Timer(model_trace, training), HalvesTimer(model_trace, now_us)
         with ModelSnapshot(model, (args, kwargs)):
             interceptor = Interceptor(model, model_trace.layers, timer).install()
