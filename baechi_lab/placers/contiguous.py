@@ -16,7 +16,7 @@ device as a cap and the transfers as the cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -29,7 +29,7 @@ from ..graph.kernels.csr import inverse
 from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.paths import heads_and_tails
 from .base import Placer
-from .evaluation.orders import Orders, best_of, usual_orders
+from .evaluation.orders import Orders, Simulations, best_of, usual_orders
 from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
 from .pipeline_stages.device_sequences import chain_along, device_orders, device_sequences
@@ -75,7 +75,17 @@ class Contiguous(Placer):
             if graph.n == 0:
                 return Placement(device=np.zeros(0, dtype=np.int32))
             positions, orders = lines(graph), usual_orders(graph, cluster)
-            return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, positions, orders))
+            splits: dict[bytes, list[tuple[str, NDArray[np.int32]]]] = {}
+            simulations: Simulations = {}
+
+            def plan(limits: Cluster, careful: bool) -> Placement:
+                # Limits above the persistent bytes of all ops allow every cut.
+                limit = np.minimum(limits.memory_bytes, graph.persistent_bytes.sum()).tobytes()
+                if limit not in splits:
+                    splits[limit] = list(contiguous_splits(graph, limits, self.caps, positions))
+                return self._plan(graph, limits, splits[limit], orders, simulations if careful else None)
+
+            return within_memory(graph, cluster, plan)
         return place_best_cut(graph, cluster, self._goal, lambda limits: self._cuts(graph, limits))
 
     @property
@@ -108,9 +118,15 @@ class Contiguous(Placer):
             if self.replicas:
                 yield from cuts_by_link_level(units, limits, f"{name} line", sum=self.sum)
 
-    def _plan(self, graph: OpGraph, cluster: Cluster, positions: Positions, orders: Orders) -> Placement:
-        splits = list(contiguous_splits(graph, cluster, self.caps, positions))
-        best = best_of(graph, cluster, splits, orders)
+    def _plan(
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        splits: Sequence[tuple[str, NDArray[np.int32]]],
+        orders: Orders,
+        simulations: Simulations | None,
+    ) -> Placement:
+        best = best_of(graph, cluster, splits, orders, simulations)
         if best is None:
             return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
         return Placement(device=best.device, order=best.rank, info={"split": best.name, "splits": len(splits)})

@@ -6,6 +6,7 @@ from ten_tasks import CLUSTER, TEN_TASKS
 
 from baechi_lab import Cluster, Link, OpGraph, Placement, simulate
 from baechi_lab.graph import generators
+from baechi_lab.placers.evaluation import orders
 from baechi_lab.placers.evaluation.assignment import inverse, make_assignment
 from baechi_lab.placers.evaluation.orders import best_of, usual_orders
 
@@ -37,6 +38,24 @@ def test_the_best_of_all_is_the_one_that_the_simulator_says(seed):
     best = best_of(graph, cluster, devices)
     assert best.makespan_us == min(times.values()) == times[best.name]
     assert best_of(graph, cluster, []) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_simulations_of_other_limits_choose_the_same_candidate(seed, monkeypatch):
+    graph, cluster = generators.layered_dag(30, seed=seed), Cluster.uniform(3, link=Link(20.0, 0.0))
+    rng = np.random.default_rng(seed)
+    devices = [(f"random {k}", rng.integers(0, 3, graph.n)) for k in range(4)]
+    peaks = [simulate(graph, cluster, Placement(device=device)).peak_bytes for _, device in devices]
+    limits = [np.percentile(peaks, share, axis=0).astype(int).tolist() for share in (90, 50, 10)]
+    limits.append(peaks[0].tolist())
+    limited = [cluster.with_memory(limit) for limit in limits]
+    expected = [best_of(graph, each, devices) for each in limited]
+    simulations = {}
+    repeated = [best_of(graph, each, devices, simulations=simulations) for each in limited]
+    assert [(each.name, each.key) for each in repeated] == [(each.name, each.key) for each in expected]
+    assert len(simulations) == len(devices) * len(usual_orders(graph, cluster))
+    monkeypatch.setattr(orders, "measure", None)  # nothing is simulated again
+    assert best_of(graph, limited[0], devices, simulations=simulations).key == expected[0].key
 
 
 def test_positions_and_their_inverse():

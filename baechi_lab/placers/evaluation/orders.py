@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from .model import Model, make_model
 from .work import Work, make_work
 
 Orders = Mapping[str, NDArray[np.float64] | None]
+Simulations = MutableMapping[tuple[bytes, str], tuple[float, NDArray[np.int64]]]
+"""(Devices as bytes, name of the order) -> makespan and peak bytes per device. They do not depend on memory limits."""
 _ABOVE_ROUNDING = 1.0 + 1e-9  # a candidate as fast as the best one is not cut off
 
 
@@ -61,11 +63,16 @@ def measure(
 
 
 def best_of(
-    graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integers]], orders: Orders | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    devices: Iterable[tuple[str, Integers]],
+    orders: Orders | None = None,
+    simulations: Simulations | None = None,
 ) -> Candidate | None:
     """Returns the best candidate of all named device assignments under all `orders`; None if there is no assignment.
 
     `orders`: as `usual_orders` returns them, which is the default. They do not depend on memory.
+    `simulations`: those of earlier calls that differ in memory limits alone; new ones are added, and none ends early.
 
     >>> from baechi_lab import Link
     >>> graph, cluster = OpGraph.from_edges([2, 3]), Cluster.uniform(2, link=Link(1.0, 0.0))
@@ -78,6 +85,10 @@ def best_of(
     best: Candidate | None = None
     for name, device in devices:
         for order, rank in orders.items():
+            if simulations is not None:
+                candidate = _simulate_once(model, work, f"{name}, {order}", device, (order, rank), simulations)
+                best = candidate if best is None or candidate.key < best.key else best
+                continue
             # A simulation ends as soon as it is certain that its candidate is worse.
             overflow_limit = np.inf if best is None else best.overflow_bytes
             cutoff = np.inf if overflow_limit > 0.0 or best is None else best.makespan_us * _ABOVE_ROUNDING
@@ -85,3 +96,20 @@ def best_of(
             if best is None or candidate.key < best.key:
                 best = candidate
     return best
+
+
+def _simulate_once(
+    model: Model,
+    work: Work,
+    name: str,
+    device: Integers,
+    order: tuple[str, NDArray[np.float64] | None],
+    simulations: Simulations,
+) -> Candidate:
+    """The candidate that `measure` returns, simulated unless `simulations` has it."""
+    key = device.tobytes(), order[0]
+    if key not in simulations:
+        simulations[key] = measure(model, work, name, device, order[1]).makespan_us, work.peak.copy()
+    makespan_us, peak_bytes = simulations[key]
+    overflow_bytes = float(np.maximum(peak_bytes - model.limit, 0).sum())
+    return Candidate(name, device.astype(np.int32), order[1], makespan_us, overflow_bytes)
