@@ -73,12 +73,16 @@ def speedup_of(table: pandas.DataFrame) -> pandas.Series:
 
 
 def change_in_words(step_us: float, before_us: float) -> str:
-    """Returns the change from one step to another in percent; empty where a time is missing.
+    """Returns the change from one step to another in percent; empty where a time is missing or grows from 0.
 
     >>> change_in_words(141.0, 100.0), change_in_words(97.5, 100.0), change_in_words(5.0, 5.0)
     ('+41 %', '-2.5 %', 'no change')
+    >>> change_in_words(0.0, 0.0), change_in_words(0.0, 5.0), change_in_words(5.0, 0.0)
+    ('no change', '-100 %', '')
     """
-    if not (step_us > 0 and before_us > 0):
+    if step_us == before_us:
+        return "no change"
+    if not (step_us >= 0 and before_us > 0):
         return ""
     change = (step_us / before_us - 1.0) * 100
     if abs(change) < 0.05:

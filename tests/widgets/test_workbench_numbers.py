@@ -402,7 +402,9 @@ def test_bug_kilobytes_on_an_axis_of_gigabytes():
 
 
 def test_a_step_of_no_time_and_one_op_has_no_bubble(pair):
-    facts = dict(facts_of(bl.Workbench(bl.OpGraph.from_edges([0.0]), pair, micro_batches=2, schedule="1f1b").outcome))
+    outcome = bl.Workbench(bl.OpGraph.from_edges([0.0]), pair, micro_batches=2, schedule="1f1b").outcome
+    assert why_won(outcome).endswith("(the same)")  # all steps are 0 us
+    facts = dict(facts_of(outcome))
     assert (facts["step"], facts["graph"]) == ("0 us", "1 op") and "bubble" not in facts
 
 

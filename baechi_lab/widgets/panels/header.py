@@ -299,5 +299,5 @@ def why_won(outcome: Outcome) -> str:
     runner_up = next((r for r in fits if r["placer"] != best["placer"]), None)
     if runner_up is None:
         return sentence
-    behind = change_in_words(runner_up[goal], best[goal])
+    behind = change_in_words(runner_up[goal], best[goal]) or format_us(runner_up[goal])
     return f"{sentence}; next: {runner_up['placer']} ({'the same' if behind == 'no change' else behind})"
