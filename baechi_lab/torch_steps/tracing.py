@@ -173,7 +173,10 @@ class Tracer(Handler):
         self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
     ) -> object:
         inputs = list(tensors((args, kwargs)))
-        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        # A layer also uses the modules that it takes as arguments, as DoRA's does.
+        passed = (a for a in (*args, *kwargs.values()) if isinstance(a, nn.Module) and id(a) in self.module_names)
+        modules = [] if module is None else [module, *passed]
+        state = [t for m in modules for t in (*m.parameters(), *m.buffers())]
         versions = [version(t) for t in (*inputs, *state)]
         before, hosts = generator_states(), host_states()
         # Calls before the one that is about to run are pinned here.
@@ -218,7 +221,7 @@ class Tracer(Handler):
         why = why or ("shapes that may depend on values" if shaped else None)
         if why is not None:
             self.pinned_calls.pin([len(self.calls)], why)
-        self._record(key, run, module, inputs, output_tensors, written, state_written, random)
+        self._record(key, run, modules, inputs, output_tensors, written, state_written, random)
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
@@ -302,32 +305,34 @@ class Tracer(Handler):
         self,
         key: str,
         run: Function,
-        module: nn.Module | None,
+        modules: list[nn.Module],
         input_tensors: list[torch.Tensor],
         outputs: list[torch.Tensor],
         written: set[int],
         state_written: set[int],
         random: bool,
     ) -> None:
-        """Record a call that has run, with the storages that it wrote, among its inputs and of its own state."""
-        index = len(self.calls)
+        """Record a call that has run, with the storages that it wrote, among its inputs and of its own state.
+
+        `modules` are the layer and the modules that it took as arguments; none for a function.
+        """
+        index, module = len(self.calls), next(iter(modules), None)
         flow, state = self.flow, self.state
         inputs = {storage_key(t) for t in input_tensors if id(t) in flow.value_of}
         state.seen_writes |= (written | state_written) & (state.latest.keys() | inputs)
         reads = flow.read(input_tensors, index)
         after = flow.write(written, index) | state.called_again(module, self._name(module) or "", index)
         used = {storage_key(t) for t in input_tensors}
-        if module is not None:
-            used |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
+        used |= {storage_key(t) for m in modules for t in (*m.parameters(), *m.buffers())}
         after |= state.touch(index, used, written | state_written)
         input_storages = {storage_key(t) for t in input_tensors}
         fresh = {storage_key(t): storage_bytes(t) for t in outputs if storage_key(t) not in input_storages}
         names = [flow.parameter_of[id(t)][1] for t in input_tensors if id(t) in flow.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in input_tensors if id(t) in self.buffer_of]
-        if module is not None:
-            names += [self.name_of[id(p)] for p in module.parameters() if id(p) in self.name_of]
-            prefix = f"{self._name(module)}.".removeprefix(".")
-            buffer_names = (self.buffer_names.get(prefix + name) for name, _ in module.named_buffers())
+        for used_module in modules:
+            names += [self.name_of[id(p)] for p in used_module.parameters() if id(p) in self.name_of]
+            prefix = f"{self._name(used_module)}.".removeprefix(".")
+            buffer_names = (self.buffer_names.get(prefix + name) for name, _ in used_module.named_buffers())
             buffers += [name for name in buffer_names if name is not None]
         with kept_activations() as regions:
             checkpoints = len(regions)

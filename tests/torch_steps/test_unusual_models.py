@@ -18,9 +18,11 @@ from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept, RandomLayers  # noqa: E402
+from baechi_lab.profilers.torch.unused_parameters import UnusedParameters  # noqa: E402
 from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
 from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
 from baechi_lab.torch_steps.snapshot import ModelSnapshot  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 TWO = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(1.0, 0.0001))
 
@@ -279,6 +281,31 @@ def test_a_profile_that_lacks_a_layer_that_was_dropped_says_so(drops):
         profile(LayerDrop(functools.partial(drops, 0.0)))
         profile(LayerDrop(functools.partial(drops, 1.0)).eval())
         profile(LayerDrop(lambda: True))
+
+
+class Borrower(nn.Module):
+    """A layer that runs the layer that it is given, as that of DoRA in peft."""
+
+    def forward(self, x, *, layer):
+        return layer(x)
+
+
+class Lender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.borrower = nn.Linear(4, 4), nn.Linear(4, 4), Borrower()
+
+    def forward(self, x):
+        return self.borrower(self.a(x), layer=self.b)
+
+
+def test_a_layer_uses_the_modules_that_it_takes():
+    calls = trace(Lender(), torch.ones(2, 4)).calls
+    assert [call.parameters for call in calls] == [("a.weight", "a.bias"), ("b.weight", "b.bias")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnusedParameters)
+        graph = bl.torch.profile(Lender(), torch.ones(2, 4), mode="inference", hardware="cpu-core")
+    assert graph.persistent_bytes.tolist() == [(4 + 1) * 4 * 4] * 2
 
 
 def test_objects_of_tensors_between_layers():
