@@ -598,6 +598,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
         (["--jobs", "0"], "--jobs is 0"),
         (["--batch-size", "4"], "--batch-size is for benchmark models"),
         (["--hardware", "a1000"], "unknown hardware 'a1000'; did you mean 'a100'"),
+        (["-o", "rows.xlsx"], "rows.xlsx: the name must end in .sqlite or .sqlite3 or .db"),
     ],
 )
 def test_bad_sweeps(call, graph_file, arguments, text):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, save_cluster
+from ..graph.device import short_device
 from ..graph.units import parse_bytes
 from . import console, options, output
 
@@ -84,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             ["from", "to", "latency us", "us per byte", "overhead us"],
             [
                 [
-                    measured.names[a],
-                    measured.names[b],
+                    short_device(measured.names[a]),
+                    short_device(measured.names[b]),
                     f"{x.latency_us:.1f}",
                     f"{x.us_per_byte:.3g}",
                     f"{x.overhead_us:.1f}",

@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", metavar="NAME", help="hardware for --mode estimated (rtx2080)")
     parser.add_argument("--jobs", metavar="N", help="number of processes (one per core); 1: no further process")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="SQLite file that keeps the rows, and from which a sweep resumes"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="SQLite file (.sqlite, .db) that keeps the rows, and from which a sweep resumes",
     )
     options.add_time_limit(parser)
     options.add_transfers(parser)
@@ -66,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     sizes = _wholes(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
+    options.check_output(arguments.output, (".sqlite", ".sqlite3", ".db"))
     from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
     if from_file and sizes is not None:
         raise InvalidInput("--batch-size is for benchmark models; a graph has the batch size that it was profiled with")

@@ -1,7 +1,8 @@
-"""Device: one device of a cluster, and the largest number of devices."""
+"""Device: one device of a cluster, the largest number of devices, and short names."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,3 +99,16 @@ def device_of(hardware: Hardware, name: str | None = None) -> Device:
     Device(name='gpu:0', kind='gpu', memory_bytes=80000000000, speed=1.0)
     """
     return Device(name or f"{hardware.kind}:0", hardware.kind, hardware.memory_bytes)
+
+
+def short_device(name: str) -> str:
+    """Shorten a TensorFlow device name to `cpu:0`, with the task for other machines; other names stay.
+
+    >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
+    ('gpu:1', 'gpu:1', 'worker:3/gpu:0')
+    """
+    head, separator, tail = name.rpartition("device:")
+    if not separator or not head.endswith("/"):
+        return name
+    task = re.search(r"/job:(?!localhost/)([^/]+)(?:/replica:\d+)?/task:(\d+)", head)
+    return (f"{task[1]}:{task[2]}/" if task else "") + tail.lower()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Timeline
+from ..graph.device import short_device
 from ..graph.kernels.csr import Integers
 from .columns import Columns, pack
 from .schedule import Chain, computing, exposed_us, idle
@@ -237,19 +237,6 @@ def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]]
         columns.append(column)
     in_both_timelines = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
     return bool(np.allclose(columns[0][in_both_timelines], columns[1][in_both_timelines], rtol=1e-9, atol=1e-9))
-
-
-def short_device(name: str) -> str:
-    """Shorten a TensorFlow device name to `cpu:0`, with the task for other machines; other names stay.
-
-    >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
-    ('gpu:1', 'gpu:1', 'worker:3/gpu:0')
-    """
-    head, separator, tail = name.rpartition("device:")
-    if not separator or not head.endswith("/"):
-        return name
-    task = re.search(r"/job:(?!localhost/)([^/]+)(?:/replica:\d+)?/task:(\d+)", head)
-    return (f"{task[1]}:{task[2]}/" if task else "") + tail.lower()
 
 
 def _labels(timeline: Timeline, names: list[str], index_of: dict[str, int]) -> NDArray[np.int64]:

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Timeline
+from ..graph.device import short_device
 from ..passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
 from ..viz.colors import CLASSES, LIMIT, OTHER_COLOR
 from ..viz.nested.tree import ROOT, Tree, build_tree
 from ..viz.shades import HATCHED, PHASES, phase_shades, pipeline_phases
-from .bars import short_device
 
 DEVICE, TYPE, SCOPE, PASS, CRITICAL, BATCH = "device", "op type", "scope", "pass", "critical path", "micro-batch"
 MOST_CLASSES = len(CLASSES)

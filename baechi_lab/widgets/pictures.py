@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..graph import MEMORY_CATEGORIES, Timeline
+from ..graph.device import short_device
 from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene
 from ..viz.nested.svg import drawn
 from ..viz.shades import LEGEND, shades
-from .bars import Bars, short_device
+from .bars import Bars
 from .levels import Row, memory_rows, peaks, steps
 
 WIDTH = 960

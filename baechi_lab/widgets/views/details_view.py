@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import traitlets
 
+from ...graph.device import short_device
 from ...graph.units import format_bytes, format_us
-from ..bars import short_device
 from ..compute import Outcome
 from ..details import OpDetails, TensorEnd, op_details, selection_details
 from .base import Message, View, source

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import traitlets
 
 from ...graph import Timeline
+from ...graph.device import short_device
 from ...viz.colors import device_colors
 from ...viz.shades import LEGEND, shades
-from ..bars import short_device
 from ..levels import Row, level_columns, live_bytes, memory_rows, peaks
 from ..pictures import memory_picture, page
 from .base import CanvasView, Message, source

@@ -12,9 +12,10 @@ import numpy as np
 import traitlets
 
 from ...graph import OpGraph, Timeline
+from ...graph.device import short_device
 from ...viz.colors import OTHER_COLOR, device_colors
 from ...viz.shades import phase_shades, pipeline_phases
-from ..bars import Bars, bar_columns, build_bars, short_device
+from ..bars import Bars, bar_columns, build_bars
 from ..causes import cause, neighbours
 from ..coloring import DEVICE, batches, choices, coloring, device_legend, phase_legend
 from ..columns import pack, pack_texts

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import traitlets
 
+from ...graph.device import short_device
 from ...graph.units import format_us
 from ...step_summary import step_parts
 from ...viz.colors import device_colors, text_on
-from ..bars import short_device
 from ..compute import Outcome
 from .base import Message, View, source
 
