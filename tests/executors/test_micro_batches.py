@@ -741,6 +741,20 @@ def test_a_sum_divided_by_the_number_of_samples_is_a_mean(worker):
     _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
 
 
+def test_a_branch_that_treats_all_samples_alike_is_no_mixture():
+    import tensorflow as tf
+
+    def loss(weight, words):
+        outputs = words[:, 0] @ weight
+        return tf.reduce_mean(
+            tf.cond(tf.reduce_sum(weight) > 0, lambda: tf.nn.relu(outputs), lambda: tf.tanh(outputs)) ** 2
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
 @pytest.mark.parametrize("kind", ["product", "penalty"])
 def test_bug_a_mean_times_the_number_of_samples_was_taken_for_a_mean(kind, worker):
     import tensorflow as tf
@@ -897,7 +911,24 @@ def _mixing_losses():
     def penalty_by_a_total(weight, words):
         return _squares(weight, words) + tf.nn.l2_loss(weight) / tf.reduce_sum(words**2)
 
+    def centred_in_a_branch(weight, words):
+        outputs = words[:, 0] @ weight
+        centre = lambda: outputs - tf.reduce_mean(outputs, 0)  # noqa: E731
+        return tf.reduce_mean(tf.cond(tf.reduce_sum(weight) > -1e9, centre, lambda: outputs) ** 2)
+
+    def reversed_in_a_branch(weight, words):
+        outputs = words[:, 0] @ weight
+        other = tf.cond(tf.reduce_sum(weight) > -1e9, lambda: tf.reverse(outputs, [0]), lambda: outputs)
+        return tf.reduce_mean((outputs - 2.0 * other) ** 2)
+
+    def branch_by_the_batch(weight, words):
+        outputs = words[:, 0] @ weight
+        return tf.reduce_mean(tf.cond(tf.reduce_sum(words) > 0, lambda: tf.nn.relu(outputs), lambda: outputs) ** 2)
+
     return {
+        centred_in_a_branch: "reads a value of the whole batch for each of its samples",
+        reversed_in_a_branch: "works along the samples",
+        branch_by_the_batch: "chooses what to compute by a value of the batch",
         singular_values: "works along the samples",
         shuffled: "works along the samples",
         frequencies_over_samples: "works along the samples",
@@ -928,7 +959,7 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(27))
+@pytest.mark.parametrize("kind", range(30))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...profilers.tensorflow.function_bodies import Library, is_handed_on, tensor_specs
+from ...profilers.tensorflow.function_bodies import Library, body_graph, is_handed_on, tensor_specs
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
-from ...profilers.tensorflow.nodes import data_inputs, output_types
+from ...profilers.tensorflow.nodes import called_functions, data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
 from .gradient_sums import argument_names
 
@@ -298,6 +298,7 @@ class _OpRule:
         self.inputs = list(data_inputs(node))
         self.values = [batch_values.of(tensor) for tensor in self.inputs]
         self.shapes = [batch_values.shape(tensor) for tensor in self.inputs]
+        self._branch_results: list[list[Value]] | None = None
 
     def apply(self) -> None:
         """Stores the values of the outputs."""
@@ -362,18 +363,66 @@ class _OpRule:
         return Total(1 if self.node.op == "Size" else None, exact=self.node.op == "Size")
 
     def _control_flow(self, output: int) -> Value:
-        """Value of an output of a loop or conditional. Bodies are not analyzed: scalars are totals of unknown kind."""
+        """Value of an output of a loop or conditional. Bodies of loops are not analyzed: scalars are totals of unknown kind."""
         import tensorflow as tf
 
+        if not self.node.op.endswith("While"):
+            if self._branch_results is None:
+                self._branch_results = [self._branch(name) for name in called_functions(self.node)]
+            return self._joined([results[output] for results in self._branch_results], output)
         shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
         one = shape == () and kind != _VARIANT
-        if self.node.op.endswith("While"):
-            if reason := self._mixing_loop():
-                self._problem(reason, None)
-            if one and self.values[output] is None and not tf.dtypes.as_dtype(kind).is_floating:
-                return None
+        if reason := self._mixing_loop():
+            self._problem(reason, None)
+        if one and self.values[output] is None and not tf.dtypes.as_dtype(kind).is_floating:
+            return None
         self._share_totals()
         return Total(None, exact=False) if one else Samples(None)
+
+    def _branch(self, name: str) -> list[Value]:
+        """Returns the values of the outputs of a branch of a conditional, whose problems are those of the conditional."""
+        batch_values = self.batch_values
+        functions = {function.signature.name: function for function in batch_values.graph_def.library.function}
+        graph, results = body_graph(functions[name], batch_values.graph_def)
+        arguments = {
+            argument.name: k + 1 for k, argument in enumerate(functions[name].signature.input_arg)
+        }  # the first input is the condition
+        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch)
+        for argument, k in arguments.items():
+            if (value := self.values[k]) is not None:
+                inner.values[argument, 0] = value
+            if self.inputs[k][0] in batch_values.trained:
+                inner.trained.add(argument)
+        for node in graph.node:
+            _OpRule(inner, inner.nodes[node.name], {}).apply()
+        for reason in inner.problems.values():
+            self._problem(reason, None)
+        varying = {argument for argument, _ in inner.values if argument in arguments}
+        for tensor, power in inner.shared.items():
+            if tensor[0] in arguments:
+                batch_values.shared[self.inputs[arguments[tensor[0]]]] = power
+            elif varying & ancestors(inner, [node.name for node in graph.node], {tensor[0]}):
+                self._problem("reads a value of the whole batch for each of its samples", None)
+        if self.values[0] is not None:
+            self._problem("chooses what to compute by a value of the batch", None)
+        return [inner.of(tensor) for tensor in results]
+
+    def _joined(self, values: Sequence[Value], output: int) -> Value:
+        """Returns the value of an output of a conditional whose branches have these values."""
+        first, counts = values[0], frozenset[float]().union(*(v.counts for v in values if v is not None))
+        if all(value is None for value in values) and self.values[0] is None:
+            return None
+        if isinstance(first, Samples) and all(
+            isinstance(v, Samples) and (v.axis, v.power) == (first.axis, first.power) for v in values
+        ):
+            return replace(first, counts=counts)
+        if isinstance(first, Total) and all(
+            isinstance(v, Total) and (v.power, v.exact, v.share) == (first.power, first.exact, first.share)
+            for v in values
+        ):
+            return replace(first, counts=counts, penalty=any(isinstance(v, Total) and v.penalty for v in values))
+        shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
+        return Total(None, exact=False) if shape == () and kind != _VARIANT else Samples(None, counts)
 
     def _mixing_loop(self) -> str | None:
         """How a loop may combine samples: by what it carries through its rounds, or by a reduction in its body."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..work import Kernel
 from .inlining import CONTROL_FLOW_OPS, used_functions
-from .nodes import called_functions, op_def, output_types, split, writes_variable
+from .nodes import called_functions, join, op_def, output_types, split, writes_variable
 from .recurrent_layers import is_fused, layer_kernel
 from .shapes import SHAPES
 
@@ -204,6 +204,37 @@ class Library:
             if value is not None:
                 constants[arg.name] = value
         return constants
+
+
+def body_graph(function: FunctionDef, graph_def: GraphDef) -> tuple[GraphDef, list[tuple[str, int]]]:
+    """Returns a body as a graph in topological order, whose Placeholders are the arguments, and the tensors it returns."""
+    references = {argument.name: argument.name for argument in function.signature.input_arg}
+    for node in function.node_def:
+        references |= {reference: join(node.name, at) for at, reference in enumerate(_output_specs(node))}
+    graph = type(graph_def)()
+    graph.library.CopyFrom(graph_def.library)
+    for k, argument in enumerate(function.signature.input_arg):
+        placeholder = graph.node.add(op="Placeholder", name=argument.name)
+        placeholder.attr["dtype"].type = argument.type
+        if k in function.arg_attr and SHAPES in function.arg_attr[k].attr:
+            placeholder.attr[SHAPES].CopyFrom(function.arg_attr[k].attr[SHAPES])
+    nodes = {node.name: node for node in function.node_def}
+    added = {argument.name for argument in function.signature.input_arg}
+    waiting = list(reversed(nodes))
+    while waiting:
+        name = waiting[-1]
+        sources = [split(reference)[0] for reference in nodes[name].input] if name not in added else []
+        missing = [source for source in sources if source not in added]
+        waiting += missing
+        if not missing:
+            waiting.pop()
+        if not missing and name not in added:
+            added.add(name)
+            copy = graph.node.add()
+            copy.CopyFrom(nodes[name])
+            copy.input[:] = [references.get(reference, reference) for reference in nodes[name].input]
+    results = [returned_reference(function, k) for k in range(len(function.signature.output_arg))]
+    return graph, [split(references.get(reference, reference)) for reference in results]
 
 
 def returned_reference(function: FunctionDef, position: int) -> str:
