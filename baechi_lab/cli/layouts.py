@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and the best layout."""
-    from ..exporters.layouts import write_layout
+    from ..exporters.layouts import check_format, write_layout
     from ..parallel.layouts import layouts
 
     cluster = Cluster.machines(
@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     count = options.whole_number(arguments.rows, "--rows", lowest=1)
     if arguments.output is not None and arguments.write is None:
         raise InvalidInput("--output is the folder of --write; say which format to write")
+    if arguments.write is not None:
+        check_format(arguments.write, arguments.precision)
     if arguments.json and arguments.write is not None and arguments.output is None:
         raise InvalidInput("--json prints the table; with --write it needs --output, a folder for the files")
     with console.progress("layouts") as status:

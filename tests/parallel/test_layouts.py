@@ -321,7 +321,9 @@ def test_the_command_takes_the_size_of_buckets(tmp_path: Path, capsys: pytest.Ca
     assert "--bucket: 'large' is not an amount of memory" in capsys.readouterr().err
 
 
-def test_the_command_writes_the_best_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_best_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(GPT), encoding="utf-8")
     arguments = ["layouts", f"hf:{config}", "--devices", "2", "--global-batch", "8", "--sequence-length", "1024"]
@@ -331,10 +333,12 @@ def test_the_command_writes_the_best_layout(tmp_path: Path, capsys: pytest.Captu
     written = json.loads((tmp_path / "out" / "deepspeed.json").read_text())  # one copy on two devices
     assert written["train_micro_batch_size_per_gpu"] * written["gradient_accumulation_steps"] == 8
     assert written["tensor_parallel"] == {"autotp_size": 2}
+    monkeypatch.setattr("baechi_lab.parallel.layouts.layouts", None)  # each is refused before layouts are simulated
     for odd, message in (
         (["-o", "x"], "--output is the folder of --write"),
         (["--write", "megatron", "--json"], "--json prints the table"),
         (["--write", "megatorn"], "did you mean 'megatron'"),
+        (["--write", "megatron", "--precision", "mixed-fp8"], "it must be one of mixed-bf16, float32"),
     ):
         capsys.readouterr()
         assert main([*arguments, *odd]) == 2

@@ -19,6 +19,13 @@ LAYOUT_FORMATS = ("accelerate", "deepspeed", "megatron", "torchrun", "torchtitan
 """Names of the formats; each has a module of that name."""
 
 
+def check_format(format: object, precision: object) -> None:
+    """Raises `UnknownNameError` for an unknown format and `InvalidInput` for a precision in which no layout is written."""
+    if not isinstance(format, str) or format not in LAYOUT_FORMATS:
+        raise UnknownNameError.of("format", format, LAYOUT_FORMATS)
+    check_text("precision", precision, PRECISIONS)
+
+
 def write_layout(
     layout: Layout,
     format: str = "torchrun",
@@ -59,12 +66,10 @@ def write_layout(
     """
     if not isinstance(layout, Layout):
         raise InvalidInput(f"layout is {type(layout).__name__}; it must be a bl.Layout")
-    if not isinstance(format, str) or format not in LAYOUT_FORMATS:
-        raise UnknownNameError.of("format", format, LAYOUT_FORMATS)
+    check_format(format, precision)
     counts = {"global_batch": global_batch, "sequence_length": sequence_length, "per_machine": per_machine}
     for name, count in counts.items():
         check_whole(name, count)
-    check_text("precision", precision, PRECISIONS)
     transformer = read_transformer(model)
     fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]
     request = LayoutRequest(
