@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,8 @@ BLOCK = 16
 """Channels that oneDNN's convolutions hold together in memory, with AVX-512."""
 LARGE_WINDOW_COPIES = 258
 """Sums of a depthwise weight's gradient that oneDNN holds where channels come last and the window is larger than 3."""
+UNFOLDED_NUMBERS = 20480
+"""Numbers of a sample up to which PyTorch unfolds its windows."""
 _NOT_RUN = frozenset({"detach", "alias"})
 """Operators that autograd and the interception apply to retained tensors."""
 
@@ -102,22 +105,26 @@ def is_model_operator(func: OpOverload) -> bool:
 
 
 def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
-    """Returns the bytes that oneDNN holds for a convolution besides its inputs and outputs, mostly copies in another order.
+    """Returns the bytes that a convolution holds besides its inputs and outputs: mostly oneDNN's copies in another order.
 
-    Its kernels hold `BLOCK` channels together. Inputs with fewer are read as they are, and so are tensors whose channels come
-    last in memory. Measured with PyTorch 2.13.
+    A small single sample runs without oneDNN, as a product of its unfolded windows. OneDNN's kernels hold `BLOCK` channels
+    together. Inputs with fewer are read as they are, and so are tensors whose channels come last in memory. Measured with
+    PyTorch 2.13.
     """
     backward = name == "convolution_backward"
     if not backward and name != "convolution":
         return 0
-    tensor, weight, groups = (*args[1:3], args[9]) if backward else (*args[:2], args[8])
+    tensor, weight, transposed, groups = (*args[1:3], args[7], args[9]) if backward else (*args[:2], args[6], args[8])
     if tensor.dtype not in (torch.float32, torch.bfloat16):
         return 0
+    if groups == 1 and not transposed and _is_unfolded(tensor, weight):
+        positions = prod((args[0] if backward else out).shape[2:])  # type: ignore[union-attr]
+        return weight[0].numel() * positions * tensor.itemsize if prod(weight.shape[2:]) > 1 else 0
     depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
     if not backward:
         output_bytes = _blocked_bytes(out)  # type: ignore[arg-type]
-        if args[6]:  # transposed
+        if transposed:
             return 2 * output_bytes
         if _channels_come_last(tensor):
             return 0
@@ -131,6 +138,12 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
     return reordered_bytes + (input_bytes + gradient_bytes if copies_both else max(input_bytes, gradient_bytes))
+
+
+def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether PyTorch unfolds the windows of a sample instead of calling oneDNN (`ConvParams::use_mkldnn`)."""
+    small = tensor.shape[0] == 1 and tensor.numel() <= UNFOLDED_NUMBERS and tensor.dtype is torch.float32
+    return small and not (weight.dim() > 3 and min(weight.shape[-2:]) > 3)
 
 
 def _channels_come_last(tensor: torch.Tensor) -> bool:
