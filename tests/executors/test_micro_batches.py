@@ -790,6 +790,24 @@ def test_an_update_that_reads_the_number_of_samples_is_warned_of(kind):
         _unrolled(partial(step, weight), WORDS[:2], reduction=None)
 
 
+def test_bug_a_constant_of_the_size_of_a_micro_batch_is_no_count_unless_it_is_added_to_the_variable():
+    """Nadam computes with `iterations + 2`; micro-batches of 2 samples were warned of."""
+    import tensorflow as tf
+
+    iterations, power, weight = tf.Variable(0.0), tf.Variable(0.0), tf.Variable(np.ones((4, 5), np.float32), name="w")
+
+    def step(words):
+        with tf.GradientTape() as tape:
+            loss = _squares(weight, words)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        power.assign(iterations + 2.0)
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _unrolled(step, WORDS[:2], reduction=None)
+
+
 def test_bug_a_mean_that_is_written_to_a_place_was_refused_by_tensorflow(worker):
     """The index is that of the step, for all micro-batches: losses are no rows to put one behind the other."""
     import tensorflow as tf

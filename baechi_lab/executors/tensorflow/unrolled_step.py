@@ -331,10 +331,13 @@ class _Unroller:
         for name in once:
             node = self.nodes[name]
             sources = list(data_inputs(node))
-            adds = node.op.startswith("AssignAdd") or (
-                node.op in _ADDING and any(self.nodes[source].op == "ReadVariableOp" for source, _ in sources)
+            written = self.nodes[sources[-1][0]] if node.op == "AssignVariableOp" else node
+            reads = [self.nodes[source] for source, _ in data_inputs(written)]
+            adds_to_itself = written.op in _ADDING and any(
+                read.op == "ReadVariableOp" and read.input[0] == node.input[0] for read in reads
             )
-            added = [self.values.constant(tensor) for tensor in sources] if adds else []
+            adds = node.op.startswith("AssignAdd") or adds_to_itself
+            added = [self.values.constant(tensor) for tensor in data_inputs(written)] if adds else []
             if any(a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added) or (
                 self.values.counts_samples(node, axes) or any(source in counts for source, _ in sources)
             ):
