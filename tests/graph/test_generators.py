@@ -93,7 +93,7 @@ def test_costs_stay_in_their_range():
         (lambda: G.gnmt(3, hidden=0), "hidden"),
         (lambda: G.gnmt(3, jitter=-1), "jitter"),
         (lambda: G.gnmt(3, seed="a"), "seed"),
-        (lambda: G.with_backward(G.unrolled_rnn(2, 1)), "forward graph"),
+        (lambda: G.with_backward(G.unrolled_rnn(2, 1)), "forward has the backward op"),
         (lambda: G.with_backward(G.chain(3), ratio=-1), "ratio"),
         (lambda: G.with_backward(G.chain(3), slots=0.5), "slots"),
     ],

@@ -153,7 +153,7 @@ class StorageTracker:
 
     def claim(self, arguments: Iterable[torch.Tensor], device: int) -> None:
         """Assigns storages that no call made (masks, positions) to the device of the first call that takes them."""
-        for tensor in _parts(arguments):
+        for tensor in (part for t in arguments for part in tensors_within(t)):
             record = self._record_of(tensor)
             if record is not None and record.op < 0 and not (record.persistent or record.received):
                 record.device, record.op = device, CLAIMED
