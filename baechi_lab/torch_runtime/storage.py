@@ -136,14 +136,16 @@ def tensors_within(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not is_wrapper(tensor):
         return (tensor,)
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    parts = (getattr(tensor, name) for name in names)
-    return tuple(inner for part in parts if isinstance(part, torch.Tensor) for inner in tensors_within(part))
+    attributes = (getattr(tensor, name) for name in names)
+    return tuple(
+        inner for attribute in attributes if isinstance(attribute, torch.Tensor) for inner in tensors_within(attribute)
+    )
 
 
 def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Values and indices of a sparse tensor, the components of the tensors within a wrapper; otherwise the tensor itself."""
     if is_wrapper(tensor):
-        return tuple(part for inner in tensors_within(tensor) for part in _components(inner)) or (tensor,)
+        return tuple(component for inner in tensors_within(tensor) for component in _components(inner)) or (tensor,)
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(), tensor._indices())
     if tensor.layout in _COMPRESSED:

@@ -299,7 +299,7 @@ def _refuse_coupled_parts(step: TorchStep, model: nn.Module, cut: Cut) -> None:
             f"parameter {hooked!r} of step {step.name!r} has a hook on its gradient, which the processes of a pipeline do not "
             "get: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
         )
-    parts = [
+    parameters_of_ranks = [
         [
             p
             for stage_module, ranks in zip(cut.stage_modules, cut.stage_ranks, strict=True)
@@ -308,7 +308,7 @@ def _refuse_coupled_parts(step: TorchStep, model: nn.Module, cut: Cut) -> None:
         ]
         for rank in range(len(cut.processes))
     ]
-    if not updates_parts_alike(step, model, [list(dict.fromkeys(part)) for part in parts if part]):
+    if not updates_parts_alike(step, model, [list(dict.fromkeys(ps)) for ps in parameters_of_ranks if ps]):
         raise InvalidInput(
             f"optimizer of step {step.name!r} updates the parameters of a pipeline stage otherwise than together with all "
             "others (as a limit on the norm of all gradients does, or groups by position), and each process of a pipeline "

@@ -147,13 +147,13 @@ class StorageTracker:
 
     def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
         """Marks tracked tensors that are alive as persistent from their start."""
-        for tensor in (part for t in persistent_tensors for part in tensors_within(t)):
+        for tensor in (inner for t in persistent_tensors for inner in tensors_within(t)):
             if (record := self._record_of(tensor)) is not None:
                 record.persistent = True
 
     def claim(self, arguments: Iterable[torch.Tensor], device: int) -> None:
         """Assigns storages that no call made (masks, positions) to the device of the first call that takes them."""
-        for tensor in (part for t in arguments for part in tensors_within(t)):
+        for tensor in (inner for t in arguments for inner in tensors_within(t)):
             record = self._record_of(tensor)
             if record is not None and record.op < 0 and not (record.persistent or record.received):
                 record.device, record.op = device, CLAIMED
@@ -178,7 +178,7 @@ class StorageTracker:
 
     def device_of(self, arguments: object) -> int:
         """Returns the device of the largest tracked storage among the arguments; `default_device` if there is none."""
-        records = [record for t in _parts(arguments) if (record := self._record_of(t)) is not None]
+        records = [record for t in _inner_tensors(arguments) if (record := self._record_of(t)) is not None]
         return max(records, key=lambda row: row.size).device if records else self.default_device
 
     def track_outputs(self, outputs: Any, arguments: Any) -> None:
@@ -203,8 +203,10 @@ class StorageTracker:
     ) -> None:
         """Tracks the storages of tensors that are not tracked yet and are not among `arguments` of their operator."""
         op, current_device = getattr(self.local, "op", -1), getattr(self.local, "device", self.default_device)
-        argument_addresses = {_address(t) for t in _parts(arguments) if _has_storage(t)} if self.by_events else set()
-        for tensor in (part for t in outputs for part in tensors_within(t)):
+        argument_addresses = (
+            {_address(t) for t in _inner_tensors(arguments) if _has_storage(t)} if self.by_events else set()
+        )
+        for tensor in (inner for t in outputs for inner in tensors_within(t)):
             if not _has_storage(tensor) or (address := _address(tensor)) in argument_addresses:
                 continue
             with self.lock:
@@ -231,7 +233,7 @@ class StorageTracker:
         return None if reference is None or reference() is None else record
 
 
-def _parts(structure: object) -> Iterator[torch.Tensor]:
+def _inner_tensors(structure: object) -> Iterator[torch.Tensor]:
     """Yields the tensors of a structure, of a wrapper subclass those within."""
     for tensor in tensors(structure):
         yield from tensors_within(tensor)
