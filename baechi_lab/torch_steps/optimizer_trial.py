@@ -1,8 +1,8 @@
-"""Trials of a step's optimizer: whether it can update without a closure, and whether it updates parts of the model alike.
+"""Trials of a step's optimizer: whether it can update without a closure, and whether it updates the ranks of a pipeline alike.
 
 A process of a pipeline updates the parameters of its own stages. That equals the update of the whole model only if each
 parameter is updated by itself, as by all optimizers of torch. One that scales by the norm of all gradients, or groups
-parameters by their position, updates a part otherwise. So both are tried on gradients that are drawn for it.
+parameters by their position, updates those of some stages otherwise. So both are tried, with random gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidInput
-from .snapshot import ModelSnapshot
+from ..torch_runtime.storage import is_wrapper
 from .step import FAILURES, TorchStep
 
 _SIZES = (1e3, 1.0, 1e-3)
@@ -53,38 +53,69 @@ def update(step: TorchStep, optimizer: torch.optim.Optimizer) -> None:
         raise InvalidInput(f"optimizer of step {step.name!r} cannot update: {_first_line(error)}") from error
 
 
-def updates_parts_alike(step: TorchStep, model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> bool:
-    """Whether an optimizer per part updates its parameters as one optimizer updates all of the model's.
+def try_optimizer(step: TorchStep, model: nn.Module, micro_batches: int) -> None:
+    """Tries a step's optimizer on copies of the parameters, because a factory may register hooks on those that it gets.
+
+    Raises:
+        InvalidInput: what `new_optimizer` raises; with several micro-batches, a hook that runs after each backward pass.
+    """
+    copies = {} if step.optimizer is None else _copies_of_parameters(model)
+    new_optimizer(step, copies.values())
+    hooked = (
+        name
+        for name, p in model.named_parameters()
+        if p._post_accumulate_grad_hooks or copies.get(p, p)._post_accumulate_grad_hooks
+    )
+    if micro_batches > 1 and (name := next(hooked, None)) is not None:
+        raise InvalidInput(
+            f"parameter {name!r} of step {step.name!r} has a hook that runs after each backward pass "
+            "(register_post_accumulate_grad_hook); with micro-batches it would see parts of the gradient: update in the step() "
+            "of the step's optimizer, or give no micro_batches"
+        )
+
+
+def updates_ranks_alike(
+    step: TorchStep, model: nn.Module, parameters_of_ranks: Sequence[Sequence[nn.Parameter]]
+) -> bool:
+    """Whether an optimizer per rank of a pipeline updates the rank's parameters as one optimizer updates all of the model's.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> step = TorchStep("t", lambda: model, (torch.ones(1, 2),), optimizer=lambda ps: torch.optim.SGD([*ps][:2]))
-    >>> updates_parts_alike(step, model, [list(layer.parameters()) for layer in model])
+    >>> updates_ranks_alike(step, model, [list(layer.parameters()) for layer in model])
     False
     """
-    make = step.optimizer
-    while isinstance(make, functools.partial):
-        make = make.func
-    if make is None or (isinstance(make, type) and make.__module__.startswith("torch.optim.")):
+    factory = step.optimizer
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if factory is None or (isinstance(factory, type) and factory.__module__.startswith("torch.optim.")):
         return True
 
-    def updated(groups: Sequence[Iterable[nn.Parameter]]) -> list[torch.Tensor]:
-        with ModelSnapshot(model):
-            for group in groups:
-                optimizer = new_optimizer(step, group)
-                assert optimizer is not None  # noqa: S101  (the step has one)
-                for size in _SIZES:
-                    generator = torch.Generator().manual_seed(0)
-                    for p in model.parameters():  # the same numbers in all calls
-                        if p.requires_grad:
-                            p.grad = (size * torch.randn(p.shape, generator=generator)).to(p.device, p.dtype)
+    def updated(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
+        copies = _copies_of_parameters(model)
+        for optimizer in [new_optimizer(step, [copies[p] for p in group]) for group in groups]:
+            for size in _SIZES:
+                generator = torch.Generator().manual_seed(0)
+                for p in copies.values():  # the same numbers for all optimizers
+                    if p.requires_grad:
+                        p.grad = (size * torch.randn(p.shape, generator=generator)).to(p.device, p.dtype)
+                if optimizer is not None:
                     update(step, optimizer)
-            return [p.detach().clone() for p in model.parameters()]
+        return list(copies.values())
 
     try:
-        whole, divided = updated([model.parameters()]), updated(parts)
+        undivided, divided = updated([list(model.parameters())]), updated(parameters_of_ranks)
     except InvalidInput:
         return False
-    return all(torch.allclose(a, b, rtol=1e-5, equal_nan=True) for a, b in zip(whole, divided, strict=True))
+    return all(torch.allclose(a, b, rtol=1e-5, equal_nan=True) for a, b in zip(undivided, divided, strict=True))
+
+
+def _copies_of_parameters(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Returns a copy of every parameter with its attributes, without its hooks; of a wrapper subclass, the parameter itself."""
+    copies: dict[nn.Parameter, nn.Parameter] = {}
+    for p in model.parameters():
+        copies[p] = p if is_wrapper(p) else nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+        copies[p].__dict__.update(p.__dict__)
+    return copies
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,12 @@ from torch import nn  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import InvalidInput  # noqa: E402
-from baechi_lab.torch_steps.optimizer_trial import new_optimizer, update, updates_parts_alike  # noqa: E402
+from baechi_lab.torch_steps.optimizer_trial import (  # noqa: E402
+    new_optimizer,
+    try_optimizer,
+    update,
+    updates_ranks_alike,
+)
 
 
 class Limited(torch.optim.SGD):
@@ -47,6 +52,23 @@ def closed(parameters):
     return Closed(parameters)
 
 
+class WithinBackward(torch.optim.Optimizer):
+    """Registers hooks that update in the backward pass."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        for p in self.param_groups[0]["params"]:
+            p.register_post_accumulate_grad_hook(self.update)
+
+    @torch.no_grad()
+    def update(self, p):
+        p -= 0.1 * p.grad
+        p.grad = None
+
+    def step(self, closure=None):
+        """Everything has been updated."""
+
+
 def as_step(optimizer):
     return bl.torch.TorchStep("two", Two, (torch.ones(4, 3),), optimizer=optimizer)
 
@@ -72,7 +94,7 @@ def test_an_optimizer_of_all_parameters_is_told_from_one_of_each(optimizer, alik
     model = step.model()
     model[0].weight.grad = torch.ones(3, 3)
     before = [p.detach().clone() for p in model.parameters()]
-    assert updates_parts_alike(step, model, [list(layer.parameters()) for layer in model]) is alike
+    assert updates_ranks_alike(step, model, [list(layer.parameters()) for layer in model]) is alike
     assert all(map(torch.equal, before, model.parameters()))
     assert torch.equal(model[0].weight.grad, torch.ones(3, 3)) and model[1].weight.grad is None
 
@@ -84,6 +106,28 @@ def test_bug_optimizers_that_cannot_update_were_foreign_errors():
         step.run(model)
         with pytest.raises(InvalidInput, match=r"optimizer of step 'two' (is LBFGS, whose|cannot update|failed)"):
             update(step, new_optimizer(step, model.parameters()))
+
+
+@pytest.mark.parametrize("given_to", ["model", "optimizer"])
+def test_bug_an_update_within_the_backward_pass_ran_in_every_micro_batch(given_to):
+    step = as_step(WithinBackward if given_to == "optimizer" else None)
+    model = step.model()
+    if given_to == "model":
+        model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    try_optimizer(step, model, 1)
+    with pytest.raises(InvalidInput, match=r"parameter '0\.weight' .* has a hook that runs after each backward pass"):
+        try_optimizer(step, model, 4)
+    assert not model[1].weight._post_accumulate_grad_hooks
+
+
+def test_an_optimizer_that_registers_hooks_registers_them_once():
+    """A trial on the model's own parameters left its hooks there, so that each gradient was used twice."""
+    step = as_step(WithinBackward)
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    run = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 3, warmup=0, graph=graph)
+    model = step.model()
+    optimizer = step.optimizer(model.parameters())
+    assert [loss for (loss,) in run.outputs[:3]] == [float(step.run(model, optimizer).detach()) for _ in range(3)]
 
 
 def test_bug_stages_of_a_pipeline_limited_the_norms_of_their_own_gradients():

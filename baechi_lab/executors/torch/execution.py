@@ -28,7 +28,7 @@ from ...torch_runtime.transport import HostTransport
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
 from ...torch_steps.assigner import assign, distribution
-from ...torch_steps.optimizer_trial import new_optimizer, update, updates_parts_alike
+from ...torch_steps.optimizer_trial import new_optimizer, try_optimizer, update, updates_ranks_alike
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
@@ -112,7 +112,7 @@ def execute(
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
     model = step.model()
-    new_optimizer(step, model.parameters())  # refused before the first step
+    try_optimizer(step, model, len(micro_steps))
     traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
     step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
     run_cluster = cluster or default_cluster(placed)
@@ -275,7 +275,7 @@ def divide(
         try:
             with collected_warnings() if warned else contextlib.nullcontext():
                 cut = cut_step(micro_steps[0], model, traced, graph, placed, cluster, len(micro_steps), schedule)
-                _refuse_coupled_parts(step, model, cut)
+                _refuse_coupled_ranks(step, model, cut)
             return StepDivision(micro_steps, cut, 1, adding)
         except UnknownNameError:
             raise
@@ -291,7 +291,7 @@ def divide(
     return StepDivision(micro_steps, None, in_flight, adding)
 
 
-def _refuse_coupled_parts(step: TorchStep, model: nn.Module, cut: Cut) -> None:
+def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, cut: Cut) -> None:
     """Raises `InvalidInput` if the processes of a pipeline would change gradients or weights otherwise than one process."""
     hooked = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
     if hooked is not None:
@@ -308,7 +308,7 @@ def _refuse_coupled_parts(step: TorchStep, model: nn.Module, cut: Cut) -> None:
         ]
         for rank in range(len(cut.processes))
     ]
-    if not updates_parts_alike(step, model, [list(dict.fromkeys(ps)) for ps in parameters_of_ranks if ps]):
+    if not updates_ranks_alike(step, model, [list(dict.fromkeys(ps)) for ps in parameters_of_ranks if ps]):
         raise InvalidInput(
             f"optimizer of step {step.name!r} updates the parameters of a pipeline stage otherwise than together with all "
             "others (as a limit on the norm of all gradients does, or groups by position), and each process of a pipeline "

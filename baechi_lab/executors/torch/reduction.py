@@ -109,8 +109,6 @@ def reduction_of(
         requested: "mean" or "sum", which is not tried then.
     """
     none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]
-    if len(micro_steps) > 1:
-        _refuse_hooks_of_accumulation(step, model)
     warned = len(micro_steps) > 1 and _warn_if_forward_writes(step, model, micro_steps[0])
     if len(micro_steps) < 2 or requested == "sum":
         return Reduction(requested != "sum", none)
@@ -152,16 +150,6 @@ def reduction_of(
     if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried], warned) is False:
         return Reduction(False, none)
     return reduction
-
-
-def _refuse_hooks_of_accumulation(step: TorchStep, model: nn.Module) -> None:
-    name = next((name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks), None)
-    if name is not None:
-        raise InvalidInput(
-            f"parameter {name!r} of step {step.name!r} has a hook that runs after each backward pass "
-            "(register_post_accumulate_grad_hook); with micro-batches it would see parts of the gradient: update in the step's "
-            "optimizer=, or give no micro_batches"
-        )
 
 
 def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: TorchStep) -> bool:

@@ -21,7 +21,7 @@ from ...graph.arguments import refuse_replicas
 from ...simulator.schedules import ScheduleOption
 from ...torch_runtime.plan import Plan
 from ...torch_steps.default_loss import own_loss
-from ...torch_steps.optimizer_trial import new_optimizer
+from ...torch_steps.optimizer_trial import try_optimizer
 from ...torch_steps.plan import make_plan, torch_devices
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
@@ -80,9 +80,9 @@ def folder_files(
     if graph is None and placement.group_of is not None:
         raise InvalidInput("the placement is of a coarse graph; give graph=, the graph that was optimized")
     model = step.model()
-    new_optimizer(step, model.parameters())  # refused here, not by the script
     if micro_batches is not None or schedule is not None:
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
+        try_optimizer(step, model, len(micro_steps))
         traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
         step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
         run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
@@ -101,6 +101,7 @@ def folder_files(
             return pipeline_files(step, model, division, torch_devices(run_cluster, devices))
     else:
         refuse_replicas(placement, "bl.export")
+        try_optimizer(step, model, 1)
         division = StepDivision([step], None, 1, Reduction(True, ({},)))
     traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)

@@ -208,14 +208,6 @@ def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
-def test_bug_an_update_within_the_backward_pass_ran_in_every_micro_batch():
-    step = as_step(entropy, LABELS)
-    model = step.model()
-    model.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
-    with pytest.raises(InvalidInput, match=r"parameter 'head\.bias' .* has a hook that runs after each backward pass"):
-        reduction_of(step, model, ["embed", "layer", "head"], step.micro_batches(4))
-
-
 class Noisy(Tagger):
     def forward(self, tokens):
         return super().forward(tokens) + torch.randn(())
