@@ -104,22 +104,21 @@ def offload(
     offloaded = offload_pass.apply(graph)
     if offloaded is graph:
         return graph
-    where = "one device"
     if placement is None:
         device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
-        placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
+        original = Placement(device=np.full(graph.n, device, dtype=np.int32))
     else:
         check_records(placement=placement)
-        where = ""
-    risen = _risen_peak(graph, placement, offloaded, extended_placement(placement, offloaded, cluster), cluster)
+        original = placement
+    risen = _risen_peak(graph, original, offloaded, extended_placement(original, offloaded, cluster), cluster)
     if risen is None:
         return offloaded
     is_explicit = ops is not None or state
     device, before, after = risen
+    device_label = "one device" if placement is None else f"device {cluster.names[device]!r}"
     warn(
-        f"offloading saves nothing here: the peak of graph {graph.name!r} on {where or f'device {cluster.names[device]!r}'} is "
-        f"{format_bytes(after)}, and {format_bytes(before)} without"
-        + ("" if is_explicit else "; the graph is returned as it was"),
+        f"offloading saves nothing here: the peak of graph {graph.name!r} on {device_label} is {format_bytes(after)}, and "
+        f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
         stacklevel=2,
     )
     return offloaded if is_explicit else graph
@@ -419,8 +418,8 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
     if ops == graph.n or set(graph.op_types[ops:]) != {OFFLOADED}:
         return None
     fetched = graph.tensor_producer >= ops
-    sent = np.arange(graph.tensor_count)
-    sent[fetched] = [sent_tensor(graph, op) for op in graph.tensor_producer[fetched].tolist()]
+    original_tensor = np.arange(graph.tensor_count)
+    original_tensor[fetched] = [sent_tensor(graph, op) for op in graph.tensor_producer[fetched].tolist()]
     is_read = graph.consumers < ops
     numbers = np.cumsum(~fetched) - 1  # ops on the host come last, and so do their tensors
     columns = {
@@ -439,8 +438,8 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
         **tensor_columns(
             graph.tensor_producer[~fetched],
             graph.tensor_bytes[~fetched],
-            [label for label, moved in zip(graph.tensor_names, fetched, strict=True) if not moved],
-            numbers[sent[graph.edge_tensor[is_read]]],
+            [label for label, is_fetched in zip(graph.tensor_names, fetched, strict=True) if not is_fetched],
+            numbers[original_tensor[graph.edge_tensor[is_read]]],
             graph.consumers[is_read],
             ops,
         ),

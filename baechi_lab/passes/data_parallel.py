@@ -154,21 +154,22 @@ def _gather(
 ) -> None:
     """Gathers a bucket before its forward pass and, with zero 3, again before its backward pass.
 
-    `blocks`: one bucket of every forward op; buckets of one op are gathered one after the other.
+    `blocks`: one bucket of every forward op; buckets of one op are gathered one after the other. `forward_wait` and
+    `backward_wait` are the blocks whose passes the gathering waits for, so that it does not run too far ahead.
     """
     position = next(k for k, block in enumerate(blocks) if block.forward == bucket.forward)
-    earlier, later = position - prefetch - 1, position + prefetch + 1
+    forward_wait, backward_wait = position - prefetch - 1, position + prefetch + 1
     lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes) + gather_us
     label = f"{bucket.name}/parameters"
     gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
     writer.tensor(gather, label, bucket.parameter_bytes, [bucket.forward, *(bucket.backward if zero == 2 else ())])
-    if earlier >= 0:
-        writer.wait([blocks[earlier].forward], gather)
+    if forward_wait >= 0:
+        writer.wait([blocks[forward_wait].forward], gather)
     if zero == 3:
         second_gather = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
         writer.tensor(second_gather, label, bucket.parameter_bytes, bucket.backward)
-        if later < len(blocks):
-            writer.wait(blocks[later].backward[:1], second_gather)
+        if backward_wait < len(blocks):
+            writer.wait(blocks[backward_wait].backward[:1], second_gather)
         else:
             writer.wait([blocks[-1].forward], second_gather)
 

@@ -87,7 +87,7 @@ def _divide(
     """Divides a graph in the process of METIS."""
     import pymetis
 
-    _, part = pymetis.part_graph(
+    _, membership = pymetis.part_graph(
         part_count,
         pymetis.CSRAdjacency(pointer, neighbour),
         vweights=vertex_weight,
@@ -96,4 +96,4 @@ def _divide(
         recursive=recursive,
         options=pymetis.Options(numbering=0, **options),
     )
-    return list(part)
+    return list(membership)

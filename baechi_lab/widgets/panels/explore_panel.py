@@ -174,9 +174,9 @@ class ExplorePanel:
         swept, table = self.tasks.swept_setting, self.table
         if swept is None or table is None:
             return False
-        now = self.model.setting
-        other_order = swept.scheduler != now.scheduler and not table["schedule"].notna().any()
-        return other_order or unvaried(swept) != unvaried(now)
+        setting = self.model.setting
+        scheduler_changed = swept.scheduler != setting.scheduler and not table["schedule"].notna().any()
+        return scheduler_changed or unvaried(swept) != unvaried(setting)
 
     def _table_in_words(self) -> str:
         """Describes the rows of the table; empty without one."""
