@@ -2,7 +2,7 @@
 
     python tests/benchmarks/torch_estimates.py OUT.json [--llama]
 
-One thread, and its processor time. A core is calibrated on every third step; the others say how good it is. With --llama a
+One thread, and its processor time. A core is calibrated on every third step; the held_out_errors say how good it is. With --llama a
 Llama of 70 billion parameters is profiled too, and how long that takes.
 """
 
@@ -99,15 +99,15 @@ def calibrated() -> dict[str, Any]:
     calibration = bl.calibrate(WIDE_CORE, rows, fit=range(0, len(rows), 3))
     print(calibration)
     plain = np.abs([model(WIDE_CORE) / us - 1 for model, us in rows])
-    others = np.abs(calibration.held_out)
+    held_out_errors = np.abs(calibration.held_out)
     return {
         "hardware": {
             key: round(float(getattr(calibration.hardware, key)), 4)
             for key in ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
         },
         "fitted_rows": calibration.fitted.tolist(),
-        "mean_absolute_error_of_others": round(float(others.mean()), 4),
-        "median_and_largest_of_others": [round(float(np.percentile(others, p)), 4) for p in (50, 100)],
+        "mean_absolute_error_of_others": round(float(held_out_errors.mean()), 4),
+        "median_and_largest_of_others": [round(float(np.percentile(held_out_errors, p)), 4) for p in (50, 100)],
         "mean_absolute_error_uncalibrated": round(float(plain.mean()), 4),
         "rows": [
             {"step": name, "measured_us": round(us, 1), "estimated_us": round(model(calibration.hardware), 1)}

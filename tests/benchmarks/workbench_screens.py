@@ -54,19 +54,19 @@ def main() -> int:
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    found: list[str] = []
+    messages: list[str] = []
     with tempfile.TemporaryDirectory() as folder, jb.running_lab(Path(folder)) as lab:
         for name in arguments.graphs:
             with jb.browser_page(1280, 720) as page:
-                found += walked(page, lab, name, arguments.folder)
-    print("\n".join(found) or "nothing is cut, blank, faint or below the screen")
-    return 1 if found else 0
+                messages += walked(page, lab, name, arguments.folder)
+    print("\n".join(messages) or "nothing is cut, blank, faint or below the screen")
+    return 1 if messages else 0
 
 
 def walked(page, lab, name: str, folder: Path) -> list[str]:
     """The faults of one graph's workbench."""
-    found: list[str] = []
-    page.on("pageerror", lambda error: found.append(f"{name}: {error}"))
+    messages: list[str] = []
+    page.on("pageerror", lambda error: messages.append(f"{name}: {error}"))
     cell = f"import baechi_lab as bl\n{GRAPHS[name]}\nbl.Workbench(graph, bl.Cluster.uniform(4))"
     jb.open_notebook(page, lab.add_notebook(f"{name}.ipynb", [cell]))
     jb.run_all(page, 'canvas[aria-label="Graph"]', 120_000)
@@ -75,16 +75,16 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
         page.locator(f'.bl-pane .jupyter-button:visible:text-is("{words}")').first.click()
         page.wait_for_timeout(1500)
         page.wait_for_function(f"() => !({BUSY})()", timeout=400_000)
-    found += [f"{name}: {error}" for error in page.locator(".bl-problem:visible").all_inner_texts()]
+    messages += [f"{name}: {error}" for error in page.locator(".bl-problem:visible").all_inner_texts()]
     page.evaluate(EMPTIED)
     for theme in ("Light", "Dark"):
         themed(page, theme)
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
             for part in TABS:
-                found += [f"{name}, {part}, {width}, {theme}: {k} {v}" for k, v in faults(page, part).items()]
+                messages += [f"{name}, {part}, {width}, {theme}: {k} {v}" for k, v in faults(page, part).items()]
                 page.screenshot(path=folder / f"{name}-{part.lower()}-{width}-{theme.lower()}.png")
-    return found + [f"{name}: blank {what}" for what in page.evaluate("() => window.emptied")]
+    return messages + [f"{name}: blank {what}" for what in page.evaluate("() => window.emptied")]
 
 
 if __name__ == "__main__":

@@ -936,8 +936,8 @@ def _mixing_losses():
 
     def reversed_in_a_branch(weight, words):
         outputs = words[:, 0] @ weight
-        other = tf.cond(tf.reduce_sum(weight) > -1e9, lambda: tf.reverse(outputs, [0]), lambda: outputs)
-        return tf.reduce_mean((outputs - 2.0 * other) ** 2)
+        reversed_outputs = tf.cond(tf.reduce_sum(weight) > -1e9, lambda: tf.reverse(outputs, [0]), lambda: outputs)
+        return tf.reduce_mean((outputs - 2.0 * reversed_outputs) ** 2)
 
     def branch_by_the_batch(weight, words):
         outputs = words[:, 0] @ weight

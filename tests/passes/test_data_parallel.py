@@ -84,13 +84,13 @@ def test_zero_3_gathers_parameters_one_bucket_ahead_and_holds_two() -> None:
 def test_two_buckets_of_one_op_are_gathered_together(zero: int) -> None:
     """A block has a bucket of experts besides that of its other parameters. Without prefetch, no gather waits for its own op."""
     graph, _ = two_layers()
-    halves = [Bucket(f"layer{k}{part}", k, (3 - k,), 4, 50, 100, 100, 300, copies=4) for k in (0, 1) for part in "ab"]
+    halves = [Bucket(f"layer{k}{half}", k, (3 - k,), 4, 50, 100, 100, 300, copies=4) for k in (0, 1) for half in "ab"]
     for prefetch in (0, 1):
         timeline = simulated(divide_data(graph, halves, us, zero=zero, prefetch=prefetch))
         start = dict(zip(timeline.op_names, timeline.start_us.tolist(), strict=True))
         end = dict(zip(timeline.op_names, timeline.end_us.tolist(), strict=True))
-        for part in "ab":
-            ahead = start[f"layer1{part}/all_gather"] < end["f0"]
+        for half in "ab":
+            ahead = start[f"layer1{half}/all_gather"] < end["f0"]
             assert ahead == (prefetch == 1)
 
 

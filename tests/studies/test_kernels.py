@@ -130,9 +130,9 @@ def test_the_page_shows_the_stored_errors():
     precisions = ("fp32", "tf32", "bf16")
     for kind in set(layers) - {"chain"}:
         rows.append(f"| {kind} | {percents({p: np.mean(layers[kind][p]) for p in precisions}, precisions)} |")
-    runs = {(r["model"], r["batch"], r["precision"]): r for r in gpu["models"] if r["phase"] == "training"}
-    for model, batch in {key[:2] for key in runs}:
-        times = [runs[model, batch, p] for p in precisions]
+    training_rows = {(r["model"], r["batch"], r["precision"]): r for r in gpu["models"] if r["phase"] == "training"}
+    for model, batch in {key[:2] for key in training_rows}:
+        times = [training_rows[model, batch, p] for p in precisions]
         cells = [f"{r['kernel_us'] / 1e3:.1f} | {100 * r['error']:+.0f} %" for r in times]
         peaks = " / ".join(f"{100 * times[k]['peak_error']:+.0f}" for k in (0, 2))
         rows.append(f"| {model}, {batch} | {' | '.join(cells)} | {times[2]['us'] / 1e3:.0f} | {peaks} % |")

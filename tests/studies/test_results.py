@@ -14,8 +14,8 @@ from studies.results import result, result_names, result_path
 def commands(name):
     """Command and date of a result, or of each of its parts."""
     stored = result(name)
-    parts = [part for part in stored.values() if isinstance(part, dict)] if "format" in stored else [stored]
-    return [(part["command"], part["date"]) for part in parts]
+    results = [entry for entry in stored.values() if isinstance(entry, dict)] if "format" in stored else [stored]
+    return [(entry["command"], entry["date"]) for entry in results]
 
 
 @pytest.mark.parametrize("name", result_names())

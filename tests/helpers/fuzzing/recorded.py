@@ -140,7 +140,7 @@ def exported():
 def mutated_pt2(data, rng):
     """An archive whose JSON is changed."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, mutations.mutated_json(json.loads(old.read(name)), rng))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(buffer, "w") as mutated:
+        for name in archive.namelist():
+            mutated.writestr(name, mutations.mutated_json(json.loads(archive.read(name)), rng))
     return buffer.getvalue()
