@@ -2,7 +2,7 @@
 
     python tests/benchmarks/torch_estimates.py OUT.json [--llama]
 
-One thread, and its processor time. A core is calibrated on every third step; the held_out_errors say how good it is. With --llama a
+One thread, and its processor time. A core is calibrated on every third step; the others say how good it is. With --llama a
 Llama of 70 billion parameters is profiled too, and how long that takes.
 """
 
