@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TURN = 25
+CASES_PER_TURN = 25
 """Cases of a kind before the next kind has its turn."""
 ENDLESS = 10**9
 
@@ -32,7 +32,7 @@ def fuzz(kinds, seed, seconds, folder):
     running = {kind: CASES[kind](ENDLESS, seed) for kind in kinds}
     while time.monotonic() < until:
         for kind, cases in running.items():
-            for _ in range(TURN):
+            for _ in range(CASES_PER_TURN):
                 case = next(cases)
                 answer = tried(case)
                 answers[kind][answer if answer in ("taken", "refused") else "failed"] += 1

@@ -544,8 +544,8 @@ def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(ending
     own_folders = {"HOME": str(tmp_path / "home"), "JUPYTER_CONFIG_DIR": str(tmp_path / "home")}
     command = [sys.executable, "-m", "baechi_lab", "lab", "--", "--no-browser", "--allow-root", "--ServerApp.port=0"]
     # What is installed opens its own copy of the notebook.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "PYTHONPATH"))}
-    environment = {**kept, **own_folders}
+    outer_environment = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "PYTHONPATH"))}
+    environment = {**outer_environment, **own_folders}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     lab = subprocess.Popen(
         command,
@@ -699,8 +699,8 @@ def test_export_looks_at_its_folder_before_it_places(call, monkeypatch, tmp_path
 def test_sweep_prints_why_a_row_failed(call, graph_file):
     code, out, err = call("sweep", graph_file, "--devices", "1,2", "--memory", "10B", "--jobs", "1")
     assert code == 1 and re.search("none of 2 combinations worked: .*needs", err)  # a script took it for a success
-    code, both, err = call("sweep", graph_file, "--devices", "1", "--memory", "10B,2kB", "--jobs", "1")
-    assert code == 0 and not err and "needs" in both
+    code, out_of_two, err = call("sweep", graph_file, "--devices", "1", "--memory", "10B,2kB", "--jobs", "1")
+    assert code == 0 and not err and "needs" in out_of_two
     assert len(re.findall(r"m-etf, [12] x 10 B: .*needs", out)) == 2
 
 

@@ -33,7 +33,7 @@ def module_names() -> list[str]:
 
 
 def _needs_torch(name: str) -> bool:
-    return any(part == "torch" or part.startswith("torch_") for part in name.split("."))
+    return any(package == "torch" or package.startswith("torch_") for package in name.split("."))
 
 
 @pytest.mark.parametrize("name", module_names())
@@ -46,13 +46,15 @@ def test_examples(name, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_docstrings_have_one_heading_style_and_describe_arguments_that_exist():
     """Google's: `Args:`, not `Parameters:`, `Parameters` and dashes, or `:param x:`; ruff checks how they are written."""
-    others = re.compile(r"^ *(Parameters|Params|Arguments|Return|Raise|Yield|Example):$|^ *-{4,}$|^ *:param ", re.M)
+    foreign_heading = re.compile(
+        r"^ *(Parameters|Params|Arguments|Return|Raise|Yield|Example):$|^ *-{4,}$|^ *:param ", re.M
+    )
     headings, unknown = [], []
     for path in sorted(Path(baechi_lab.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 text = ast.get_docstring(node) or ""
-                headings += [(path.name, line.group().strip()) for line in others.finditer(text)]
+                headings += [(path.name, line.group().strip()) for line in foreign_heading.finditer(text)]
                 if parameters := _parameters(node):  # none: a data class, which may inherit fields
                     unknown += [f"{path.name}: {name}" for name in sorted(_described(text) - parameters)]
     assert headings == []

@@ -85,13 +85,13 @@ def versions(monkeypatch):
     return installed
 
 
-def told(capsys, *words):
+def run_doctor(capsys, *words):
     code = main(["doctor", *words])
     return code, capsys.readouterr().out
 
 
 def test_what_is_missing_comes_with_a_command(versions, capsys):
-    code, text = told(capsys)
+    code, text = run_doctor(capsys)
     assert code == 0
     paragraph = re.search(r"\ntorch: missing\n(.*?)\n\n", text, re.DOTALL)[1]
     assert "PyTorch modules" in paragraph and "pip install 'accelerate>=1.0' 'torch<2.14,>=2.13'" in paragraph
@@ -102,16 +102,16 @@ def test_what_is_missing_comes_with_a_command(versions, capsys):
 
 def test_another_version_than_is_needed_is_said(versions, capsys):
     versions |= {"torch": "2.15.0", "accelerate": "1.2"}
-    parts = {part["extra"]: part for part in json.loads(told(capsys, "--json")[1])["parts"]}
-    assert parts["torch"]["state"] == "other version"
-    assert parts["torch"]["packages"][1] == {
+    extras = {extra["extra"]: extra for extra in json.loads(run_doctor(capsys, "--json")[1])["parts"]}
+    assert extras["torch"]["state"] == "other version"
+    assert extras["torch"]["packages"][1] == {
         "name": "torch",
         "needs": "<2.14,>=2.13",
         "version": "2.15.0",
         "state": "other version",
     }
-    assert "torch 2.15.0 (needs <2.14,>=2.13)" in told(capsys)[1]
-    assert parts["transformers"]["state"] == "missing"
+    assert "torch 2.15.0 (needs <2.14,>=2.13)" in run_doctor(capsys)[1]
+    assert extras["transformers"]["state"] == "missing"
 
 
 def test_local_versions_count_as_their_release(versions):
@@ -121,7 +121,7 @@ def test_local_versions_count_as_their_release(versions):
 
 def test_a_required_package_that_is_missing_ends_with_1(versions, capsys):
     del versions["scipy"]
-    code, text = told(capsys)
+    code, text = run_doctor(capsys)
     assert code == 1 and "scipy missing" in text and "(in a checkout: pip install .)" in text
 
 

@@ -47,22 +47,22 @@ def brought():
     """Package -> smallest version that the environment brings, and the extras of the checkout that pip installs."""
     listed = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
     (pip,) = [entry["pip"] for entry in listed if isinstance(entry, dict)]
-    found, extras = {}, set()
+    versions, extras = {}, set()
     for text in [entry for entry in listed if isinstance(entry, str)] + pip:
         if text.startswith("-e "):
             extras = set(re.fullmatch(r"-e \.\[(.+)\]", text)[1].split(","))
             continue
         requirement = Requirement(text)
-        found[canonicalize_name(requirement.name)] = least(requirement)
-    return found, extras
+        versions[canonicalize_name(requirement.name)] = least(requirement)
+    return versions, extras
 
 
 def test_every_package_of_the_second_command_is_in_the_environment():
-    found, extras = brought()
+    versions, extras = brought()
     for requirement in asked_for():
         name = canonicalize_name(requirement.name)
-        assert name in found, f"{name} is missing in environment.yml"
-        assert found[name] >= least(requirement), f"{name} may be too old"
-    assert "mkdocstrings-python" in found  # what pip calls `mkdocstrings[python]`
+        assert name in versions, f"{name} is missing in environment.yml"
+        assert versions[name] >= least(requirement), f"{name} may be too old"
+    assert "mkdocstrings-python" in versions  # what pip calls `mkdocstrings[python]`
     assert extras == {"dev", "torch", "transformers"}
-    assert found["torch"] == Version("2.13.0")
+    assert versions["torch"] == Version("2.13.0")

@@ -10,15 +10,15 @@ from fuzzing.run import CASES, run
 
 
 @pytest.mark.parametrize(
-    ("what", "count"),
+    ("kind", "count"),
     [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200), ("configs", 30), ("arguments", 500)],
 )
-def test_every_answer_is_a_result_or_one_sentence(what, count):
-    refused, taken, failures = run(CASES[what](count, seed=0))
+def test_every_answer_is_a_result_or_one_sentence(kind, count):
+    refused, accepted, failures = run(CASES[kind](count, seed=0))
     assert not failures, "\n".join(failures)
-    assert refused + taken == count
+    assert refused + accepted == count
     assert refused > count // 10
-    assert taken > count // 20
+    assert accepted > count // 20
 
 
 def test_a_run_of_hours_keeps_what_failed_and_the_file_that_it_read(tmp_path, monkeypatch, capsys):

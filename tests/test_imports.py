@@ -106,9 +106,9 @@ def known_packages(path: Path) -> set[str]:
 @pytest.mark.parametrize("package", sorted(MAY_NOT_KNOW))
 def test_imports_run_one_way(package):
     climbing_imports = [
-        (path.relative_to(PACKAGE).as_posix(), known)
+        (path.relative_to(PACKAGE).as_posix(), package_name)
         for path in sorted((PACKAGE / package).rglob("*.py"))
-        for known in known_packages(path) & (MAY_NOT_KNOW[package] - {package})
+        for package_name in known_packages(path) & (MAY_NOT_KNOW[package] - {package})
     ]
     assert climbing_imports == []
 

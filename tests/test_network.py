@@ -87,14 +87,14 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
         [*python, "-c", LISTEN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd="/",
     ) as listening:  # fmt: skip
-        where = listening.stdout.readline().split()
-        if not where and network.REFUSED in listening.stderr.read():
+        address = listening.stdout.readline().split()
+        if not address and network.REFUSED in listening.stderr.read():
             pytest.skip("this system does not let users make namespaces")
-        completed = subprocess.run([*python, "-c", JOIN, folder, *where], capture_output=True, text=True, cwd="/")
+        completed = subprocess.run([*python, "-c", JOIN, folder, *address], capture_output=True, text=True, cwd="/")
         user = os.getuid() if rights == "this user" else os.getuid() or 65534
         assert completed.stdout == f"{user} is there, to be ended by 9\n", completed.stderr
         if os.geteuid() == 0:
-            third = [*python_of_user(65533), "-c", JOIN, folder, *where]
+            third = [*python_of_user(65533), "-c", JOIN, folder, *address]
             refused = subprocess.run(third, capture_output=True, text=True, cwd="/")
             assert refused.returncode == 1 and "Permission denied" in refused.stderr
 

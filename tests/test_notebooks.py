@@ -104,8 +104,8 @@ def test_a_notebook_says_how_long_it_takes_and_what_it_needs(path):
     )
     needs = re.search(time_and_needs, first, re.MULTILINE)[1]
     extras = re.findall(r"checkout}\[(.*)\]", "".join(cells_of(path)[1]["source"]))
-    parts = extras[0].split(",") if extras else []
-    assert [name for part, name in EXTRAS.items() if name in needs] == [EXTRAS[part] for part in parts]
+    extra_names = extras[0].split(",") if extras else []
+    assert [name for extra, name in EXTRAS.items() if name in needs] == [EXTRAS[extra] for extra in extra_names]
     assert f"pip install '.[{extras[0]}]'" in needs if extras else "nothing but `pip install .`" in needs
 
 
@@ -119,8 +119,8 @@ def test_what_a_notebook_imports_is_what_it_installs(path):
         "transformers": r"hugging_face\(",
         "solvers": r"place\([^)]*\"(exact|metis)\"",
     }
-    for part, pattern in uses.items():
-        assert bool(re.search(pattern, code)) == bool(re.search(rf"\[.*\b{part}\b.*\]\"", install)), part
+    for extra, pattern in uses.items():
+        assert bool(re.search(pattern, code)) == bool(re.search(rf"\[.*\b{extra}\b.*\]\"", install)), extra
 
 
 def test_the_first_code_cell_installs_from_the_checkout_around_the_notebook(tmp_path, monkeypatch):

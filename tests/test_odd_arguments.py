@@ -19,16 +19,16 @@ CLUSTER = bl.Cluster.uniform(2)
 THROUGHPUT = bl.throughput(GRAPH, CLUSTER, bl.Placement(device=[0, 1]))
 
 
-def swept(**given):
-    return bl.sweep(GRAPH, **{"devices": [1], "placer": ["single"], "executor": "here", "progress": False, **given})
+def swept(**changed):
+    return bl.sweep(GRAPH, **{"devices": [1], "placer": ["single"], "executor": "here", "progress": False, **changed})
 
 
 STEP = (arguments.TRACED, bl.Placement(device=[0]))
 GPT = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 16, "n_positions": 16}
 
 
-def list_layouts(**given):
-    return bl.layouts(GPT, arguments.MACHINES, **{**arguments.TRAINING, **given})
+def list_layouts(**changed):
+    return bl.layouts(GPT, arguments.MACHINES, **{**arguments.TRAINING, **changed})
 
 
 CALLS = {

@@ -49,11 +49,11 @@ def test_parameters_are_for_names_only_and_must_be_known():
 
 
 def test_a_function_or_a_class_of_ones_own_is_told_what_to_inherit_from():
-    class Mine:
+    class ForeignPlacer:
         def assign(self, graph, cluster):
             return bl.Placement(device=[0])
 
-    for placer in (lambda graph, cluster: bl.Placement(device=[0]), Mine(), PLACERS.find("single")):
+    for placer in (lambda graph, cluster: bl.Placement(device=[0]), ForeignPlacer(), PLACERS.find("single")):
         with pytest.raises(
             bl.InvalidInput, match=r"must be a name, or an object .* from baechi_lab\.placers\.base\.Placer"
         ):

@@ -54,9 +54,9 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
 @pytest.mark.slow
 def test_mypy_knows_the_public_names_and_no_others(tmp_path):
     """mypy reads the types of `bl.place`, `bl.torch.distribute`, `bl.models.build`; a name that is not there is an error."""
-    known = ("bl.place", "bl.simulate", "bl.bounds", "bl.torch.distribute", "bl.models.build", "bl.Workbench")
+    known_names = ("bl.place", "bl.simulate", "bl.bounds", "bl.torch.distribute", "bl.models.build", "bl.Workbench")
     unknown = ("bl.no_such_thing", "bl.torch.no_such_thing", "bl.models.no_such_thing")
-    lines = ["import baechi_lab as bl", *(f"reveal_type({name})" for name in known), *unknown]
+    lines = ["import baechi_lab as bl", *(f"reveal_type({name})" for name in known_names), *unknown]
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines) + "\n")
     completed = (
@@ -69,9 +69,11 @@ def test_mypy_knows_the_public_names_and_no_others(tmp_path):
             env={**os.environ, "MYPYPATH": "."},
         )
     )
-    said = completed.stdout.splitlines()
-    for number, name in enumerate(known, 2):
-        told = next(line for line in said if f"program.py:{number}: note" in line)
-        assert "Revealed type is" in told and '"Any"' not in told, name
-    for number, _ in enumerate(unknown, len(known) + 2):
-        assert any(f"program.py:{number}: error" in line and "no_such_thing" in line for line in said), said
+    lines_of_mypy = completed.stdout.splitlines()
+    for number, name in enumerate(known_names, 2):
+        note = next(line for line in lines_of_mypy if f"program.py:{number}: note" in line)
+        assert "Revealed type is" in note and '"Any"' not in note, name
+    for number, _ in enumerate(unknown, len(known_names) + 2):
+        assert any(f"program.py:{number}: error" in line and "no_such_thing" in line for line in lines_of_mypy), (
+            lines_of_mypy
+        )

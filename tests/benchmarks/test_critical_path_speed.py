@@ -26,10 +26,10 @@ def test_place(benchmark, case, placer):
 
 
 def test_critical_path_with_pct(benchmark, case):
-    def both():
+    def place_and_simulate():
         return bl.simulate(*case, bl.place(*case, "critical-path"), "pct")
 
-    assert benchmark.pedantic(both, rounds=3, warmup_rounds=1).makespan_us > 0
+    assert benchmark.pedantic(place_and_simulate, rounds=3, warmup_rounds=1).makespan_us > 0
 
 
 @pytest.mark.parametrize("point", ["mcp", "etf", "fifo"])

@@ -40,9 +40,9 @@ def results(fifo, seconds):
 
 def record(benchmark, work, **extra):
     """Run once; keep the figures with the bar."""
-    found = benchmark.pedantic(work, rounds=1)
+    figures = benchmark.pedantic(work, rounds=1)
     benchmark.extra_info.update(extra)
-    return found
+    return figures
 
 
 @pytest.mark.parametrize(("fifo", "seconds", "bar"), [(False, 10.0, 0.84), (True, 10.0, 0.82), (False, 60.0, 0.81)])
@@ -80,8 +80,8 @@ def test_exact_on_thirty_ops(benchmark):
         drawn = [
             bl.generators.random_dag(30, degree=1.5, duration_us=(1, 20), size_bytes=4, seed=k) for k in range(count)
         ]
-        whole = [graph.replace(duration_us=graph.duration_us.round()) for graph in drawn]
-        return [bl.place(graph, cluster, "exact", time_limit=60.0).info["status"] for graph in whole]
+        rounded_graphs = [graph.replace(duration_us=graph.duration_us.round()) for graph in drawn]
+        return [bl.place(graph, cluster, "exact", time_limit=60.0).info["status"] for graph in rounded_graphs]
 
     status = record(benchmark, solve, bar="half are optimal in 60 s")
     benchmark.extra_info["optimal"] = status.count("OPTIMAL")
@@ -93,7 +93,7 @@ def test_tight_memory(benchmark, devices, share):
     """Of the graphs: placed, proven infeasible, or neither (the bar: none)."""
 
     def attempt():
-        found = {}
+        outcomes = {}
         for graph, costs in graphs(FOLDER, DATA, quick=not FULL):
             alone = bl.simulate(graph, bl.Cluster.uniform(1, memory_bytes=PLENTY), bl.Placement(device=[0] * graph.n))
             cluster = bl.Cluster.uniform(
@@ -101,10 +101,10 @@ def test_tight_memory(benchmark, devices, share):
             )
             try:
                 placed = bl.place(graph, cluster, "auto")
-                found[graph.name] = "placed" if bl.simulate(graph, cluster, placed).feasible else "invalid"
+                outcomes[graph.name] = "placed" if bl.simulate(graph, cluster, placed).feasible else "invalid"
             except bl.InfeasiblePlacement as refused:
-                found[graph.name] = "neither" if "neither" in str(refused) else "proven infeasible"
-        return found
+                outcomes[graph.name] = "neither" if "neither" in str(refused) else "proven infeasible"
+        return outcomes
 
     benchmark.extra_info["found"] = record(benchmark, attempt, bar="no 'neither'")
     assert "invalid" not in benchmark.extra_info["found"].values()

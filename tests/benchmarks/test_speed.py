@@ -107,8 +107,8 @@ def test_slider_move(benchmark, placer, bar_s):
     moves = iter(range(100))
 
     def move():
-        moved = cluster(memory_bytes=(16 << 30) + (next(moves) << 20))
-        return bl.simulate(optimized(), moved, bl.place(optimized(), moved, placer))
+        changed_cluster = cluster(memory_bytes=(16 << 30) + (next(moves) << 20))
+        return bl.simulate(optimized(), changed_cluster, bl.place(optimized(), changed_cluster, placer))
 
     assert measure(benchmark, bar_s, move).makespan_us > 0
 

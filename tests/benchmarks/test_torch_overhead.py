@@ -30,9 +30,9 @@ def test_forward_and_backward_of_200_layers(benchmark, kind, width):
     if kind != "original":
         bl.torch.distribute(model, x, bl.Cluster.uniform(1, kind="cpu"), "single", warmup=0, runs=1)
     if kind == "wrapped":
-        found = distribution(model)
+        divided = distribution(model)
         model = copy.copy(model)
-        Interceptor(model, found.plan.layers, found.session).install()
+        Interceptor(model, divided.plan.layers, divided.session).install()
 
     def step():
         model(x).sum().backward()

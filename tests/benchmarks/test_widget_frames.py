@@ -118,7 +118,7 @@ def cpu_of(page, view, kind):
     """
     events, ended = [], []
     session = page.context.new_cdp_session(page)
-    session.on("Tracing.dataCollected", lambda sent: events.extend(sent["value"]))
+    session.on("Tracing.dataCollected", lambda message: events.extend(message["value"]))
     session.on("Tracing.tracingComplete", lambda _: ended.append(True))
     session.send("Tracing.start", {"categories": "devtools.timeline,toplevel", "transferMode": "ReportEvents"})
     frames = page.evaluate(FRAMES, [view, kind, 90])["frames"]

@@ -44,8 +44,8 @@ def encoder(width: int, batch: int, length: int) -> tuple[nn.Module, torch.Tenso
 
 
 def convolutions(channels: int, batch: int, side: int) -> tuple[nn.Module, torch.Tensor]:
-    part = lambda c: (nn.Conv2d(c, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())  # noqa: E731
-    return nn.Sequential(*part(3), *part(channels), *part(channels)), torch.randn(batch, 3, side, side)
+    layers = lambda c: (nn.Conv2d(c, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())  # noqa: E731
+    return nn.Sequential(*layers(3), *layers(channels), *layers(channels)), torch.randn(batch, 3, side, side)
 
 
 def points(width: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
@@ -84,7 +84,7 @@ def measured_us(model: nn.Module, x: torch.Tensor, mode: str, repeats: int = 8) 
 def step_model(model: nn.Module, x: torch.Tensor, mode: str) -> Any:
     """From hardware to the microseconds of a step."""
     estimate = bl.torch.estimate_layers(model, x, mode=mode)
-    return lambda hardware: float(sum(part.sum() for part in estimate.microseconds(hardware)))
+    return lambda hardware: float(sum(kernel_us.sum() for kernel_us in estimate.microseconds(hardware)))
 
 
 def calibrated() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +42,8 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=max(2, torch.cuda.device_count()))
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    found = max(torch.cuda.device_count(), 1)
-    devices = [f"cuda:{d % found}" for d in range(options.devices)]
+    gpu_count = max(torch.cuda.device_count(), 1)
+    devices = [f"cuda:{d % gpu_count}" for d in range(options.devices)]
     link = measured_link(devices)
     cluster = Cluster.uniform(options.devices, memory_bytes=free_bytes(devices), link=link)
     rows = [row for name in options.models for row in model_rows(name, cluster, devices, options.steps)]
@@ -54,9 +55,12 @@ def hardware() -> dict[str, object]:
     """What the numbers were measured on."""
     return {
         "gpus": [torch.cuda.get_device_name(d) for d in range(torch.cuda.device_count())],
-        "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "command": " ".join(sys.argv),
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": " ".join(sys.argv),
+    }
 
 
 def free_bytes(devices: list[str]) -> int:
@@ -83,42 +87,68 @@ def measured_link(devices: list[str]) -> Link:
     return Link(max(float(latency), 0.0), max(float(slope), 0.0))
 
 
+class Configuration(NamedTuple):
+    """How a model is placed and run: the row's label, a placer or its name, and the order of ops (`reorder` of `execute`).
+
+    `blocking`: copies between devices block the host, as without streams.
+    """
+
+    label: str
+    placer: object
+    reorder: str = "gpu"
+    blocking: bool = False
+
+
 def model_rows(name: str, cluster: Cluster, devices: list[str], steps: int) -> list[dict[str, object]]:
-    """One row per way of placing one model."""
+    """One row per configuration of one model."""
     step = build(name, **CONFIG[name])
     graph = profile(step, device=devices[0])
-    ways: list[tuple[str, object, str, bool]] = [("single", "single", "gpu", False)]
-    ways += [(p, p, "gpu", False) for p in ("m-topo", "m-etf", "m-sct")]
-    ways += [("m-etf, global order", "m-etf", "global", False), ("m-etf, code order", "m-etf", "none", False)]
-    ways += [("expert", "expert", "gpu", False), ("naive .to()", Naive(), "none", True)]
-    ways += [("accelerate", Accelerate(step), "none", True), ("torch pipelining", Pipelining(step), "none", True)]
-    return [row(name, step, graph, cluster, devices, steps, way) for way in ways]
+    configurations = [
+        *(Configuration(placer, placer) for placer in ("single", "m-topo", "m-etf", "m-sct")),
+        Configuration("m-etf, global order", "m-etf", "global"),
+        Configuration("m-etf, code order", "m-etf", "none"),
+        Configuration("expert", "expert"),
+        Configuration("naive .to()", Naive(), "none", blocking=True),
+        Configuration("accelerate", Accelerate(step), "none", blocking=True),
+        Configuration("torch pipelining", Pipelining(step), "none", blocking=True),
+    ]
+    return [measured_row(name, step, graph, cluster, devices, steps, each) for each in configurations]
 
 
-def row(
-    name: str, step: TorchStep, graph: OpGraph, cluster: Cluster, devices: list[str], steps: int,
-    way: tuple[str, object, str, bool],
-) -> dict[str, object]:  # fmt: skip
-    """Placed, simulated and run."""
+def measured_row(
+    name: str,
+    step: TorchStep,
+    graph: OpGraph,
+    cluster: Cluster,
+    devices: list[str],
+    steps: int,
+    configuration: Configuration,
+) -> dict[str, object]:
+    """Places, simulates and runs one configuration."""
     from baechi_lab.simulator import simulate
 
-    label, placer, reorder, plain = way
-    made: dict[str, object] = {"model": name, "config": CONFIG[name], "way": label, "reorder": reorder}
+    label, placer, reorder, blocking = configuration
+    columns: dict[str, object] = {"model": name, "config": CONFIG[name], "way": label, "reorder": reorder}
     try:
         placed = place(name, placer, graph, cluster)
-        made["simulated_us"] = simulate(graph, cluster, placed).makespan_us
-        transport = HostTransport(devices) if plain and len(set(devices)) > 1 else None
+        columns["simulated_us"] = simulate(graph, cluster, placed).makespan_us
+        transport = HostTransport(devices) if blocking and len(set(devices)) > 1 else None
         run = execute(
             step, placed, steps, cluster=cluster, graph=graph, devices=devices, reorder=reorder, transport=transport
         )
     except (BaechiLabError, ImportError) as error:
-        return {**made, "error": str(error)}
-    peak = run.timeline.peak_bytes.tolist() if run.timeline is not None else []
+        return {**columns, "error": str(error)}
+    timeline = run.timeline
     return {
-        **made, "status": run.status, "median_us": run.median_seconds * 1e6, "steps": steps, "peak_bytes": peak,
-        "observed_us": run.timeline.makespan_us if run.timeline is not None else None,
-        "threads": run.info["threads_started"], "loss": run.outputs[-1][0] if run.outputs else None,
-    }  # fmt: skip
+        **columns,
+        "status": run.status,
+        "median_us": run.median_seconds * 1e6,
+        "steps": steps,
+        "peak_bytes": [] if timeline is None else timeline.peak_bytes.tolist(),
+        "observed_us": None if timeline is None else timeline.makespan_us,
+        "threads": run.info["threads_started"],
+        "loss": run.outputs[-1][0] if run.outputs else None,
+    }
 
 
 def place(name: str, placer: object, graph: OpGraph, cluster: Cluster) -> Placement:

@@ -70,8 +70,8 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
     cell = f"import baechi_lab as bl\n{GRAPHS[name]}\nbl.Workbench(graph, bl.Cluster.uniform(4))"
     jb.open_notebook(page, lab.add_notebook(f"{name}.ipynb", [cell]))
     jb.run_all(page, 'canvas[aria-label="Graph"]', 120_000)
-    for part, words in ASK.items():
-        tab(page, part)
+    for tab_name, words in ASK.items():
+        tab(page, tab_name)
         page.locator(f'.bl-pane .jupyter-button:visible:text-is("{words}")').first.click()
         page.wait_for_timeout(1500)
         page.wait_for_function(f"() => !({BUSY})()", timeout=400_000)
@@ -81,10 +81,12 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
         themed(page, theme)
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
-            for part in TABS:
-                messages += [f"{name}, {part}, {width}, {theme}: {k} {v}" for k, v in faults(page, part).items()]
-                page.screenshot(path=folder / f"{name}-{part.lower()}-{width}-{theme.lower()}.png")
-    return messages + [f"{name}: blank {what}" for what in page.evaluate("() => window.emptied")]
+            for tab_name in TABS:
+                messages += [
+                    f"{name}, {tab_name}, {width}, {theme}: {k} {v}" for k, v in faults(page, tab_name).items()
+                ]
+                page.screenshot(path=folder / f"{name}-{tab_name.lower()}-{width}-{theme.lower()}.png")
+    return messages + [f"{name}: blank {selector}" for selector in page.evaluate("() => window.emptied")]
 
 
 if __name__ == "__main__":

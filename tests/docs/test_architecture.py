@@ -28,23 +28,23 @@ def drawn_arrows(line: str) -> set[tuple[str, str]]:
     return {(source, target) for source, targets in rows for target in targets.split(" & ")}
 
 
-def room_of(parts: tuple[str, ...] | list[str], rooms: dict[str, str]) -> str:
+def room_of(module_path: tuple[str, ...] | list[str], rooms: dict[str, str]) -> str:
     """The room of a module: that of the longest path that is drawn."""
-    paths = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))
-    return next((rooms[path] for path in paths if path in rooms), f"{parts[0]} (in no box)")
+    paths = ("/".join(module_path[:k]) for k in range(len(module_path), 0, -1))
+    return next((rooms[path] for path in paths if path in rooms), f"{module_path[0]} (in no box)")
 
 
 @cache
 def imported(path: Path) -> list[list[str]]:
     """Modules (or names in them) below the package that a file imports, as parts of a path."""
-    home, found = path.relative_to(PACKAGE).parts[:-1], []
+    home, imports = path.relative_to(PACKAGE).parts[:-1], []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = [*home[: len(home) - node.level + 1], *(node.module.split(".") if node.module else [])]
-            found += [[*base, alias.name] if base else public_home(alias.name) for alias in node.names]
+            imports += [[*base, alias.name] if base else public_home(alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [a.name.split(".")[1:] for a in node.names if a.name.startswith("baechi_lab.")]
-    return found
+            imports += [a.name.split(".")[1:] for a in node.names if a.name.startswith("baechi_lab.")]
+    return imports
 
 
 def public_home(name: str) -> list[str]:
@@ -58,8 +58,12 @@ def real_arrows(rooms: dict[str, str]) -> set[tuple[str, str]]:
     """(from, to) of every import between rooms; the package's own `__init__` names what is public, and is no room."""
     pairs = set()
     for path in set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"}:
-        here = room_of(path.relative_to(PACKAGE).with_suffix("").parts, rooms)
-        pairs |= {(here, room_of(parts, rooms)) for parts in imported(path) if parts != ["__init__"]}
+        importing_room = room_of(path.relative_to(PACKAGE).with_suffix("").parts, rooms)
+        pairs |= {
+            (importing_room, room_of(module_path, rooms))
+            for module_path in imported(path)
+            if module_path != ["__init__"]
+        }
     return {(a, b) for a, b in pairs if a != b}
 
 

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from other_users import answers_to_another_user, linux, listening_ports, needs_networks, python_of_user
-from processes import gone
+from processes import have_ended
 
 import baechi_lab as bl
 from baechi_lab.executors import Worker
@@ -166,7 +166,7 @@ def test_a_worker_process_goes_to_the_cluster_that_it_runs_a_step_on(local, step
             assert bl.execute(step, placement, worker=worker, **target, **options).status == "ok"
             pids.append(worker.pid)
         assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
-        assert len({pids[0], pids[3], pids[5]}) == 3 and gone(pids[0], pids[3])
+        assert len({pids[0], pids[3], pids[5]}) == 3 and have_ended(pids[0], pids[3])
 
 
 @pytest.mark.parametrize(

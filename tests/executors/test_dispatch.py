@@ -11,19 +11,19 @@ import baechi_lab as bl
 from baechi_lab.executors.dispatch import TensorFlowOptions, TorchOptions
 from baechi_lab.frameworks import FRAMEWORKS, framework_of, framework_part, options_of
 
-KNOWN = {"tensorflow": ("virtual", "kind"), "torch": ("reorder",)}
+OPTIONS = {"tensorflow": ("virtual", "kind"), "torch": ("reorder",)}
 
 
 def test_options_of_the_framework_pass_and_unset_ones_of_the_other_do_not():
-    assert options_of("tensorflow", {"virtual": None, "kind": "cpu"}, KNOWN, "execute") == {
+    assert options_of("tensorflow", {"virtual": None, "kind": "cpu"}, OPTIONS, "execute") == {
         "virtual": None,
         "kind": "cpu",
     }
-    assert options_of("torch", {"virtual": None, "reorder": "plan"}, KNOWN, "execute") == {"reorder": "plan"}
+    assert options_of("torch", {"virtual": None, "reorder": "plan"}, OPTIONS, "execute") == {"reorder": "plan"}
     with pytest.raises(bl.InvalidInput, match="reorder is 'plan'; that option is for PyTorch steps, not for a TensorF"):
-        options_of("tensorflow", {"reorder": "plan"}, KNOWN, "execute")
+        options_of("tensorflow", {"reorder": "plan"}, OPTIONS, "execute")
     with pytest.raises(TypeError, match=r"execute\(\) got an unexpected keyword argument 'virtuel'"):
-        options_of("tensorflow", {"virtuel": 2}, KNOWN, "execute")
+        options_of("tensorflow", {"virtuel": 2}, OPTIONS, "execute")
 
 
 def test_a_documented_option_is_a_keyword_of_the_function_behind_it():
@@ -41,12 +41,12 @@ def test_execute_takes_what_both_frameworks_have_and_options():
 
 def test_every_framework_follows_the_protocols():
     for framework in FRAMEWORKS:
-        for room, names in {
+        for package, names in {
             "profilers": ("profile_with_report",),
             "executors": ("attached_cluster", "execute", "native_runners", "step_timer"),
             "exporters": ("export",),
         }.items():
-            assert all(callable(getattr(framework_part(room, framework), name)) for name in names)
+            assert all(callable(getattr(framework_part(package, framework), name)) for name in names)
     with pytest.raises(bl.UnknownNameError, match="unknown framework 'jax'"):
         framework_part("executors", "jax")
 

@@ -17,7 +17,7 @@ from baechi_lab.executors import Worker
 from baechi_lab.executors.structure import graph_of
 
 psutil = pytest.importorskip("psutil")
-from processes import children, gone  # noqa: E402
+from processes import children, have_ended  # noqa: E402
 
 ONCE = {"steps": 2, "warmup": 0, "traced": 0, "kind": "cpu"}
 
@@ -107,7 +107,7 @@ def test_hang_before_the_first_step(step, placement, ops):
     worker = fake("import time; time.sleep(600)")
     run = bl.execute(step, placement, graph=ops, timeout=0.5, worker=worker)
     assert (run.status, run.message) == ("timeout", "no result within 0.5 s; the worker was killed")
-    assert gone(worker.pid)
+    assert have_ended(worker.pid)
 
 
 def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
@@ -122,7 +122,7 @@ def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
     run = bl.execute(step, placement, steps=10_000, warmup=0, kind="cpu", timeout=3, on_step=stop, worker=worker)
     assert run.status == "timeout" and len(run.outputs) >= 2
     assert float(run.outputs[1][0]) == pytest.approx(unplaced_losses[1], rel=1e-6)
-    assert gone(worker.pid)
+    assert have_ended(worker.pid)
 
     worker, cancel = Worker(), threading.Event()
 
@@ -132,7 +132,7 @@ def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
 
     run = bl.execute(step, placement, steps=10**6, kind="cpu", cancel=cancel, on_step=cancel_at_2, worker=worker)
     assert (run.status, run.message) == ("cancelled", "cancelled by the caller")
-    assert 3 <= len(run.outputs) < 10**6 and gone(worker.pid)
+    assert 3 <= len(run.outputs) < 10**6 and have_ended(worker.pid)
 
 
 def test_out_of_memory_is_a_status_and_one_sentence_of_a_profile():
@@ -158,7 +158,7 @@ def test_error_in_the_callback_ends_the_worker(step, placement):
 
     with pytest.raises(KeyError, match="mine"):
         bl.execute(step, placement, kind="cpu", on_step=fail, worker=worker, steps=10**6)
-    assert gone(worker.pid)
+    assert have_ended(worker.pid)
 
 
 # -- a caller that ends ----------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ print(run.status, flush=True)
     caller.send_signal(signal.SIGINT)
     lines = caller.stdout.read().split("\n")
     assert lines[:2] == ["interrupted False", "ok"]
-    assert caller.wait(30) == 0 and gone(pid)
+    assert caller.wait(30) == 0 and have_ended(pid)
     caller.stdout.close()
 
 
@@ -218,7 +218,7 @@ next(exchange)
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    assert gone(pid)
+    assert have_ended(pid)
 
 
 def test_worker_ends_when_its_requests_do():

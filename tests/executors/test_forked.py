@@ -16,7 +16,7 @@ from baechi_lab.workers.client import WorkerEnded, worker_environment
 from baechi_lab.workers.messages import Message
 
 psutil = pytest.importorskip("psutil")
-from processes import gone  # noqa: E402
+from processes import have_ended  # noqa: E402
 
 pytest.importorskip("tensorflow")
 pytestmark = [
@@ -92,7 +92,7 @@ def test_how_a_forked_worker_ended_is_said():
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerEnded, match=r"killed by signal 11 \(SIGSEGV\)"):
             devices(worker)
-        assert not worker.alive and gone(worker.pid)
+        assert not worker.alive and have_ended(worker.pid)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_when_the_server_is_killed_the_next_worker_works():
         server.process.kill()
         with pytest.raises(WorkerEnded, match="SIGKILL"):
             devices(worker)
-        assert gone(pid)
+        assert have_ended(pid)
     with Worker() as after:
         assert devices(after) == ["devices"]
 
@@ -150,4 +150,4 @@ time.sleep(600)
         assert len(pids) == 4 and all(map(psutil.pid_exists, pids))
         caller.kill()
         caller.wait()
-        assert gone(*pids)
+        assert have_ended(*pids)

@@ -530,10 +530,10 @@ def _updates():
         if tf.math.is_finite(loss):
             tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=gradient)
 
-    def part(weight, gradient, _):
+    def partial_update(weight, gradient, _):
         weight[:2].assign(weight[:2] - 0.1 * gradient[:2])
 
-    return [cond, nested_if, loop, switch_case, raw, part]
+    return [cond, nested_if, loop, switch_case, raw, partial_update]
 
 
 @pytest.mark.parametrize("kind", range(6), ids=["cond", "nested_if", "loop", "switch_case", "raw", "part"])
@@ -573,8 +573,8 @@ def test_bug_rows_of_a_table_that_is_looked_up_twice_were_added_up(update, worke
         @tf.function
         def step(rows):
             with tf.GradientTape() as tape:
-                one, other = tf.gather(table, rows[:, 0]), tf.gather(table, rows[:, 1])
-                loss = tf.reduce_mean(one * other) + (tf.reduce_sum(table**2) if update == "dense" else 0.0)
+                one, second = tf.gather(table, rows[:, 0]), tf.gather(table, rows[:, 1])
+                loss = tf.reduce_mean(one * second) + (tf.reduce_sum(table**2) if update == "dense" else 0.0)
             gradient = tape.gradient(loss, table)
             if update == "dense":
                 table.assign_sub(0.5 * gradient)
@@ -896,12 +896,12 @@ def _mixing_losses():
         )
 
     def halves(weight, words):
-        one, other = tf.split(words[:, 0] @ weight, 2, 0)
-        return tf.reduce_mean((one - other) ** 2)
+        one, second_half = tf.split(words[:, 0] @ weight, 2, 0)
+        return tf.reduce_mean((one - second_half) ** 2)
 
     def row_by_row(weight, words):
-        one, *others = tf.unstack(words[:, 0] @ weight)
-        return sum(tf.reduce_mean((one - other) ** 2) for other in others)
+        one, *other_rows = tf.unstack(words[:, 0] @ weight)
+        return sum(tf.reduce_mean((one - other_row) ** 2) for other_row in other_rows)
 
     def two_rows(weight, words):
         return tf.reduce_mean(tf.reduce_max(tf.reshape(words[:, :, :3] @ weight[:3, :3], [3, -1]), 1))
@@ -992,11 +992,11 @@ def test_one_entry_of_each_sample_may_be_chosen(batched):
     import tensorflow as tf
 
     def loss(weight, words):
-        outputs, chosen = words[:, 0] @ weight, tf.cast(words[:, 1, 0] > 0, tf.int32)
+        outputs, label = words[:, 0] @ weight, tf.cast(words[:, 1, 0] > 0, tf.int32)
         if batched:
-            values = tf.gather_nd(outputs, chosen[:, None], batch_dims=1)
+            values = tf.gather_nd(outputs, label[:, None], batch_dims=1)
         else:
-            values = tf.gather_nd(outputs, tf.stack([tf.range(tf.shape(words)[0]), chosen], 1))
+            values = tf.gather_nd(outputs, tf.stack([tf.range(tf.shape(words)[0]), label], 1))
         return tf.reduce_mean((values - 1.0) ** 2)
 
     def update(weight, gradient, _):

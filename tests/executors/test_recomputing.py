@@ -133,8 +133,8 @@ def test_copies_of_other_steps_are_refused(case, step):
 def test_an_order_without_copies_is_kept_as_well(case):
     """Nothing runs again, but ops wait for those before them in the plan, as the simulator has it."""
     step, graph, _ = case
-    runs = OpSequence(TrainingGraph(graph), TrainingGraph(graph).ordered)
-    ordered = graph_with_copies(runs, runs.node)
+    sequence = OpSequence(TrainingGraph(graph), TrainingGraph(graph).ordered)
+    ordered = graph_with_copies(sequence, sequence.node)
     assert ordered.names == graph.names
     waits = {node.name: sum(name[0] == "^" for name in node.input) for node in parse_graph(step.graph_def).node}
     waits_longer = [
@@ -167,7 +167,7 @@ def test_offloaded_outputs_are_sent_to_a_third_device_and_back(case, first, work
 
 
 def test_a_second_output_goes_to_the_host(worker):
-    def both(x):
+    def two_outputs(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
             low, high = tf.split(tf.tanh(x), 2, axis=1)
@@ -175,7 +175,7 @@ def test_a_second_output_goes_to_the_host(worker):
         return tape.gradient(loss, x)
 
     value = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
-    step = bl.trace(both, value, name="halves")
+    step = bl.trace(two_outputs, value, name="halves")
     graph = bl.profile(step, mode="estimated", hardware="cpu-core")
     cluster = bl.Cluster.uniform(1, kind="cpu").with_host("1GB")
     split = next(name for name, kind in zip(graph.names, graph.op_types, strict=True) if kind == "Split")
@@ -194,7 +194,7 @@ def test_a_second_output_goes_to_the_host(worker):
         progress=False,
     )
     assert run.status == "ok", run.message
-    np.testing.assert_array_equal(run.outputs[0][0], both(tf.constant(value)).numpy())
+    np.testing.assert_array_equal(run.outputs[0][0], two_outputs(tf.constant(value)).numpy())
 
 
 def trained_with_state():

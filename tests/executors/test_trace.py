@@ -157,8 +157,8 @@ def test_a_copy_that_an_op_wrote_over_lives_as_long_as_its_result():
     assert trace.transfers[0, 5:].tolist() == [12, 24, 70]
 
 
-@pytest.mark.parametrize(("again", "held"), [(None, (70, 40)), ("a", (45, 70))])
-def test_a_result_lies_in_one_of_two_copies_alike(again, held):
+@pytest.mark.parametrize(("second_reader", "held_until"), [(None, (70, 40)), ("a", (45, 70))])
+def test_a_result_lies_in_one_of_two_copies_alike(second_reader, held_until):
     """b reads copies of a and z, 100 bytes each, and gives 100 bytes that it did not allocate; c reads them until 70.
 
     They lie in one copy, the other goes with b, at 40. Where d still reads that of a, until 45, they lie in that of z.
@@ -173,13 +173,13 @@ def test_a_result_lies_in_one_of_two_copies_alike(again, held):
     metadata.op(task(1), "d", 41, 45)
     partition = metadata.run_metadata.partition_graphs[1]
     partition.node.add(name="c", op="Mul", device=task(1)).input.append("b")
-    if again is not None:
-        partition.node.add(name="d", op="Mul", device=task(1)).input.append(f"{again}/_recv")
+    if second_reader is not None:
+        partition.node.add(name="d", op="Mul", device=task(1)).input.append(f"{second_reader}/_recv")
     for each in metadata.run_metadata.partition_graphs:
         for node in each.node:
             node.device = node.device or each.node[0].device
     trace = read_trace(metadata.run_metadata, ["a", "z", "b", "c", "d"], np.array([0, 0, 1, 1, 1]), [task(0), task(1)])
-    assert dict(trace.transfers[:, [0, 7]].tolist()) == {0: held[0], 1: held[1]}
+    assert dict(trace.transfers[:, [0, 7]].tolist()) == {0: held_until[0], 1: held_until[1]}
 
 
 @pytest.mark.parametrize(("slot", "held_until_us"), [(0, 70), (1, 40)])

@@ -56,9 +56,9 @@ def ask_proxy(url, address, password=None):
     """A connection to `address` as gRPC makes it, and the first line of the proxy's answer."""
     import base64
 
-    user, given, port = re.fullmatch(r"http://(\w+):(\S+)@127\.0\.0\.1:(\d+)", url).groups()
+    user, url_password, port = re.fullmatch(r"http://(\w+):(\S+)@127\.0\.0\.1:(\d+)", url).groups()
     connection = socket.create_connection(("127.0.0.1", int(port)), timeout=10)
-    shown = base64.b64encode(f"{user}:{password or given}".encode()).decode()
+    shown = base64.b64encode(f"{user}:{password or url_password}".encode()).decode()
     connection.sendall(f"CONNECT {address} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n".encode())
     stream = connection.makefile("rb")
     line = stream.readline().decode().strip()

@@ -148,7 +148,7 @@ def test_accelerate_file():
         "gradient_accumulation_steps=2 to the Accelerator" in plan.unsupported[-1]
     )  # 16 of 8 copies; no key of the file
     assert any("--main_process_ip" in sentence for sentence in plan.unsupported)  # two machines
-    known = {
+    known_keys = {
         "compute_environment",
         "distributed_type",
         "mixed_precision",
@@ -156,14 +156,14 @@ def test_accelerate_file():
         "num_machines",
         "num_processes",
     }
-    assert set(plan.value) == known | {"fsdp_config", "parallelism_config"}  # accelerate refuses other keys
+    assert set(plan.value) == known_keys | {"fsdp_config", "parallelism_config"}  # accelerate refuses other keys
     undivided = written(bl.Layout(tp=2, dp=2), "accelerate")
     assert undivided.value["parallelism_config"]["parallelism_config_dp_shard_size"] == 2
     assert undivided.unsupported[0].startswith("FSDP 2 has no ZeRO-0")
     for layout, kind in ((bl.Layout(dp=4), "MULTI_GPU"), (bl.Layout(), "NO")):  # FSDP needs an axis to divide along
         value = written(layout, "accelerate").value
-        assert value["distributed_type"] == kind and set(value) == known
-    assert set(written(bl.Layout(tp=2), "accelerate").value) == known | {"parallelism_config"}
+        assert value["distributed_type"] == kind and set(value) == known_keys
+    assert set(written(bl.Layout(tp=2), "accelerate").value) == known_keys | {"parallelism_config"}
 
 
 @pytest.mark.parametrize("format", ["accelerate", "megatron", "torchtitan"])

@@ -15,8 +15,8 @@ NAMES = ["embed", "layers.0", "layers.1", "layers.2", "layers.3", "norm", "head"
 def chain(names, types=None, **columns):
     """A chain of ops of 1 us."""
     edges = [(i, i + 1, 8) for i in range(len(names) - 1)]
-    more = {} if types is None else {"op_types": tuple(types)}
-    return bl.OpGraph.from_edges([1.0] * len(names), edges, names=names, **more, **columns)
+    types_column = {} if types is None else {"op_types": tuple(types)}
+    return bl.OpGraph.from_edges([1.0] * len(names), edges, names=names, **types_column, **columns)
 
 
 def write(device, format, names=NAMES, **options):
@@ -326,7 +326,7 @@ def weights_of(plan, modules, layers, gpus):
 
 
 @pytest.mark.parametrize(
-    ("modules", "on_host", "there", "not_there"),
+    ("modules", "on_host", "on_cpu", "on_gpu"),
     [
         ([], "post_attention_layernorm", ["ffn_norm", "post_attention_norm"], ["attn_norm"]),  # Llama, OLMo 2
         (["pre_feedforward_layernorm"], "post_attention_layernorm", ["post_attention_norm"], ["ffn_norm"]),  # Gemma 2
@@ -339,14 +339,14 @@ def weights_of(plan, modules, layers, gpus):
         (["norm_1", "norm_2"], "norm_2", ["ffn_norm"], ["attn_norm"]),  # MPT
     ],
 )
-def test_tensors_have_the_names_of_gguf(modules, on_host, there, not_there):
+def test_tensors_have_the_names_of_gguf(modules, on_host, on_cpu, on_gpu):
     """Names as in `gguf.tensor_mapping.TensorNameMap` 0.19 for the architectures beside."""
     layer = list(dict.fromkeys(["self_attn", *modules, "mlp", on_host]))
     graph, placement = of_layers(layer, 2, lambda k, m: int(m == on_host))
     plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
     patterns = [p.rpartition("=")[0] for p in plan.value["override_tensor"] if p.endswith("=CPU")]
-    moved = [name for name in (*there, *not_there) if any(re.search(p, f"blk.1.{name}.weight") for p in patterns)]
-    assert moved == there
+    names_on_cpu = [name for name in (*on_cpu, *on_gpu) if any(re.search(p, f"blk.1.{name}.weight") for p in patterns)]
+    assert names_on_cpu == on_cpu
 
 
 def test_bug_experts_on_the_host_are_their_tensors_alone():

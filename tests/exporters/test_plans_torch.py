@@ -338,8 +338,8 @@ def test_bug_outputs_that_meet_inputs_are_on_the_main_device(mask_code):
     """The mask stays on GPU 0, where accelerate has the inputs; the last layer was on GPU 1."""
     model, inputs = Pooled(mask_code).eval(), {"tokens": TOKENS, "mask": torch.ones(TOKENS.shape)}
     graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
-    later = placed(graph, {"words": 0, "layers.0": 0, "layers.1": 0, "": 1})
-    plan = bl.write_plan(graph, later, model=model)
+    placement = placed(graph, {"words": 0, "layers.0": 0, "layers.1": 0, "": 1})
+    plan = bl.write_plan(graph, placement, model=model)
     assert plan.value == {"words": 0, "layers": 0, "head": 1}
     as_accelerate_runs(model, plan.value, inputs)
 

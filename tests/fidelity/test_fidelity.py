@@ -399,13 +399,13 @@ def test_a_machine_that_stays_busy_is_refused_after_a_bounded_wait(monkeypatch):
     with pytest.raises(ExecutionError, match=r"other programs use 0.60 of a core after a wait of 10 s.*--busy"):
         wait_for_quiet(lambda: 0.0, 10.0, machine.sleep)
     assert 110.0 <= machine.now <= 110.0 + quiet_machine.LOOK
-    own = Machine(monkeypatch, [0.6])  # the measured processes themselves disturb nobody
-    assert wait_for_quiet(lambda: own.busy, 0.0, own.sleep) == 0.0
+    measuring_machine = Machine(monkeypatch, [0.6])  # the measured processes themselves disturb nobody
+    assert wait_for_quiet(lambda: measuring_machine.busy, 0.0, measuring_machine.sleep) == 0.0
 
 
 @pytest.mark.parametrize(("shares", "counted"), [([0.5, 0.1], 1), ([0.5, 0.5], None), ([0.0], 0)])
 def test_a_model_that_was_disturbed_is_measured_once_more(monkeypatch, shares, counted):
-    monkeypatch.setattr(study_module, "wait_for_quiet", lambda own, limit: 0.0)
+    monkeypatch.setattr(study_module, "wait_for_quiet", lambda own_processes, limit: 0.0)
     measured = [SimpleNamespace(model="m", others_share={"single": share}) for share in shares]
     if counted is None:
         with pytest.raises(ExecutionError, match=r"0\.50 of a core during 2 measurements of 'm'"):

@@ -40,11 +40,11 @@ def test_large_messages_go_level_by_level_between_machines() -> None:
     size = 8_000_000
     within = 2 * 3 * (1 + size / 4 * 0.001)
     between = 2 * 1 * (5 + size / 4 / 2 * 0.01)
-    both = Collectives(two_machines())
-    assert both.us("all_reduce", size, range(8)) == pytest.approx(within + between)
+    collectives = Collectives(two_machines())
+    assert collectives.us("all_reduce", size, range(8)) == pytest.approx(within + between)
     ring = 2 * 7 * (5 + size / 8 * 0.01)
-    assert both.us("all_reduce", size, range(8)) < ring
-    assert both.us("all_reduce", size, [0, 4]) == pytest.approx(2 * (5 + size / 2 * 0.01))
+    assert collectives.us("all_reduce", size, range(8)) < ring
+    assert collectives.us("all_reduce", size, [0, 4]) == pytest.approx(2 * (5 + size / 2 * 0.01))
 
 
 def test_an_all_to_all_sends_over_all_levels_at_once() -> None:

@@ -17,11 +17,11 @@ def test_the_planted_schedule_is_allowed_and_no_schedule_is_shorter(seed):
 
 
 def test_equal_numbers_give_equal_instances_and_others_do_not():
-    first, again, other = (bl.generators.homework(seed) for seed in (17, 17, 18))
-    assert first.graph.names == again.graph.names
-    assert np.array_equal(first.graph.duration_us, again.graph.duration_us)
-    assert first.cluster == again.cluster
-    assert not np.array_equal(first.graph.duration_us, other.graph.duration_us)
+    first, same_seed, other_seed = (bl.generators.homework(seed) for seed in (17, 17, 18))
+    assert first.graph.names == same_seed.graph.names
+    assert np.array_equal(first.graph.duration_us, same_seed.graph.duration_us)
+    assert first.cluster == same_seed.cluster
+    assert not np.array_equal(first.graph.duration_us, other_seed.graph.duration_us)
 
 
 @pytest.mark.parametrize("seed", range(5))

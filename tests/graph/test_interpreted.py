@@ -142,18 +142,20 @@ def test_the_first_placement_and_timeline_wait_for_no_compiler(tmp_path):
 
 def test_after_some_seconds_as_python_a_kernel_is_compiled(monkeypatch):
     """Two calls that count 2 seconds each leave none of 3: the third call is compiled."""
-    ran = []
+    interpreted_calls = []
     seconds = iter(range(0, 100, 2))
     monkeypatch.setattr(jit.time, "thread_time", lambda: next(seconds))
-    monkeypatch.setattr(jit, "run_interpreted", lambda function, records, arguments: ran.append(arguments))
+    monkeypatch.setattr(
+        jit, "run_interpreted", lambda function, records, arguments: interpreted_calls.append(arguments)
+    )
 
     def add_one(x):
         return x + 1
 
     add_one = jit.njit(interpreted_if=lambda x: x < 10)(add_one)
     monkeypatch.setattr(jit, "is_on_disk", lambda kernel, arguments: False)
-    assert (add_one(1), add_one(2)) == (None, None) and ran == [(1,), (2,)]
-    assert add_one(3) == 4 and len(ran) == 2
+    assert (add_one(1), add_one(2)) == (None, None) and interpreted_calls == [(1,), (2,)]
+    assert add_one(3) == 4 and len(interpreted_calls) == 2
 
 
 def test_a_large_call_is_compiled_at_once(monkeypatch):

@@ -19,9 +19,9 @@ def two(**edge) -> nx.DiGraph:
 
 def test_every_column_survives(full_graph):
     graph = full_graph
-    back = bl.OpGraph.from_networkx(graph.to_networkx())
-    assert back == graph and back.output_shapes == graph.output_shapes
-    assert back.batch_readers == graph.batch_readers
+    converted = bl.OpGraph.from_networkx(graph.to_networkx())
+    assert converted == graph and converted.output_shapes == graph.output_shapes
+    assert converted.batch_readers == graph.batch_readers
 
 
 def test_what_the_digraph_looks_like(full_graph):

@@ -8,6 +8,6 @@ def fast(values, count):
     return [pytest.param(v, marks=pytest.mark.slow) if k >= count else v for k, v in enumerate(values)]
 
 
-def slow(values, *which):
+def slow(values, *slow_values):
     """The values as parameters of a test; those named are slow tests."""
-    return [pytest.param(v, marks=pytest.mark.slow) if v in which else v for v in values]
+    return [pytest.param(v, marks=pytest.mark.slow) if v in slow_values else v for v in values]

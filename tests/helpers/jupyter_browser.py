@@ -246,17 +246,17 @@ TOOLTIP = """([selector, places, wanted]) => {
 }"""
 
 
-def hover_where(page, canvas: str, places, wanted: str) -> tuple[float, float, str]:
+def hover_where(page, canvas: str, places, pattern: str) -> tuple[float, float, str]:
     """Moves the mouse to the first of `places` whose tooltip matches `wanted`, a regular expression.
 
     The page searches, without drawing. Returns the place and its tooltip.
     """
-    place = page.evaluate(TOOLTIP, [canvas, [[round(x), round(y)] for x, y in places], wanted])
-    assert place, f"no tooltip of {canvas} matches {wanted}"
+    place = page.evaluate(TOOLTIP, [canvas, [[round(x), round(y)] for x, y in places], pattern])
+    assert place, f"no tooltip of {canvas} matches {pattern}"
     page.mouse.move(0, 0)
     hover(page, *place)
     text = page.locator(f".bl-stage:has({canvas}) .bl-tooltip").inner_text()
-    assert re.search(wanted, text), text
+    assert re.search(pattern, text), text
     return *place, text
 
 

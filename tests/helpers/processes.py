@@ -13,7 +13,7 @@ def children():
     return {p.pid for p in psutil.Process().children(recursive=True)} - stays
 
 
-def gone(*pids):
+def have_ended(*pids):
     """Have the processes ended (a zombie, whose parent has not looked yet, has)? Waits up to 10 s."""
     for _ in range(200):
         if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):

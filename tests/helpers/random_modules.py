@@ -142,17 +142,17 @@ class Palette:
     """What one module is made of: a few kinds only, so that most modules have room to wait."""
 
     def __init__(self, rng):
-        self.parts = [PARTS[i] for i in rng.choice(len(PARTS), 4, replace=False)]
+        self.parts = [STATEMENTS[i] for i in rng.choice(len(STATEMENTS), 4, replace=False)]
         self.layers = [LAYERS[i] for i in rng.choice(len(LAYERS), 4, replace=False)]
 
 
-class Part(nn.Module):
+class Statement(nn.Module):
     """One statement; subclasses take values and return one."""
 
     takes = 1
 
 
-class Layer(Part):
+class Layer(Statement):
     def __init__(self, rng, palette):
         super().__init__()
         self.inner = palette.layers[rng.integers(len(palette.layers))]()
@@ -182,7 +182,7 @@ class Block(Layer):
         self.hook(rng)
 
 
-class Checkpointed(Part):
+class Checkpointed(Statement):
     takes = 2
 
     def __init__(self, rng, palette):
@@ -190,7 +190,7 @@ class Checkpointed(Part):
         self.a, self.b, self.reentrant = sequence(rng), sequence(rng), bool(rng.integers(2))
         self.enclosed, self.deep = bool(rng.integers(2)), bool(rng.integers(2))
 
-    def both(self, x, y):
+    def add_inputs(self, x, y):
         return self.a(x) + self.b(y)
 
     def forward(self, x, y):
@@ -201,7 +201,7 @@ class Checkpointed(Part):
         return checkpoint(self.both, x, y, use_reentrant=self.reentrant)
 
 
-class Functions(Part):
+class Functions(Statement):
     takes = 2
 
     def __init__(self, rng, palette):
@@ -219,7 +219,7 @@ class Functions(Part):
         return self.b(Square.apply(Through.apply(self.a(x)))) * y
 
 
-class Inplace(Part):
+class Inplace(Statement):
     takes = 2
 
     def __init__(self, rng, palette):
@@ -240,7 +240,7 @@ class Inplace(Part):
         return z
 
 
-class Shared(Part):
+class Shared(Statement):
     takes = 2
 
     def __init__(self, rng, palette):
@@ -253,7 +253,7 @@ class Shared(Part):
         return self.a(x) * self.tied(y) + F.linear(self.a(y), self.a[0].weight)
 
 
-class Stateful(Part):
+class Stateful(Statement):
     """Buffers of the container: counted, averaged, read between layers."""
 
     def __init__(self, rng, palette):
@@ -277,7 +277,7 @@ class Stateful(Part):
         return self.bn(y) + self.bn.running_mean
 
 
-class Cache(Part):
+class Cache(Statement):
     takes = 2
 
     def __init__(self, rng, palette):
@@ -300,7 +300,7 @@ class Cache(Part):
         return z + y
 
 
-class Rare(Part):
+class Rare(Statement):
     """Settings of a region, data that is read, random numbers between layers."""
 
     takes = 2
@@ -342,7 +342,7 @@ class Rare(Part):
             return self.b(torch.tanh(a)) * y
 
 
-PARTS = [Layer, Layer, Block, Checkpointed, Functions, Inplace, Shared, Stateful, Cache, Rare]
+STATEMENTS = [Layer, Layer, Block, Checkpointed, Functions, Inplace, Shared, Stateful, Cache, Rare]
 
 
 class Program(nn.Module):

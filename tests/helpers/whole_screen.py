@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-WHOLE = """(tab) => {
+FAULTS_OF_TAB = """(tab) => {
   const bench = document.querySelector('.bl-workbench');
   const seen = (e) => e.offsetParent !== null && e.getBoundingClientRect().width > 0;
   const all = (selector) => [...bench.querySelectorAll(selector)].filter(seen);
@@ -95,7 +95,7 @@ def faults(page, name):
     end = time.monotonic() + 20
     while True:  # until what follows the size of the window, the tab and the theme has followed
         page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
-        seen_faults = {**page.evaluate(WHOLE, name), "faint": page.evaluate(CONTRAST)}
+        seen_faults = {**page.evaluate(FAULTS_OF_TAB, name), "faint": page.evaluate(CONTRAST)}
         seen_faults["below"] = max(seen_faults["below"], 0)
         seen_faults = {kind: fault for kind, fault in seen_faults.items() if fault}
         if not seen_faults or time.monotonic() > end:

@@ -154,7 +154,7 @@ def test_rules_with_a_term_forgotten_are_found():
     assert not check(5, lambda device, free, inputs: max([end + t for _, end, t in inputs], default=free))
     assert not check(5, lambda device, free, inputs: max([free, *(end + t for _, end, t in inputs)]))
     assert not check(5, lambda device, free, inputs: max([free, *(end for _, end, _ in inputs)]))
-    assert not lesson("learning")(4, lambda logits, chosen, advantage, rate: logits)
+    assert not lesson("learning")(4, lambda logits, actions, advantage, rate: logits)
     assert lesson("learning")(4, reinforce)
 
 
@@ -167,7 +167,7 @@ def test_orders_splits_and_choices_of_the_further_lessons():
         3, lambda rows, memory: max([b for b, _, peak in rows if peak <= memory], default=0)
     )
     assert not lesson("micro-batches")(4, lambda n, stages, m, fixed, each: m * (fixed + each * n / m))
-    assert not lesson("memory-budgets")(3, lambda forward, kept: 3.0 * sum(forward))
+    assert not lesson("memory-budgets")(3, lambda forward, is_kept: 3.0 * sum(forward))
     assert not lesson("your-model")(3, lambda layers, stages: sum(layers) / stages)
     assert not lesson("workbench")(3, lambda intervals, step: sum(b - a for a, b in intervals) / step)
     assert lesson("your-model")(2, ["trace", "measured"])

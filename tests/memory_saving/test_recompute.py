@@ -50,7 +50,7 @@ def on_one(graph):
     return timeline
 
 
-def held(graph):
+def peak_in_thousands(graph):
     """Simulated peak without control dependencies, where all other bytes are multiples of 1000."""
     return int(on_one(graph).peak_bytes[0]) // 1000 * 1000
 
@@ -73,7 +73,7 @@ def test_a_chain_by_hand():
     # Forward 4, backward 8, two ops again.
     assert on_one(graph).makespan_us == 12 and on_one(recomputed).makespan_us == 14
     # All four outputs before; then f2, f4 and at most one more: f3 before f4 ends, or f3 again after f4 was freed.
-    assert held(graph) == 4000 and held(recomputed) == 3000
+    assert peak_in_thousands(graph) == 4000 and peak_in_thousands(recomputed) == 3000
 
 
 def test_a_copy_waits_for_the_op_that_makes_it_due():
@@ -109,7 +109,7 @@ def test_square_root_of_equal_stages(n):
     assert recomputed.n - graph.n == (root - 1) * (root - 1)
     assert on_one(recomputed).makespan_us == 3 * n + (root - 1) ** 2
     # x, the root - 1 kept ends, and the last segment.
-    assert held(recomputed) == 1000 * (1 + (root - 1) + root)
+    assert peak_in_thousands(recomputed) == 1000 * (1 + (root - 1) + root)
 
 
 def test_boundaries_are_read_by_another_layer():
@@ -481,7 +481,7 @@ def test_a_step_that_fits_because_outputs_share_memory_needs_no_copies():
     """f2 and f3 each write over the one before: 1000 bytes, 2000 counted without. Nothing runs again."""
     plain = training_chain([1000, 1000, 1000], read=[False, False, True], source=0)
     graph = plain.replace(reuse=[OVERWRITES if name in ("f2", "f3") else 0 for name in plain.names])
-    assert (held(graph), held(plain)) == (1000, 2000)
+    assert (peak_in_thousands(graph), peak_in_thousands(plain)) == (1000, 2000)
     assert bl.recompute(graph, budget=int(on_one(graph).peak_bytes[0])) is graph
     with pytest.raises(bl.InfeasiblePlacement, match="one device needs at least 1000 bytes"):
         bl.recompute(graph, budget=0)

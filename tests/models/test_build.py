@@ -88,10 +88,10 @@ def test_build_names_the_step_and_its_parameters(name):
 
 @pytest.mark.parametrize("name", ["mlp", "gnmt"])
 def test_same_seed_same_step_and_another_seed_other_weights(name):
-    one, two, other = (bl.models.build(name, **TINY[name], seed=seed) for seed in (3, 3, 4))
+    one, two, other_seed = (bl.models.build(name, **TINY[name], seed=seed) for seed in (3, 3, 4))
     assert one.key == two.key
     assert all(np.array_equal(a, b) for a, b in zip(one.initial_values, two.initial_values, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(one.initial_values, other.initial_values, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(one.initial_values, other_seed.initial_values, strict=True))
 
 
 def test_keras_layers_are_numbered_per_model_not_per_process():

@@ -81,7 +81,7 @@ def test_empty_graph_and_bad_device_count():
     assert bl.models.expert("mlp", graph, bl.Cluster.uniform(2)).tolist() == []
     for devices in (0, -1, 1.5, True):
         with pytest.raises(bl.InvalidInput, match=f"devices is {devices}"):
-            assign_by_scope(graph, devices, lambda parts: 0)
+            assign_by_scope(graph, devices, lambda scopes: 0)
 
 
 @pytest.mark.parametrize("name", ["gnmt", "gnmt length 50", "gnmt-batch64", "gnmt_50"])
@@ -143,10 +143,10 @@ def test_every_scoped_op_is_with_its_layer(name):
     device = bl.models.expert(None, graph, bl.Cluster.uniform(4))
     visited = set()
     for op, label in enumerate(graph.names):
-        parts = scope_parts(label)
-        number = layer_number(parts)
-        place = {"embedding": 0, "projection": 3, "attention": 3}.get(parts[0], number)
-        visited.add(parts[0])
+        scopes = scope_parts(label)
+        number = layer_number(scopes)
+        place = {"embedding": 0, "projection": 3, "attention": 3}.get(scopes[0], number)
+        visited.add(scopes[0])
         if place is not None:
             assert device[op] == place, label
     assert {"embedding", "projection"} <= visited

@@ -164,7 +164,7 @@ def test_context_parallelism_between_machines_costs_more_with_every_degree() -> 
 
     rows = [row(cp) for cp in (1, 2, 4, 8)]
     assert [row.micro_batches for row in rows] == [1, 2, 4, 8]
-    assert all(more.step_us > less.step_us for less, more in pairwise(rows))
+    assert all(longer.step_us > shorter.step_us for shorter, longer in pairwise(rows))
 
 
 def test_a_pipeline_of_equal_stages_takes_what_1f1b_takes() -> None:

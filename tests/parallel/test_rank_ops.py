@@ -29,18 +29,18 @@ MIXTRAL = Transformer(
 EAGER = Storage(flash_attention=False)
 
 
-def forward_flops(part: Part) -> float:
-    return sum(op.kernel.flops for op in part.forward)
+def forward_flops(block: Part) -> float:
+    return sum(op.kernel.flops for op in block.forward)
 
 
-def backward_flops(part: Part) -> float:
-    return sum(op.kernel.flops for op in part.backward)
+def backward_flops(block: Part) -> float:
+    return sum(op.kernel.flops for op in block.backward)
 
 
-def messages(part: Part) -> dict[str, list[int]]:
+def messages(block: Part) -> dict[str, list[int]]:
     """Kind -> bytes of collectives of the forward pass."""
     out: dict[str, list[int]] = {}
-    for op in part.forward:
+    for op in block.forward:
         if op.axis:
             out.setdefault(op.op_type, []).append(op.message_bytes)
     return out
@@ -49,28 +49,28 @@ def messages(part: Part) -> dict[str, list[int]]:
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_block_of_gpt_is_divided_by_tensor_parallelism(tp: int) -> None:
     b = 3
-    part = make_block(GPT, Layout(tp=tp, micro_batch=b), S, EAGER, experts=False)
+    block = make_block(GPT, Layout(tp=tp, micro_batch=b), S, EAGER, experts=False)
     products = 2 * b * S * H * (3 * H + H + F + F)
     scores = 2 * 2 * b * S * S * H
-    assert forward_flops(part) == (products + scores) / tp
-    assert backward_flops(part) == 2 * forward_flops(part)
-    assert messages(part) == ({"all_reduce": [2 * b * S * H] * 2} if tp > 1 else {})
+    assert forward_flops(block) == (products + scores) / tp
+    assert backward_flops(block) == 2 * forward_flops(block)
+    assert messages(block) == ({"all_reduce": [2 * b * S * H] * 2} if tp > 1 else {})
     weights = (3 * H * H + 3 * H) // tp + H * H // tp + H + (H * F + F) // tp + F * H // tp + H
-    assert part.parameters == weights + 4 * H
+    assert block.parameters == weights + 4 * H
 
 
 def test_without_tensor_parallelism_a_block_has_the_parameters_of_the_model() -> None:
     for model in (GPT, LLAMA):
-        part = make_block(model, Layout(), S, Storage(), experts=False)
-        assert part.parameters == model.dense_layer_parameters
-    part = make_block(MIXTRAL, Layout(), S, Storage(), experts=True)
-    assert part.parameters + part.expert_parameters == MIXTRAL.expert_layer_parameters
+        block = make_block(model, Layout(), S, Storage(), experts=False)
+        assert block.parameters == model.dense_layer_parameters
+    block = make_block(MIXTRAL, Layout(), S, Storage(), experts=True)
+    assert block.parameters + block.expert_parameters == MIXTRAL.expert_layer_parameters
 
 
 def test_softmax_is_one_kernel_for_multiples_of_four_heads() -> None:
     """A rank with one head has them with four sequences; with three, float32 scores are kept beside those in half precision."""
     fused, unfused = (make_block(GPT, Layout(tp=8, micro_batch=b), S, EAGER, experts=False) for b in (4, 3))
-    assert [sum("softmax" in op.name for op in part.forward) for part in (fused, unfused)] == [1, 5]
+    assert [sum("softmax" in op.name for op in block.forward) for block in (fused, unfused)] == [1, 5]
     scores = S * S
     assert fused.attention_bytes == 4 * 2 * scores
     assert unfused.attention_bytes == 3 * (2 + 4) * scores
@@ -92,44 +92,44 @@ def test_causal_flash_attention_does_half_of_the_work_and_keeps_no_scores() -> N
 def test_saved_activations_follow_korthikanti() -> None:
     """34 bytes per token and hidden unit, and 5 per score, with dropout in a block of GPT (arXiv:2205.05198, equation 1)."""
     dropped = Transformer(hidden=H, layers=4, heads=A, vocabulary=V, dropout=True)
-    part = make_block(dropped, Layout(micro_batch=2), S, EAGER, experts=False)
+    block = make_block(dropped, Layout(micro_batch=2), S, EAGER, experts=False)
     expected = 2 * (S * H * 34 + 5 * A * S * S)
-    assert part.saved_bytes == expected
+    assert block.saved_bytes == expected
     divided = make_block(dropped, Layout(tp=4, micro_batch=2, sequence_parallel=True), S, EAGER, experts=False)
     assert divided.saved_bytes == expected / 4
 
 
 def test_sequence_parallelism_gathers_and_scatters_what_was_reduced() -> None:
-    part = make_block(GPT, Layout(tp=2, sequence_parallel=True), S, Storage(), experts=False)
-    whole = 2 * S * H
-    assert messages(part) == {"all_gather": [whole] * 2, "reduce_scatter": [whole] * 2}
-    backward = [op.op_type for op in part.backward if op.axis]
+    block = make_block(GPT, Layout(tp=2, sequence_parallel=True), S, Storage(), experts=False)
+    activation_bytes = 2 * S * H
+    assert messages(block) == {"all_gather": [activation_bytes] * 2, "reduce_scatter": [activation_bytes] * 2}
+    backward = [op.op_type for op in block.backward if op.axis]
     assert backward.count("all_gather") == 4  # of the gradient, and of the input for the gradient of the weight
     assert backward.count("reduce_scatter") == 2
-    assert part.output_bytes == whole // 2
+    assert block.output_bytes == activation_bytes // 2
 
 
 def test_gradients_of_weights_overlap_with_the_all_reduce_of_the_input_s_gradient() -> None:
-    part = make_block(GPT, Layout(tp=2), S, Storage(), experts=False)
-    assert sum(op.op_type == "all_reduce" for op in part.backward) == 2
-    for k, op in enumerate(part.backward):
+    block = make_block(GPT, Layout(tp=2), S, Storage(), experts=False)
+    assert sum(op.op_type == "all_reduce" for op in block.backward) == 2
+    for k, op in enumerate(block.backward):
         if op.op_type == "all_reduce":
-            assert part.backward[k + 1].phase == WEIGHT
+            assert block.backward[k + 1].phase == WEIGHT
 
 
 def test_experts_are_reached_by_all_to_all() -> None:
-    part = make_block(MIXTRAL, Layout(dp=4, ep=4), S, Storage(), experts=True)
-    assert messages(part) == {"all_to_all": [2 * S * 2 * H] * 2}
-    assert part.expert_parameters == 2 * 3 * H * 96  # two of eight experts
-    products = [op.kernel.products for op in part.forward if "experts_up" in op.name]
+    block = make_block(MIXTRAL, Layout(dp=4, ep=4), S, Storage(), experts=True)
+    assert messages(block) == {"all_to_all": [2 * S * 2 * H] * 2}
+    assert block.expert_parameters == 2 * 3 * H * 96  # two of eight experts
+    products = [op.kernel.products for op in block.forward if "experts_up" in op.name]
     assert products == [(Product(2, S * 2 // 2, 2 * 96, H),)]
 
 
 def test_context_parallelism_sends_keys_and_values_around_a_ring() -> None:
-    part = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
+    block = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
     whole_keys_and_values = 2 * S * 4 * (8 + 8)
-    assert messages(part) == {"send_recv": [whole_keys_and_values]}
-    attention = next(op for op in part.forward if op.op_type == "flash_attention")
+    assert messages(block) == {"send_recv": [whole_keys_and_values]}
+    attention = next(op for op in block.forward if op.op_type == "flash_attention")
     assert attention.kernel.flops == 2 * A * (S // 4) * S * 16 / 2
 
 
@@ -255,11 +255,11 @@ def test_checkpoints_of_fsdp_end_with_the_last_input_that_is_needed() -> None:
         costs = RankCosts(layout, Hardware.named("a100"), efficiency, Collectives(cluster))
         return costs.costs_of(block, recompute).backward.us
 
-    whole, again = (backward_us(Layout(dp=2, zero=zero), "full") for zero in (1, 3))
+    whole_block, without_last_product = (backward_us(Layout(dp=2, zero=zero), "full") for zero in (1, 3))
     last = next(op for op in block.forward if op.name == "block/down")
     skipped = block.forward[block.forward.index(last) :]
     us = sum(rank_kernel_us(op, Hardware.named("a100"), efficiency) for op in skipped)
-    assert whole - again == pytest.approx(us)
+    assert whole_block - without_last_product == pytest.approx(us)
 
 
 def test_configurations_without_sizes_are_refused(tmp_path: Path) -> None:
@@ -277,27 +277,27 @@ def test_configurations_without_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_ring_carries_gradients_of_keys_and_values_back() -> None:
-    part = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
+    block = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
     keys_and_values = 2 * S * 4 * (8 + 8)
-    back = [op.message_bytes for op in part.backward if op.op_type == "send_recv"]
-    assert back == [2 * keys_and_values]
-    assert [op.op_type for op in part.backward if "attention" in op.name] == ["send_recv", "flash_attention_backward"]
+    gradient_messages = [op.message_bytes for op in block.backward if op.op_type == "send_recv"]
+    assert gradient_messages == [2 * keys_and_values]
+    assert [op.op_type for op in block.backward if "attention" in op.name] == ["send_recv", "flash_attention_backward"]
 
 
 def test_attention_that_keeps_its_scores_gathers_keys_and_values() -> None:
-    part = make_block(LLAMA, Layout(cp=4), S, EAGER, experts=False)
+    block = make_block(LLAMA, Layout(cp=4), S, EAGER, experts=False)
     keys_and_values = 2 * S * 4 * (8 + 8)
-    assert messages(part) == {"all_gather": [keys_and_values]}
-    assert [op.message_bytes for op in part.backward if op.axis == "cp"] == [keys_and_values]
-    assert [op.op_type for op in part.backward if op.axis == "cp"] == ["reduce_scatter"]
+    assert messages(block) == {"all_gather": [keys_and_values]}
+    assert [op.message_bytes for op in block.backward if op.axis == "cp"] == [keys_and_values]
+    assert [op.op_type for op in block.backward if op.axis == "cp"] == ["reduce_scatter"]
 
 
 def test_experts_under_tensor_parallelism_alone_add_up_what_every_token_gets() -> None:
     """Every rank has all tokens, two rows for each of them; with sequence parallelism it has a share."""
     rows = 2 * S * 2 * H
-    whole = make_block(MIXTRAL, Layout(tp=2, dp=2, ep=2), S, Storage(), experts=True)
+    undivided = make_block(MIXTRAL, Layout(tp=2, dp=2, ep=2), S, Storage(), experts=True)
     attention = 2 * S * H
-    assert messages(whole) == {"all_reduce": [attention, rows], "all_to_all": [rows, rows]}
+    assert messages(undivided) == {"all_reduce": [attention, rows], "all_to_all": [rows, rows]}
     layout = Layout(tp=2, dp=2, ep=2, sequence_parallel=True)
     divided = make_block(MIXTRAL, layout, S, Storage(), experts=True)
     assert messages(divided) == {
@@ -375,16 +375,18 @@ def test_windows_of_attention_leave_work_out() -> None:
     """Of six layers with a window of 8 of 32 tokens, the sixth sees all: 5 times 1/4 * (1 - 1/8), and a half."""
     gemma = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
     gemma |= {"intermediate_size": 96, "vocab_size": 100, "sliding_window": 8}
-    model, whole = read_transformer(gemma), read_transformer({**gemma, "sliding_window": None})
-    assert (model.window, model.windowed_layers, whole.windowed_layers) == (8, 5, 0)
+    model, without_window = read_transformer(gemma), read_transformer({**gemma, "sliding_window": None})
+    assert (model.window, model.windowed_layers, without_window.windowed_layers) == (8, 5, 0)
     assert model.attended_share(32) == pytest.approx((5 * 0.25 * 0.875 + 0.5) / 6)
 
     def attention_flops(model: Transformer, length: int) -> float:
-        part = make_block(model, Layout(), length, Storage(), experts=False)
-        return sum(op.kernel.flops for op in part.forward if op.op_type == "flash_attention")
+        block = make_block(model, Layout(), length, Storage(), experts=False)
+        return sum(op.kernel.flops for op in block.forward if op.op_type == "flash_attention")
 
-    assert attention_flops(model, 32) / attention_flops(whole, 32) == pytest.approx(2 * model.attended_share(32))
-    assert attention_flops(model, 8) == attention_flops(whole, 8)
+    assert attention_flops(model, 32) / attention_flops(without_window, 32) == pytest.approx(
+        2 * model.attended_share(32)
+    )
+    assert attention_flops(model, 8) == attention_flops(without_window, 8)
     named = {**gemma, "layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 2}
     assert read_transformer(named).windowed_layers == 2
     assert read_transformer({**gemma, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}).windowed_layers == 5

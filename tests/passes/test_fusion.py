@@ -116,7 +116,7 @@ def test_lists_that_only_a_cluster_can_combine_stay_apart():
     assert labels(graph) == [0, 1, 1]
 
 
-def left_over(source, target, key, label):
+def mergeable_edges(source, target, key, label):
     """Edges that the rule would still allow to be merged."""
     u, v = distinct_edges(label[source], label[target], len(key))
     out, into = np.bincount(u, minlength=len(key)), np.bincount(v, minlength=len(key))
@@ -135,7 +135,7 @@ def test_both_forms_reach_a_fixed_point_without_cycles(n, degree, seed, max_roun
     graph = random_dag(n, degree=degree, colocation_groups=2, grouped=0.9, seed=seed)
     source, target, key = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), graph.colocation
     label = fuse(source, target, key.astype(np.int64), max_rounds)
-    assert len(left_over(source, target, key, label)) == 0
+    assert len(mergeable_edges(source, target, key, label)) == 0
     assert np.all(label <= np.arange(n))
     assert np.array_equal(label[label], label)
     assert np.array_equal(key[label], key)

@@ -20,7 +20,7 @@ HOST = bl.Cluster.uniform(1, memory_bytes=10**6, link=bl.Link(1.0, 0.001), comm=
 
 
 @pytest.mark.parametrize(
-    ("graph", "new"),
+    ("graph", "new_ops"),
     [
         (bl.unroll(GRAPH, 2), 0),
         (bl.recompute(GRAPH, drop=["a"]), 0),
@@ -30,9 +30,9 @@ HOST = bl.Cluster.uniform(1, memory_bytes=10**6, link=bl.Link(1.0, 0.001), comm=
     ],
     ids=["unroll", "recompute", "offload", "divide_data", "replicate"],
 )
-def test_ops_keep_their_shapes(graph, new):
+def test_ops_keep_their_shapes(graph, new_ops):
     assert graph.n > GRAPH.n and len(graph.output_shapes) == graph.n
-    assert graph.output_shapes.count("") == new
+    assert graph.output_shapes.count("") == new_ops
     for name, shape in zip(graph.names, graph.output_shapes, strict=True):
         assert shape in ("", f"f32[{name.split('/')[0]}]")
         assert shape or name not in GRAPH.index

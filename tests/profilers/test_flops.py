@@ -65,18 +65,20 @@ def test_matrix_products():
     assert is_matrix_product("Conv2DBackpropFilter") and not is_matrix_product("DepthwiseConv2dNative")
 
 
-IMAGES, FILTERS, UP = (2, 5, 5, 8), (4, 4, 6, 8), (2, 10, 10, 6)
+IMAGES, FILTERS, UPSAMPLED = (2, 5, 5, 8), (4, 4, 6, 8), (2, 10, 10, 6)
 """A transposed convolution of stride 2, from 8 channels to 6."""
 
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_bug_a_transposed_convolution_had_the_product_of_a_gradient(dims):
     """Forward: 2 x 5 x 5 input positions by 6 filters x 16, over 8 channels. As a gradient: by 8, over 6 x 16."""
-    images, filters, up = (shape if dims == 2 else shape[:1] + (3,) + shape[1:] for shape in (IMAGES, FILTERS, UP))
+    images, filters, upsampled = (
+        shape if dims == 2 else shape[:1] + (3,) + shape[1:] for shape in (IMAGES, FILTERS, UPSAMPLED)
+    )
     op = "Conv2DBackpropInput" if dims == 2 else "Conv3DBackpropInputV2"
     node_def = node(op, strides=[1, 2, 2, 1] if dims == 2 else [1, 1, 2, 2, 1])
     positions, window = 2 * 5 * 5 * (1 if dims == 2 else 3), 16 * (1 if dims == 2 else 3)
-    shapes = ([(4,), filters, images], [up])
+    shapes = ([(4,), filters, images], [upsampled])
     assert product_shapes(node_def, *shapes) == (Product(1, positions, 6 * window, 8),)
     node_def.name = "gradient_tape/model/conv2d/Conv2DBackpropInput"
     assert product_shapes(node_def, *shapes) == (Product(1, positions, 8, 6 * window),)

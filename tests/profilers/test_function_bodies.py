@@ -38,9 +38,9 @@ def test_a_loop_lasts_its_rounds():
     products = [b for b in library.body_ops(node) if b.node.op == "MatMul"]
     assert [(b.inputs, b.times) for b in products] == [([(4, 4), (4, 4)], 5)]
     # per round: 2 * 4^3 = 128 FLOPs for the product, one each for the counters and the comparison
-    other_runs = sum(b.times for b in library.body_ops(node) if b.node.op in ("AddV2", "Less", "LogicalAnd"))
+    small_op_runs = sum(b.times for b in library.body_ops(node) if b.node.op in ("AddV2", "Less", "LogicalAnd"))
     metadata = 0.25 * sum(b.times for b in library.body_ops(node) if b.node.op == "Identity")
-    assert graph.duration_us[i] == pytest.approx(5 * 128 + other_runs + metadata)
+    assert graph.duration_us[i] == pytest.approx(5 * 128 + small_op_runs + metadata)
 
 
 def test_the_gradient_of_a_loop_runs_as_many_rounds():

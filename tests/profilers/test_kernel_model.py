@@ -49,8 +49,8 @@ def test_one_wave_and_one_more_tile():
 
 def test_a_single_product_splits_its_summed_dimension():
     """One tile of 256 in four parts of 64: each multiprocessor takes one. A batched product does not split."""
-    part = 2 * 64 * 64 * 64 / 1e6 + 2
-    assert product_us(Product(1, 64, 64, 256)) == pytest.approx(part)
+    quarter_us = 2 * 64 * 64 * 64 / 1e6 + 2
+    assert product_us(Product(1, 64, 64, 256)) == pytest.approx(quarter_us)
     assert product_us(Product(2, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 256 / 1e6 + 2)
 
 
@@ -67,9 +67,9 @@ def test_bug_groups_of_a_convolution_did_not_split():
     groups = Product(2, 64, 64, 256)
     assert product_us(groups, convolution=True) == pytest.approx(TILES.convolution_us + TILE_FLOPS / 1e6 + 2)
     large = replace(DEVICE, multiprocessors=256, peak_flops=256e12, matmul_flops=256e12, power_w=0.0)
-    part = 2 * 64 * 64 * 64 / 1e6 + 2
+    quarter_us = 2 * 64 * 64 * 64 / 1e6 + 2
     filters = Product(1, 64, 64, 64 * 256)
-    assert product_us(filters, device=large, convolution=True) == pytest.approx(TILES.convolution_us + part)
+    assert product_us(filters, device=large, convolution=True) == pytest.approx(TILES.convolution_us + quarter_us)
 
 
 def test_matrix_units_wait_less_for_a_tile_and_need_rows_of_16_bytes():
@@ -222,7 +222,7 @@ def test_softmax_reads_long_rows_three_times():
 
 def test_launches():
     """Of three kernels of 5 us: the first waits for its start, and those after it take at least a launch."""
-    kernels = [(i, Kernel(moved_bytes=moved)) for i, moved in enumerate((5e6, 5e6, 1e6))]
+    kernels = [(i, Kernel(moved_bytes=moved_bytes)) for i, moved_bytes in enumerate((5e6, 5e6, 1e6))]
     work, generation = work_of(3, kernels), Generation(start_us=20.0)
     device = replace(DEVICE, launch_us=3.0)
     hidden = replace(device, launches_hidden=True)

@@ -34,9 +34,9 @@ def test_bug_what_a_loop_keeps_for_its_gradient_had_no_bytes():
     structure = read_structure(traced())
     loop, gradient = (i for i, node in enumerate(structure.nodes) if node.op.endswith("While"))
     sizes = [structure.list_bytes.get(t, 0) for t in structure.output_tensors[loop]]
-    kept = [size for size in sizes if size > 8]
-    assert kept == [ROUNDS * STATE_BYTES] * 2
-    assert structure.tensor_bytes[structure.output_tensors[loop][sizes.index(kept[0])]] == kept[0]
+    list_sizes = [size for size in sizes if size > 8]
+    assert list_sizes == [ROUNDS * STATE_BYTES] * 2
+    assert structure.tensor_bytes[structure.output_tensors[loop][sizes.index(list_sizes[0])]] == list_sizes[0]
     # Forward, the product and tanh are alive at once with counters of 4 bytes; backward, gradients of weights are the largest.
     assert 2 * STATE_BYTES <= structure.round_bytes[loop] <= 3 * STATE_BYTES + 16
     assert structure.round_bytes[gradient] >= 2 * WIDTH * WIDTH * 4
@@ -62,8 +62,8 @@ def test_arrays_that_are_stacked_hold_one_item_per_round_and_zeros_of_a_list_hav
 
     structure = read_structure(bl.trace(step, np.ones((ROUNDS, WIDTH), np.float32)))
     loop = next(i for i, node in enumerate(structure.nodes) if node.op.endswith("While"))
-    held = [structure.list_bytes.get(t, 0) for t in structure.output_tensors[loop]]
-    items = [size for size in held if size > ROUNDS * 4]  # besides a list of indices
+    list_bytes = [structure.list_bytes.get(t, 0) for t in structure.output_tensors[loop]]
+    items = [size for size in list_bytes if size > ROUNDS * 4]  # besides a list of indices
     assert items == [ROUNDS * WIDTH * 4] * 2  # what was read and what was made
     reuse = reuse_of(structure)
     zeros = [i for i, node in enumerate(structure.nodes) if node.op == "ZerosLike" and "list" not in node.name]

@@ -40,7 +40,7 @@ def test_a_machine_is_busy_where_others_leave_too_few_cores(monkeypatch, cores, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "sentence"),
     [
         ({"busy": True, "others_share": 1.9}, "'mlp' was measured beside other programs: .* used 1.9 of 2 cores"),
         ({"spread": 0.6}, "'mlp' was measured with widely differing times: 2 repeats took 1.00 ms to 1.60 ms"),
@@ -48,14 +48,14 @@ def test_a_machine_is_busy_where_others_leave_too_few_cores(monkeypatch, cores, 
         ({}, None),
     ],
 )
-def test_disturbed_measurements_warn(changes, said):
+def test_disturbed_measurements_warn(changes, sentence):
     measured = {"step_us": [1000.0, 1600.0], "spread": 0.1, "others_share": 0.0, "cores": 2, "busy": False, **changes}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_if_disturbed("mlp", measured)
-    assert [w.category for w in caught] == ([] if said is None else [BusyMachine])
-    if said is not None:
-        with pytest.warns(BusyMachine, match=said):
+    assert [w.category for w in caught] == ([] if sentence is None else [BusyMachine])
+    if sentence is not None:
+        with pytest.warns(BusyMachine, match=sentence):
             warn_if_disturbed("mlp", measured)
 
 
@@ -66,9 +66,9 @@ def busy(monkeypatch):
     monkeypatch.setattr(OtherPrograms, "share", lambda self: 2.0)
 
 
-def check_measured(graph, runs):
+def check_measured(graph, run_count):
     measured = graph.info["measured"]
-    assert len(measured["step_us"]) == runs and min(measured["step_us"]) > 0
+    assert len(measured["step_us"]) == run_count and min(measured["step_us"]) > 0
     assert measured["spread"] >= 0 and set(measured["op_spread"]) <= set(graph.names) and measured["op_spread"]
     return measured
 

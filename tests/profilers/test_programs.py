@@ -31,9 +31,9 @@ def value(name: str, *shape) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, FLOAT, list(shape))
 
 
-def model(nodes: list, inputs: list, outputs: list, initializers: list = (), **more) -> onnx.ModelProto:
+def model(nodes: list, inputs: list, outputs: list, initializers: list = (), **fields) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "tiny", inputs, outputs, list(initializers))
-    return helper.make_model(graph, **{"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9, **more})
+    return helper.make_model(graph, **{"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9, **fields})
 
 
 def two_layers(batch="batch") -> onnx.ModelProto:
@@ -279,16 +279,16 @@ def test_gradients_that_two_ops_send_are_added():
     ops = (op("n", "w", "a"), op("p", "a", "b"), op("q", "a", "c"))
     size = dict.fromkeys("wabc", 4)
     by_name = {o.name: o for o in add_backward_and_updates(Program("fork", ops, size, {"w": True}, ("b", "c"))).ops}
-    moved = [[k.moved_bytes for k in by_name[f"{name}/backward"].kernels] for name in "qp"]
-    assert moved == [[8.0], [8.0, 12.0]]
+    moved_bytes = [[k.moved_bytes for k in by_name[f"{name}/backward"].kernels] for name in "qp"]
+    assert moved_bytes == [[8.0], [8.0, 12.0]]
 
 
 def test_a_reader_may_know_the_kernels_of_gradients():
     """Those of the weight and of the input apart for a product, together for others; none where it knows none."""
-    asked = []
+    asked_values = []
 
     def gradients(values):
-        asked.append(tuple(values))
+        asked_values.append(tuple(values))
         return () if values == ["w"] else (Kernel(moved_bytes=1.0 * len(values)),)
 
     product = ProgramOp("m", "MatMul", (Kernel(flops=10.0, matrix=True),), ("x", "w"), ("y",), gradients=gradients)
@@ -296,7 +296,7 @@ def test_a_reader_may_know_the_kernels_of_gradients():
     first = ProgramOp("f", "Neg", (Kernel(moved_bytes=8.0),), ("u",), ("x",))
     ops = add_backward_and_updates(Program("p", (first, product, norm), {}, dict.fromkeys("uvw", True), ("z",))).ops
     by_name = {o.name: o.kernels for o in ops}
-    assert asked == [("y", "v"), ("w",), ("x",)]
+    assert asked_values == [("y", "v"), ("w",), ("x",)]
     assert by_name["n/backward"] == (Kernel(moved_bytes=2.0),) and by_name["m/backward/input"] == (
         Kernel(moved_bytes=1.0),
     )
@@ -418,8 +418,8 @@ def test_bug_branches_and_scans_counted_their_bytes_only():
     from baechi_lab.profilers.programs.onnx_model import program_of
 
     branches = [
-        helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("b", FLOAT, None)], own)
-        for node, own in (
+        helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("b", FLOAT, None)], initializers)
+        for node, initializers in (
             (helper.make_node("Relu", ["x"], ["b"]), []),
             (helper.make_node("MatMul", ["x", "own"], ["b"]), [weights("own", 8, 8)]),
         )

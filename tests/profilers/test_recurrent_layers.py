@@ -71,9 +71,9 @@ def test_the_readers_of_tensorflow_and_pytorch_agree(kind):
     module = torch.nn.Sequential(torch.nn.Linear(width, width), getattr(torch.nn, kind)(width, width, batch_first=True))
     graph = bl.torch.profile(module, torch.ones(samples, STEPS, width), hardware="a100", mode="training")
     layers = [i for i, op in enumerate(graph.op_types) if op.startswith(kind)]
-    own = bl.profile(step, hardware="a100").duration_us[loops]
-    assert own.sum() == pytest.approx(graph.duration_us[layers].sum(), rel=0.05)
-    assert own[0] > 2 * STEPS * LAUNCH_US
+    loop_us = bl.profile(step, hardware="a100").duration_us[loops]
+    assert loop_us.sum() == pytest.approx(graph.duration_us[layers].sum(), rel=0.05)
+    assert loop_us[0] > 2 * STEPS * LAUNCH_US
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def test_profile_is_measured_in_another_process(step, monkeypatch):
     """The process is gone afterwards, and it was not this one."""
     started = []
 
-    class Seen(Worker):
+    class RecordedWorker(Worker):
         def __init__(self):
             super().__init__()
             started.append(self.pid)
 
-    monkeypatch.setattr(worker_measurement, "Worker", Seen)
+    monkeypatch.setattr(worker_measurement, "Worker", RecordedWorker)
     graph = bl.profile(step, mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False)
     assert len(started) == 1 and started[0] != os.getpid() and not psutil.pid_exists(started[0])
     product = graph.names.index(next(n for n, t in zip(graph.names, graph.op_types, strict=True) if t == "MatMul"))

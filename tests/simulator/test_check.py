@@ -17,7 +17,7 @@ def kinds(timeline, placement=PLACEMENT, cluster=CLUSTER, graph=GRAPH):
     return {v.kind for v in bl.check(graph, cluster, placement, timeline)}
 
 
-def moved(**changes):
+def with_transfers(**changes):
     return replace(TIMELINE, transfers=replace(TIMELINE.transfers, **changes))
 
 
@@ -65,18 +65,18 @@ def test_ran_elsewhere():
 
 def test_missing_transfer():
     keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
-    assert "transfer" in kinds(moved(**{k: getattr(TIMELINE.transfers, k)[:-1] for k in keys}))
+    assert "transfer" in kinds(with_transfers(**{k: getattr(TIMELINE.transfers, k)[:-1] for k in keys}))
 
 
 def test_transfer_sent_twice():
     keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
     rows = {k: np.r_[getattr(TIMELINE.transfers, k), getattr(TIMELINE.transfers, k)[:1]] for k in keys}
-    assert "transfer" in kinds(moved(**rows))
+    assert "transfer" in kinds(with_transfers(**rows))
 
 
 @pytest.mark.parametrize("key", ["start_us", "receive_us", "end_us"])
 def test_transfer_at_another_time(key):
-    assert "transfer" in kinds(moved(**{key: getattr(TIMELINE.transfers, key) + 1.0}))
+    assert "transfer" in kinds(with_transfers(**{key: getattr(TIMELINE.transfers, key) + 1.0}))
 
 
 def test_transfers_that_should_have_waited():

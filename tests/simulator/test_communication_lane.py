@@ -53,8 +53,8 @@ def test_check_finds_collectives_that_overlap_and_lanes_that_idle() -> None:
 
     together = replace(timeline, start_us=np.array([0.0, 0.0]), end_us=np.array([4.0, 6.0]), makespan_us=6.0)
     assert {v.kind for v in bl.check(graph, cluster, placement, together)} == {"overlap"}
-    late = replace(timeline, start_us=np.array([1.0, 5.0]), end_us=np.array([5.0, 11.0]), makespan_us=11.0)
-    assert {v.kind for v in bl.check(graph, cluster, placement, late)} == {"idling"}
+    delayed = replace(timeline, start_us=np.array([1.0, 5.0]), end_us=np.array([5.0, 11.0]), makespan_us=11.0)
+    assert {v.kind for v in bl.check(graph, cluster, placement, delayed)} == {"idling"}
 
 
 def test_memory_of_both_lanes_is_that_of_the_device() -> None:

@@ -13,7 +13,7 @@ from baechi_lab.simulator.memory_rules import edge_memory
 LINK = bl.Link(2.0, 0.0)
 
 
-def held(timeline, device):
+def held_bytes(timeline, device):
     """(time, bytes) after the last change of each moment."""
     times, levels = timeline.memory.levels(device)
     return dict(zip(times.tolist(), levels.sum(axis=1).tolist(), strict=True))
@@ -31,8 +31,8 @@ def test_equation_2_by_hand():
     cluster = bl.Cluster.uniform(2, memory_bytes=11, link=LINK, comm="parallel")
     placed = bl.Placement(device=[0, 0, 1, 1])
     timeline = bl.simulate(graph, cluster, placed, memory_rule="edges")
-    assert held(timeline, 0) == {2: 10, 4: 0, 5: 7, 7: 0}
-    assert held(timeline, 1) == {7: 7, 10: 0}
+    assert held_bytes(timeline, 0) == {2: 10, 4: 0, 5: 7, 7: 0}
+    assert held_bytes(timeline, 1) == {7: 7, 10: 0}
     assert timeline.peak_bytes.tolist() == [10, 7]
     assert timeline.violations == ()
     assert timeline.info["memory_rule"] == "edges"
@@ -61,7 +61,7 @@ def test_a_tensor_counts_once_per_consumer():
     cluster = bl.Cluster.uniform(1, memory_bytes=1000)
     timeline = bl.simulate(graph, cluster, bl.Placement(device=[0] * 4, order=[0, 1, 2, 3]), memory_rule="edges")
     # from 1 both edges, from the start of op 2 at 2 one, from the start of op 3 at 3 none
-    assert held(timeline, 0) == {1: 20, 2: 10, 3: 0}
+    assert held_bytes(timeline, 0) == {1: 20, 2: 10, 3: 0}
 
 
 def test_other_violations_stay():

@@ -37,8 +37,8 @@ def test_what_stays_costs_nothing():
 
 def test_overheads_of_a_matrix_are_those_of_the_pair():
     """From 0 to 1 a message takes 2 of each, back it takes 7."""
-    none, there, back = bl.Link(0.0, 0.0), bl.Link(0.0, 0.0, 2.0), bl.Link(0.0, 0.0, 7.0)
-    pair = cluster().replace(link=[[none, there], [back, none]])
+    no_link, forward_link, backward_link = bl.Link(0.0, 0.0), bl.Link(0.0, 0.0, 2.0), bl.Link(0.0, 0.0, 7.0)
+    pair = cluster().replace(link=[[no_link, forward_link], [backward_link, no_link]])
     graph = bl.OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 8), (1, 2, 8)])
     assert message_overheads(graph, pair, np.array([0, 1, 0])).tolist() == [2, 2 + 7, 7]
 
@@ -47,14 +47,14 @@ def test_overheads_of_a_matrix_are_those_of_the_pair():
 @pytest.mark.parametrize("seed", fast(range(25), 6))
 def test_kernel_twin_check_and_bounds_agree(seed, comm):
     rng = np.random.default_rng(seed)
-    graph, there = random_graph(rng), cluster(3, float(rng.integers(0, 5)), float(rng.integers(0, 4)), comm)
+    graph, three_devices = random_graph(rng), cluster(3, float(rng.integers(0, 5)), float(rng.integers(0, 4)), comm)
     placed = bl.Placement(device=rng.integers(0, 3, graph.n))
-    timeline = bl.simulate(graph, there, placed)
-    twin = simulate_reference(graph, there, placed.device.tolist())
+    timeline = bl.simulate(graph, three_devices, placed)
+    twin = simulate_reference(graph, three_devices, placed.device.tolist())
     assert dict(zip(timeline.op.tolist(), timeline.end_us.tolist(), strict=True)) == twin.end
     assert timeline.peak_bytes.tolist() == twin.peak
-    assert bl.check(graph, there, placed, timeline) == ()
-    assert timeline.makespan_us >= bl.bounds(graph, there).best - 1e-9
+    assert bl.check(graph, three_devices, placed, timeline) == ()
+    assert timeline.makespan_us >= bl.bounds(graph, three_devices).best - 1e-9
 
 
 def test_check_refuses_a_timeline_without_the_overheads():
@@ -89,12 +89,12 @@ def test_robustness_keeps_the_overheads():
 
 
 def test_link_says_its_overhead_and_keeps_it_in_a_file(tmp_path):
-    there = cluster(overhead=3.0)
-    assert repr(there.link) == "Link(latency_us=5.0, us_per_byte=0.0, overhead_us=3.0)"
+    with_overhead = cluster(overhead=3.0)
+    assert repr(with_overhead.link) == "Link(latency_us=5.0, us_per_byte=0.0, overhead_us=3.0)"
     assert repr(cluster(overhead=0.0).link) == "Link(latency_us=5.0, us_per_byte=0.0)"
-    assert there != cluster(overhead=0.0)
-    bl.save_cluster(there, tmp_path / "two.json")
-    assert bl.load_cluster(tmp_path / "two.json") == there
+    assert with_overhead != cluster(overhead=0.0)
+    bl.save_cluster(with_overhead, tmp_path / "two.json")
+    assert bl.load_cluster(tmp_path / "two.json") == with_overhead
     assert "overhead" not in (
         bl.save_cluster(cluster(overhead=0.0), tmp_path / "plain.json") or (tmp_path / "plain.json").read_text()
     )

@@ -83,8 +83,8 @@ def test_against_networkx(seed):
     for i in range(graph.n):
         bridge.add_edge(i, "end", weight=weight[i])
     for e, (u, v) in enumerate(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)):
-        old = bridge.get_edge_data(u, v, {"weight": 0.0})["weight"]
-        bridge.add_edge(u, v, weight=max(old, weight[u] + edge[e]))
+        parallel_weight = bridge.get_edge_data(u, v, {"weight": 0.0})["weight"]
+        bridge.add_edge(u, v, weight=max(parallel_weight, weight[u] + edge[e]))
     length = nx.dag_longest_path_length(bridge)
     total = bl.total_rank(graph, cluster)
     assert total.max(initial=0.0) == pytest.approx(length)

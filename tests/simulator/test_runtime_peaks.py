@@ -75,9 +75,9 @@ def test_an_option_that_fits_with_its_margin_is_better_than_the_step_as_it_is_wi
     placed = bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
     tight, large = (bl.Cluster.uniform(1, memory_bytes=size) for size in (120, 150))
     in_doubt = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), tight, placed), cluster=tight)
-    other = FitOption("more devices", "2 devices", timeline=bl.simulate(towers(), large, placed), cluster=large)
-    answer = Fit((in_doubt, other))
-    assert answer.fits and not in_doubt.fits_with_margin and answer.best is other
+    second_option = FitOption("more devices", "2 devices", timeline=bl.simulate(towers(), large, placed), cluster=large)
+    answer = Fit((in_doubt, second_option))
+    assert answer.fits and not in_doubt.fits_with_margin and answer.best is second_option
     small = bl.Cluster.uniform(1, memory_bytes=60)
     lacking = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), small, placed), cluster=small)
     slow = towers().replace(duration_us=np.full(6, 2.0))
@@ -122,8 +122,8 @@ def test_gradients_of_weights_may_wait_in_tensorflow():
     assert timeline.peak_bytes.tolist() == [8 + 4 + 4 + 200]
     assert timeline.runtime_peak_bytes.tolist() == [8 + 4 + 300]
     assert timeline.feasible and timeline.devices_in_doubt == (0,)
-    others = graph.replace(op_types=("Placeholder", *types[1:]))
-    assert bl.simulate(others, cluster, placed).peak_margin.tolist() == [0.0]
+    without_inputs = graph.replace(op_types=("Placeholder", *types[1:]))
+    assert bl.simulate(without_inputs, cluster, placed).peak_margin.tolist() == [0.0]
 
 
 def test_bug_copies_wait_for_a_slow_worker_of_tensorflow():

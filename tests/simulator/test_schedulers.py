@@ -129,10 +129,10 @@ def test_msr_takes_the_op_with_the_highest_score_whatever_runs():
         scheduler = kernel.Scheduler(kernel.BY_IDLENESS, NO_COLUMN, score, pointer, woken, weight)
 
         def total(op, idle, score=score, woken=woken):
-            wanted = score[op]
+            priority = score[op]
             for d in woken[3 * op : 3 * op + 3]:
-                wanted += weight * idle[d]
-            return wanted
+                priority += weight * idle[d]
+            return priority
 
         ready = kernel.Ready(np.empty(n), np.empty(n, np.int64), True)
         lanes["ready_first"], lanes["ready_size"] = 0, 0

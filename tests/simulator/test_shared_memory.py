@@ -20,11 +20,14 @@ def peaks(graph, cluster=ONE, device=None):
     timeline = bl.simulate(graph, cluster, placement, "fifo")
     assert not bl.check(graph, cluster, placement, timeline)
     for d in range(cluster.n):
-        assert timeline.memory.levels(d)[1].sum(axis=1)[-1:].tolist() in ([], [held(graph, placement.device == d)])
+        assert timeline.memory.levels(d)[1].sum(axis=1)[-1:].tolist() in (
+            [],
+            [persistent_bytes(graph, placement.device == d)],
+        )
     return timeline.peak_bytes.tolist()
 
 
-def held(graph, device):
+def persistent_bytes(graph, device):
     return int(graph.persistent_bytes[device].sum())
 
 
@@ -106,12 +109,12 @@ def test_what_is_sent_lies_in_memory_to_send_from():
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
     assert peaks(graph, TWO, [0, 0, 0]) == [30, 0]
     assert peaks(graph, TWO, [0, 0, 1]) == [60, 30]
-    both = bl.OpGraph.from_edges(
+    both_rules = bl.OpGraph.from_edges(
         [1, 5, 1, 1, 1],
         [(0, 4, 30), (4, 1, 0), (0, 1, 30), (1, 2, 30), (4, 3, 0)],
         reuse=[OWN, OVERWRITES, OWN, OWN, OWN],
     )
-    assert peaks(both, TWO, [0, 0, 1, 1, 1]) == [30, 30]  # op 4 has read the first when the second comes
+    assert peaks(both_rules, TWO, [0, 0, 1, 1, 1]) == [30, 30]  # op 4 has read the first when the second comes
 
 
 def test_an_op_that_grows_takes_its_persistent_bytes_when_it_starts():

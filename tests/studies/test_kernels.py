@@ -61,8 +61,8 @@ def test_a_fit_finds_the_constants_of_synthetic_rows(table):
     truth = GENERATIONS["volta"]
     device = Hardware.named("v100-pcie-32gb")
     rows = {
-        key: Measurements(*key, part.kernels, part.predicted_us(device, truth))
-        for key, part in ((key, table[key].part(0, 10)) for key in table if key[0] == "v100-pcie-32gb")
+        key: Measurements(*key, subset.kernels, subset.predicted_us(device, truth))
+        for key, subset in ((key, table[key].part(0, 10)) for key in table if key[0] == "v100-pcie-32gb")
     }
     start = GENERATIONS["pascal"]
     fitted = fit_generation(rows, ["v100-pcie-32gb"], start)
@@ -73,24 +73,26 @@ def test_a_fit_finds_the_constants_of_synthetic_rows(table):
 
 def test_whole_models():
     models = result("kernel_models")
-    others = [row for row in models["rows"] if row["device"] != "p4"]
-    assert np.mean([abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in others]) < 0.08
+    other_rows = [row for row in models["rows"] if row["device"] != "p4"]
+    assert np.mean([abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in other_rows]) < 0.08
     assert models["right_orders"] / models["pairs"] > 0.95
 
 
 def test_orders_of_devices():
-    runs = [ModelRun(device, "m", "inf", 1, 1, ms) for device, ms in (("a", 10.0), ("b", 20.0), ("c", 21.0))]
-    assert right_orders([(runs[0], 5.0), (runs[1], 6.0), (runs[2], 4.0)]) == (1, 2), "b and c differ by 5 %"
+    model_runs = [ModelRun(device, "m", "inf", 1, 1, ms) for device, ms in (("a", 10.0), ("b", 20.0), ("c", 21.0))]
+    assert right_orders([(model_runs[0], 5.0), (model_runs[1], 6.0), (model_runs[2], 4.0)]) == (1, 2), (
+        "b and c differ by 5 %"
+    )
 
 
 def test_expected_errors_are_those_of_rows_that_were_not_fitted():
     held_out = result("kernels")["errors"]["half"]
     for name, devices in FITTED_ON.items():
-        said = expected_error(Hardware.named(devices[0]))
+        expected_errors = expected_error(Hardware.named(devices[0]))
         for kind in KINDS:
             measured = [held_out[device][kind] for device in devices if kind in held_out[device]]
             if measured:
-                assert said[kind] == pytest.approx(np.mean(measured), abs=0.03), (name, kind)
+                assert expected_errors[kind] == pytest.approx(np.mean(measured), abs=0.03), (name, kind)
 
 
 def test_expected_errors_of_whole_models_are_the_stored_ones():

@@ -33,11 +33,13 @@ def test_rows_tell_of_the_largest_peaks():
     """Of two orders and two runs; the second device holds nothing."""
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 40), (0, 2, 8)])
     line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 0]))
-    runs = [bl.Run(dataclasses.replace(line, peak_bytes=line.peak_bytes - less), [], ()) for less in (8, 0)]
-    (row,) = rows_of("m", "single", [line, dataclasses.replace(line, peak_bytes=line.peak_bytes + 2)], runs)
+    measured_runs = [
+        bl.Run(dataclasses.replace(line, peak_bytes=line.peak_bytes - saved_bytes), [], ()) for saved_bytes in (8, 0)
+    ]
+    (row,) = rows_of("m", "single", [line, dataclasses.replace(line, peak_bytes=line.peak_bytes + 2)], measured_runs)
     assert (row.device, row.simulated, row.measured, row.allocator) == ("gpu:0", 50, 48, 0)
     with pytest.raises(bl.ExecutionError, match=r"placement 'single' of 'm' gave no trace: out of memory"):
-        rows_of("m", "single", [line], [*runs, bl.Run(None, [], (), message="out of memory")])
+        rows_of("m", "single", [line], [*measured_runs, bl.Run(None, [], (), message="out of memory")])
 
 
 def test_the_two_orders_hold_different_amounts():

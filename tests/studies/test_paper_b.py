@@ -53,12 +53,12 @@ def test_bad_error(error):
 
 
 def test_quality_is_summed_up_over_all_and_by_kind():
-    made, profile = (
+    generated, profile = (
         {"search_over_bound": 1.0, "search_over_simple_bound": 1.0, "transfers_dominate": False} for _ in "ab"
     )
-    made |= {"graph": f"{search_quality.GENERATED}rnn", "search_over_rule": 0.5}
+    generated |= {"graph": f"{search_quality.GENERATED}rnn", "search_over_rule": 0.5}
     profile |= {"graph": "bert", "search_over_rule": 0.98, "search_over_bound": 1.21, "transfers_dominate": True}
-    summary = search_quality.summary([made, profile])
+    summary = search_quality.summary([generated, profile])
     assert summary["search_over_rule"] == pytest.approx(0.7)
     assert summary["search_over_rule_generated"] == pytest.approx(0.5)
     assert summary["search_over_rule_profiles"] == pytest.approx(0.98)

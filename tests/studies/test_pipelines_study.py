@@ -46,8 +46,8 @@ def test_messages_of_busy_workers_are_what_both_ends_work_more(monkeypatch):
     """Products take 9 ms of each; 24 messages 30 us of the sender and 20 of the receiver, 90 us from end to end."""
 
     def cost(local, worker, steps, step, devices):
-        goes = "that go," in step.name
-        return Cost(0.0, 0.0, (9_000.0 + 24 * 30 * goes, 9_000.0 + 24 * 20 * goes))
+        is_sent = "that go," in step.name
+        return Cost(0.0, 0.0, (9_000.0 + 24 * 30 * is_sent, 9_000.0 + 24 * 20 * is_sent))
 
     monkeypatch.setattr(busy, "cost_of", cost)
     monkeypatch.setattr(busy, "_arrivals", lambda size, local, worker: np.full(3, 90.0))
@@ -84,14 +84,14 @@ def test_rows_come_back_and_parts_stay(tmp_path):
 @pytest.mark.skipif("pipelines" not in result_names(), reason="no stored study")
 def test_stored_rows_say_what_their_summaries_say():
     document = result("pipelines")
-    parts = [part for part in document.values() if isinstance(part, dict)]
-    assert parts
-    for part in parts:
-        rows = rows_of({"part": part})
+    tables = [table for table in document.values() if isinstance(table, dict)]
+    assert tables
+    for table in tables:
+        rows = rows_of({"part": table})
         summary = summarize_rows(rows)
-        assert summary.mean_error == pytest.approx(part["summary"]["mean_error"])
+        assert summary.mean_error == pytest.approx(table["summary"]["mean_error"])
         assert (summary.clear_pairs, summary.ranked_right) == (
-            part["summary"]["clear_pairs"],
-            part["summary"]["ranked_right"],
+            table["summary"]["clear_pairs"],
+            table["summary"]["ranked_right"],
         )
-        assert part["command"].startswith("python -m studies.pipelines")
+        assert table["command"].startswith("python -m studies.pipelines")

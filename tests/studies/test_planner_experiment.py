@@ -23,19 +23,19 @@ def test_rows_and_command(tmp_path):
     assert result["command"].endswith(" ".join(["--params", json.dumps(params)])) and result["seed"] == 0
     assert result["budget"].startswith("0.01 s") and result["took_seconds"] > 0 and len(result["date"]) == 10
     (cell,) = result["cells"]
-    found = {row["placer"]: row for row in cell["rows"]}
+    row_of_placer = {row["placer"]: row for row in cell["rows"]}
     on_ops = ["hierarchical on ops", "random grouping 0 on ops"]
-    assert list(found) == [*experiment.RIVALS, *experiment.LEARNED, *on_ops]
-    assert (found["cpu-only"]["step_seconds"], found["gpu-only"]["step_seconds"]) == (16.0, 2.0)
+    assert list(row_of_placer) == [*experiment.RIVALS, *experiment.LEARNED, *on_ops]
+    assert (row_of_placer["cpu-only"]["step_seconds"], row_of_placer["gpu-only"]["step_seconds"]) == (16.0, 2.0)
     # ETF gets the GPUs alone: one op each. 64 draws of 9 placements find that, too.
-    assert (found["m-etf"]["step_seconds"], found["simple-planner"]["step_seconds"]) == (1.0, 1.0)
-    assert found["hierarchical"]["samples"] == 64 and "error" in found["expert"]
+    assert (row_of_placer["m-etf"]["step_seconds"], row_of_placer["simple-planner"]["step_seconds"]) == (1.0, 1.0)
+    assert row_of_placer["hierarchical"]["samples"] == 64 and "error" in row_of_placer["expert"]
 
 
 def test_cells_are_those_of_the_papers():
     # H, Table 1 (models and GPUs) and section 3 (batch sizes); B, Table 2 (GNMT on 4 GPUs).
-    found = {cell.name: (cell.gpus, cell.params.get("batch_size")) for cell in experiment.CELLS}
-    assert found == {
+    setting_of_cell = {cell.name: (cell.gpus, cell.params.get("batch_size")) for cell in experiment.CELLS}
+    assert setting_of_cell == {
         "Inception-V3": (2, 1), "ResNet": (2, 128), "RNNLM": (2, 64), "NMT (2-layer)": (2, 64),
         "NMT (4-layer)": (4, 64), "NMT (8-layer)": (8, 64), "GNMT": (4, 128),
     }  # fmt: skip
@@ -91,10 +91,10 @@ def test_stored_results_hold_every_cell():
 
 
 def test_compared_groupings_by_hand():
-    def row(grouping, seed, seconds, best, **more):
+    def row(grouping, seed, seconds, best, **columns):
         curve = [[16, seconds / 2, 2 * best], [32, seconds, best]]
         return {"grouping": grouping, "seed": seed, "samples": 32, "train_seconds": seconds, "best_seconds": best,
-                "curve": curve, **more}  # fmt: skip
+                "curve": curve, **columns}  # fmt: skip
 
     rows = [
         row("learned", 0, 10.0, 1.0, updates=2), row("learned", 1, 30.0, 3.0, updates=2),

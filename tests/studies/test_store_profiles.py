@@ -11,12 +11,12 @@ from studies.store_profiles import PROFILES, Stored
 DATA = Path(__file__).parents[2] / "data"
 
 
-@pytest.mark.parametrize("wanted", PROFILES, ids=lambda wanted: wanted.name)
-def test_stored_profile_loads_small_and_whole(wanted):
-    path = DATA / f"{wanted.name}.json.gz"
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_stored_profile_loads_small_and_whole(profile):
+    path = DATA / f"{profile.name}.json.gz"
     assert path.stat().st_size < 1_500_000
     graph = bl.load_graph(path)
-    assert graph.name == wanted.name and bl.models.model_of(graph) == wanted.model
+    assert graph.name == profile.name and bl.models.model_of(graph) == profile.model
     assert graph.duration_us.sum() > 1e4 and graph.persistent_bytes.sum() > 1e8
     assert (graph.forward_of >= 0).mean() > 0.4
     assert path.name in (DATA / "README.md").read_text()

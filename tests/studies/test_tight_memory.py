@@ -10,10 +10,10 @@ from studies.tight_memory import attempt, count, instance
 @pytest.mark.parametrize("block", range(2))
 def test_valid_or_infeasible(block):
     """Any other exception would end the test here."""
-    found = count(range(60 * block, 60 * block + 60))
-    assert found["instances"] == 60
-    assert found["placed by some"] > 18  # the instances are tight, not hopeless
-    for results in found["placers"].values():
+    counts = count(range(60 * block, 60 * block + 60))
+    assert counts["instances"] == 60
+    assert counts["placed by some"] > 18  # the instances are tight, not hopeless
+    for results in counts["placers"].values():
         assert set(results) <= {"placed", "infeasible", "infeasible where another placed"}
         assert results["placed"] + results.get("infeasible", 0) == 60
 

@@ -35,9 +35,9 @@ def test_stages_hold_their_layers_and_backward_recomputes():
     assert [int(placed.device[graph.index[f"layer{k}"]]) for k in range(4)] == [0, 0, 1, 1]
     ahead, rows = graph.duration_us[graph.index["layer1"]], layer_rows(gpt, 1)
     # layer1 is the last of its stage: its backward pass begins the stage's, with 12 launches of the engine's own
-    back = graph.duration_us[graph.index["layer1/backward"]] - 12 * A100.launch_us
+    backward_us = graph.duration_us[graph.index["layer1/backward"]] - 12 * A100.launch_us
     assert ahead == pytest.approx(microseconds(rows, A100))
-    assert back == pytest.approx(ahead + microseconds(rows, A100, 2.0))
+    assert backward_us == pytest.approx(ahead + microseconds(rows, A100, 2.0))
 
 
 def test_update_without_replicas_is_adam_alone():
@@ -63,9 +63,9 @@ def test_rows_left_out_are_predicted_within_the_bar():
     assert len(stored["fitted_rows"]) == ROWS == 12
     fitted = spread_rows(rows)
     assert [stored["errors"][k] for k in fitted] == [row["error"] for row in stored["fitted_rows"]]
-    others = np.abs(np.delete(stored["errors"], fitted))
-    assert others.mean() == pytest.approx(stored["mean_absolute_error_of_others"], abs=1e-4)
-    assert others.mean() <= 0.06
+    other_errors = np.abs(np.delete(stored["errors"], fitted))
+    assert other_errors.mean() == pytest.approx(stored["mean_absolute_error_of_others"], abs=1e-4)
+    assert other_errors.mean() <= 0.06
     for k in range(0, len(rows), 10):
         assert predicted_ms(rows[k], calibrated()) / rows[k].measured_ms - 1 == pytest.approx(
             stored["errors"][k], abs=2e-4

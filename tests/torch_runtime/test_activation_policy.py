@@ -27,7 +27,7 @@ from baechi_lab.memory_saving.training_graph import TrainingGraph  # noqa: E402
 from baechi_lab.torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 
-class Whole(nn.Module):
+class NoisyNorm(nn.Module):
     """One operator that hides statistics of its batch and random numbers."""
 
     def __init__(self):
@@ -38,8 +38,8 @@ class Whole(nn.Module):
         return torch.tanh(self.dropout(self.norm(self.linear(x))))
 
 
-def stack(parts: int = 5, make=lambda: [nn.Linear(4, 4), nn.Tanh()]):
-    return nn.Sequential(*(layer for _ in range(parts) for layer in make()), nn.Linear(4, 3))
+def stack(count: int = 5, make=lambda: [nn.Linear(4, 4), nn.Tanh()]):
+    return nn.Sequential(*(layer for _ in range(count) for layer in make()), nn.Linear(4, 3))
 
 
 def cpus(n: int) -> bl.Cluster:
@@ -98,12 +98,12 @@ def test_random_choices_on_random_placements_are_bit_equal(name):
 def test_statistics_and_masks_of_a_layer_that_hides_them():
     """The layer runs twice, its statistics are updated once and its mask is the same."""
     torch.manual_seed(0)
-    model, x = stack(4, lambda: [Whole()]), torch.randn(6, 4)
-    graph = profiled(model, x, atomic=(Whole,))
+    model, x = stack(4, lambda: [NoisyNorm()]), torch.randn(6, 4)
+    graph = profiled(model, x, atomic=(NoisyNorm,))
     changed = bl.recompute(graph, drop=["1", "2", "3"])
     assert changed.n > graph.n
     plain = copy.deepcopy(model)
-    placed = distributed(model, x, changed, 2, atomic=(Whole,))
+    placed = distributed(model, x, changed, 2, atomic=(NoisyNorm,))
     for _ in range(3):
         assert same(train(placed, (x,)), train(plain, (x,)))
 
@@ -540,7 +540,7 @@ def test_the_mode_is_that_of_the_first_run():
     graph = profiled(model, x)
     placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)))
 
-    def found(module):
+    def loss_and_gradients(module):
         torch.manual_seed(1)
         loss = module(x).square().sum()
         module.eval()
@@ -548,7 +548,7 @@ def test_the_mode_is_that_of_the_first_run():
         assert not any(m.training for m in module.modules())
         return [p.grad for p in module.parameters()] + list(module.buffers())
 
-    assert same(found(placed), found(copy.deepcopy(model)))
+    assert same(loss_and_gradients(placed), loss_and_gradients(copy.deepcopy(model)))
 
 
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
@@ -647,10 +647,10 @@ def test_bug_layers_ran_again_with_other_weights_than_a_functional_call_gave_the
     tensors = {name: (2 * t).detach() for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dim()}
     results = []
     for module in (copy.deepcopy(model), distributed(model, x, bl.recompute(graph, "boundaries"))):
-        given = {name: t.detach().clone().requires_grad_("running" not in name) for name, t in tensors.items()}
-        torch.func.functional_call(module, given, (x,)).square().sum().backward()
-        results.append({name: t.grad for name, t in given.items() if t.grad is not None})
-    plain, again = results
-    assert plain.keys() == again.keys() == {name for name in tensors if "running" not in name}
+        arguments = {name: t.detach().clone().requires_grad_("running" not in name) for name, t in tensors.items()}
+        torch.func.functional_call(module, arguments, (x,)).square().sum().backward()
+        results.append({name: t.grad for name, t in arguments.items() if t.grad is not None})
+    plain, recomputed = results
+    assert plain.keys() == recomputed.keys() == {name for name in tensors if "running" not in name}
     for name, gradient in plain.items():
-        assert torch.equal(gradient, again[name]), name
+        assert torch.equal(gradient, recomputed[name]), name

@@ -50,18 +50,20 @@ def offloaded(step):
 def test_the_peak_falls_as_simulated(name):
     """On each of two devices; the host has the state, and while it goes back a layer's once more in the simulation."""
     step, after = step_of(OPTIMIZERS[name]), {}
-    for way, graph in zip(("kept", "lent"), offloaded(step), strict=True):
+    for kind, graph in zip(("kept", "lent"), offloaded(step), strict=True):
         placed = bl.place(graph.replace(duration_us=np.ones(graph.n)), WITH_HOST, "m-topo")
         run = bl.torch.execute(step, placed.on(graph), 2, warmup=1, cluster=WITH_HOST, graph=graph)
-        simulated, after[way] = bl.simulate(graph, WITH_HOST, placed.on(graph)).peak_bytes, run
+        simulated, after[kind] = bl.simulate(graph, WITH_HOST, placed.on(graph)).peak_bytes, run
         assert run.timeline.peak_bytes[:2] == pytest.approx(simulated[:2], rel=0.01)
-    kept, lent = after["kept"], after["lent"]
-    assert lent.outputs == kept.outputs and len(set(lent.outputs)) == len(lent.outputs)
-    held = sum(t.nbytes for t in layers().parameters()) * {"momentum": 1, "adam at once": 3}.get(name, 2)
+    kept_run, lent_run = after["kept"], after["lent"]
+    assert lent_run.outputs == kept_run.outputs and len(set(lent_run.outputs)) == len(lent_run.outputs)
+    state_bytes = sum(t.nbytes for t in layers().parameters()) * {"momentum": 1, "adam at once": 3}.get(name, 2)
     if name == "rmsprop":
-        held = held // 2 * 3
-    assert kept.timeline.peak_bytes[2] == 0 and lent.timeline.peak_bytes[2] == pytest.approx(held, rel=0.01)
-    assert held <= simulated[2] <= 2 * held
+        state_bytes = state_bytes // 2 * 3
+    assert kept_run.timeline.peak_bytes[2] == 0 and lent_run.timeline.peak_bytes[2] == pytest.approx(
+        state_bytes, rel=0.01
+    )
+    assert state_bytes <= simulated[2] <= 2 * state_bytes
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -94,8 +96,11 @@ def test_results_are_those_of_the_plain_optimizer(name):
     plain, offloaded_state = (optimizer.state_dict()["state"] for optimizer in optimizers)
     assert plain.keys() == offloaded_state.keys() and len(plain) >= 7
     for key, state in plain.items():
-        for part, value in state.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(offloaded_state[key][part])), (key, part)
+        for key_of_state, value in state.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(offloaded_state[key][key_of_state])), (
+                key,
+                key_of_state,
+            )
 
 
 def counted(optimizer):

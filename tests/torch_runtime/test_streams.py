@@ -104,10 +104,10 @@ class Gpus(Observer):
         stream_of_device = next((s for s in reversed(stack) if s.device == device), None)
         return stream_of_device or self.default.setdefault(device, Stream(device))
 
-    def read(self, tensor, stream, what):
+    def read(self, tensor, stream, reader):
         data = self.data(tensor)
         if data in self.stamp and not stream.sees(self.stamp[data]):
-            self.faults.append(f"{what} may run before its input is there")
+            self.faults.append(f"{reader} may run before its input is there")
         if data in self.owner and self.owner[data] is not stream:
             self.used.setdefault(data, set()).add(stream)
 
@@ -232,13 +232,13 @@ def test_the_checks_can_fail(monkeypatch):
     gpus, _ = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 1, transport=Hasty)
     assert any("call" in fault for fault in gpus.faults)
 
-    class Early(Checked):
+    class NoWait(Checked):
         def stream_pair(self, op, source, target):
             tx, rx = super().stream_pair(op, source, target)
             monkeypatch.setattr(tx, "wait_event", lambda event: None, raising=False)
             return tx, rx
 
-    gpus, _ = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 1, transport=Early)
+    gpus, _ = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 1, transport=NoWait)
     assert any("copy" in fault for fault in gpus.faults)
 
 

@@ -55,7 +55,7 @@ def select(m, x, h, k):
     return k.masked_select(h > 0).sum() + m.out(m.c(x)).sum()
 
 
-def where(m, x, h, k):
+def selects_rows(m, x, h, k):
     return m.out(m.c(k)[torch.where(h.sum(1) > 0)])
 
 
@@ -132,7 +132,7 @@ CODE = [
     rows,
     mask,
     select,
-    where,
+    selects_rows,
     unique,
     repeat,
     number,

@@ -75,7 +75,7 @@ def test_the_plan_says_before_the_first_step_where_it_keeps_code_order():
         assert model.a.weight.grad is not None
 
 
-class Turns(nn.Module):
+class Alternating(nn.Module):
     """Its other branch draws numbers that the trace has not seen, after those of a dropout that waits."""
 
     def __init__(self):
@@ -91,7 +91,7 @@ class Turns(nn.Module):
 
 
 def test_bug_numbers_drawn_where_the_code_takes_another_path():
-    model, x = Turns(), torch.ones(2, 4)
+    model, x = Alternating(), torch.ones(2, 4)
     twin = rm.twin(model)
     traced = trace(model, x)
     rank = [-1 if call.key == "b" else i for i, call in enumerate(traced.calls)]
@@ -160,7 +160,7 @@ def trained(model, x, **settings):
 def test_bug_what_autocast_casts_once_for_several_layers_was_cast_for_each(kind):
     """Gradients then differed by rounding; and a layer in a thread emptied the cache that all threads share."""
     torch.manual_seed(0)
-    model, x = Turns(), torch.randn(64, 4, requires_grad=kind.startswith("an"))
+    model, x = Alternating(), torch.randn(64, 4, requires_grad=kind.startswith("an"))
     model.d, model.e, model.turn = nn.Identity(), nn.Tanh(), False
     if kind == "a shared weight":
         model.b.weight = model.a.weight

@@ -66,8 +66,8 @@ class Int8Weight(torch.Tensor):
         return ["numbers", "scale"], None
 
     @classmethod
-    def __tensor_unflatten__(cls, parts, context, size, stride):
-        return cls(parts["numbers"], parts["scale"])
+    def __tensor_unflatten__(cls, tensors, context, size, stride):
+        return cls(tensors["numbers"], tensors["scale"])
 
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):

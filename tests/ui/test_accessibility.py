@@ -37,13 +37,13 @@ def page(lab):
         yield opened
 
 
-ASKED = {"Compare": ("Compare", ".bl-lanes >> nth=4"), "Explore": ("Sweep", ".bl-chart-cell >> nth=0")}
+ON_REQUEST = {"Compare": ("Compare", ".bl-lanes >> nth=4"), "Explore": ("Sweep", ".bl-chart-cell >> nth=0")}
 """Tabs that are empty until their button is pressed: its words, and what is there afterwards."""
 
 
 def ask(page, name):
     """Fill the tab `name`, unless it is filled already."""
-    words, shown = ASKED[name]
+    words, shown = ON_REQUEST[name]
     tab(page, name)
     page.wait_for_selector(f".bl-panes.bl-at-{name.lower()}")
     if page.locator(f".bl-pane-{name.lower()} {shown}").count() == 0:
@@ -55,7 +55,7 @@ def ask(page, name):
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install in tests/js")
 def test_axe_finds_nothing_light_and_dark(page):
     page.evaluate(AXE.read_text())
-    for name in ASKED:
+    for name in ON_REQUEST:
         ask(page, name)
     for theme in ("Light", "Dark"):
         themed(page, theme)
@@ -86,7 +86,7 @@ def test_the_first_two_minutes_are_as_the_page_says(page):
     assert len(rows) == text.count("“") >= 15
     for name, sentence in rows:
         tab(page, name)
-        if name in ASKED:
+        if name in ON_REQUEST:
             ask(page, name)
         jb.eventually(page, lambda sentence=sentence: _is_said(page, sentence))
 
@@ -187,8 +187,8 @@ def test_one_sentence_instead_of_broken_links_when_the_kernel_is_gone(page):
         "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
     )
     page.wait_for_selector(".bl-workbench.jupyter-widgets-disconnected", timeout=30_000)
-    told = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
-    assert told == '"kernel gone: last result shown, run the cell to continue"'
+    content = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
+    assert content == '"kernel gone: last result shown, run the cell to continue"'
     icons = page.evaluate(
         "() => [...document.querySelectorAll('.bl-workbench, .bl-workbench *')].filter((e) => "
         "e.classList.contains('jupyter-widgets-disconnected') && getComputedStyle(e, '::before').display !== 'none').length"

@@ -65,8 +65,8 @@ def cells(front_end, key, svg, rules, alive):
     live = f'<div class="bl-view bl-live-{key}">a widget</div>' if alive else ""
     image = f'<img src="data:image/svg+xml,{quote(svg)}">'
     first = FRONT_ENDS[front_end].format(prompt="<div></div>", live=live, svg=svg, image=image, rules=rules)
-    other = "another"
-    svg, rules = svg.replace(key, other), STRAY + picture_rule(other)
+    other_key = "another"
+    svg, rules = svg.replace(key, other_key), STRAY + picture_rule(other_key)
     image = f'<img src="data:image/svg+xml,{quote(svg)}">'
     second = FRONT_ENDS[front_end].format(prompt="<div></div>", live="", svg=svg, image=image, rules=rules)
     return f'<style>{TimelineView._css}</style><div class="cell">{first}</div><div class="cell">code {second}</div>'
@@ -76,8 +76,8 @@ def cells(front_end, key, svg, rules, alive):
 @pytest.mark.parametrize("front_end", list(FRONT_ENDS))
 def test_a_picture_is_seen_unless_its_own_widget_lives(page, outputs, front_end, alive):
     page.set_content(cells(front_end, *outputs, alive))
-    seen = [page.locator(".cell").nth(k).locator("img, svg").first.is_visible() for k in range(2)]
-    assert seen == [not alive, True]
+    visible = [page.locator(".cell").nth(k).locator("img, svg").first.is_visible() for k in range(2)]
+    assert visible == [not alive, True]
 
 
 IN_PAGE = "() => getComputedStyle(document.querySelector('.bl-view')).getPropertyValue('--bl-background')"

@@ -77,9 +77,9 @@ def _size(page, selector):
     return page.evaluate(SIZE, selector)
 
 
-@pytest.mark.parametrize("part", ["Timeline", "Run"])
-def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, part):
-    tab(page, part)
+@pytest.mark.parametrize("tab_name", ["Timeline", "Run"])
+def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, tab_name):
+    tab(page, tab_name)
     page.click('.bl-tabs button[aria-label="full screen"]')
     page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
     panes, words = _size(page, ".bl-panes"), _size(page, f".bl-view:has({MEMORY}) > .bl-live")
@@ -89,7 +89,7 @@ def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, part):
     assert box["height"] > 4 * 74 + 20
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + box["height"] - 30)
     page.wait_for_selector(f'.bl-view:has({MEMORY}) .bl-tooltip:has-text("gpu:3 at ")')
-    shot(page, f"full-screen-{part.lower()}")
+    shot(page, f"full-screen-{tab_name.lower()}")
     page.click('.bl-tabs button[aria-label="full screen"]')
     page.wait_for_function("() => !document.fullscreenElement")
     tab(page, "Graph")
@@ -212,15 +212,15 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
         page.wait_for_function(f"(by) => document.querySelector('{GRAPH}').dataset.heat.startsWith(by)", arg=by)
         if by in (TIME, CRITICAL):
             shot(page, f"heat-{by.split()[0]}")
-    sent = np.bincount(
+    sent_bytes = np.bincount(
         graph.tensor_producer[line.transfers.tensor], line.tensor_bytes[line.transfers.tensor], minlength=graph.n
     )
-    moved = np.bincount(owner, sent)
+    moved_bytes = np.bincount(owner, sent_bytes)
     choice.select_option(MOVED)
     page.wait_for_function(
-        f"(text) => document.querySelector('{GRAPH}').dataset.heat === text", arg=f"{MOVED} {int(moved.argmax())}"
+        f"(text) => document.querySelector('{GRAPH}').dataset.heat === text", arg=f"{MOVED} {int(moved_bytes.argmax())}"
     )
-    page.wait_for_selector(f'.bl-heat-key:has-text("{format_bytes(int(moved.max()))}")')
+    page.wait_for_selector(f'.bl-heat-key:has-text("{format_bytes(int(moved_bytes.max()))}")')
     choice.select_option("")
     page.wait_for_selector(".bl-heat-key", state="hidden")
     assert page.problems == []
@@ -268,13 +268,15 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     fullest = int(line.peak_bytes.argmax())
     page.wait_for_selector(f'.bl-live-tensors b:has-text("{format_bytes(int(line.peak_bytes[fullest]))}")')
     times, levels = line.memory.levels(fullest)
-    held = live_bytes(line, fullest, float(times[levels.sum(axis=1).argmax()]))
+    live_tensors = live_bytes(line, fullest, float(times[levels.sum(axis=1).argmax()]))
     first = page.locator(".bl-live-tensors li").first
     jb.settle(page)
-    assert first.inner_text().startswith(format_bytes(held[0].bytes)) and first.inner_text().endswith(held[0].name)
+    assert first.inner_text().startswith(format_bytes(live_tensors[0].bytes)) and first.inner_text().endswith(
+        live_tensors[0].name
+    )
     shot(page, "memory")
     first.locator("button").click()
-    page.wait_for_selector(f'.bl-details-name:text-is("{held[0].name}")')
+    page.wait_for_selector(f'.bl-details-name:text-is("{live_tensors[0].name}")')
     jb.settle(page)
     box = memory.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 30)
@@ -306,14 +308,14 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
 
 
 @pytest.mark.parametrize(
-    ("part", "pane", "key", "side"),
+    ("pane_name", "pane", "key", "side"),
     [("setting", ".bl-setting", "ArrowRight", "width"), ("details", ".bl-details-pane", "ArrowLeft", "width"),
      ("graph", f".bl-view:has({GRAPH})", "ArrowDown", "height")],
 )  # fmt: skip
-def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, part, pane, key, side):
+def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, pane_name, pane, key, side):
     """An arrow is 16 pixels, a drag goes as far as the mouse. What one part gets its neighbour gives, and Escape undoes it."""
     tab(page, "Graph")
-    edge = page.locator(f'.bl-splitter[aria-label$="of the {part}"]')
+    edge = page.locator(f'.bl-splitter[aria-label$="of the {pane_name}"]')
     before, canvas = _size(page, pane), _size(page, GRAPH)
     edge.focus()
     page.keyboard.press(key)
@@ -324,21 +326,21 @@ def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, part, pane, key, sid
     assert edge.get_attribute("aria-valuenow") == str(round(_size(page, pane)[side]))
     bar = edge.bounding_box()
     x, y = bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2
-    dx, dy = {"setting": (48, 0), "details": (-48, 0), "graph": (0, 48)}[part]
+    dx, dy = {"setting": (48, 0), "details": (-48, 0), "graph": (0, 48)}[pane_name]
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + dx, y + dy, steps=4)
     page.mouse.up()
     jb.eventually(page, lambda: _near(_size(page, pane)[side], before[side] + 80))
-    shot(page, f"splitter-{part}")
+    shot(page, f"splitter-{pane_name}")
     edge.focus()
     page.keyboard.press("Escape")
     jb.eventually(page, lambda: _near(_size(page, pane)[side], before[side]))
     assert page.problems == []
 
 
-def _near(size, wanted):
-    assert abs(size - wanted) <= 1.5, (size, wanted)
+def _near(size, expected_size):
+    assert abs(size - expected_size) <= 1.5, (size, expected_size)
 
 
 def test_the_graph_fills_its_pane_and_the_full_screen(page):
@@ -355,8 +357,8 @@ def test_the_graph_fills_its_pane_and_the_full_screen(page):
     page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
     bench = _size(page, ".bl-workbench")
     assert (bench["x"], bench["y"], bench["width"], bench["height"]) == (0, 0, 1600, 840)
-    whole = _size(page, GRAPH)
-    assert whole["width"] > windowed["width"] and whole["height"] > windowed["height"]
+    full_size = _size(page, GRAPH)
+    assert full_size["width"] > windowed["width"] and full_size["height"] > windowed["height"]
     shot(page, "full-screen")
     page.click('.bl-tabs button[aria-label="full screen"]')
     page.wait_for_function("() => !document.fullscreenElement")

@@ -115,8 +115,8 @@ def test_advice_micro_batches_and_presets_have_the_library_s_numbers(lab, page):
     assert page.problems == []
 
 
-def _equal(value, wanted):
-    assert value == wanted
+def _equal(value, expected):
+    assert value == expected
 
 
 TIGHT = """

@@ -76,8 +76,8 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         micro = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("micro-batches")) input')
         micro.fill("3")
         micro.press("Tab")
-        part = bl.profile(step.micro_batches(3)[0], hardware="rtx2080")
-        three = bl.simulate(part, cluster, bl.place(part, cluster, "m-topo"), micro_batches=3)
+        micro_batch_graph = bl.profile(step.micro_batches(3)[0], hardware="rtx2080")
+        three = bl.simulate(micro_batch_graph, cluster, bl.place(micro_batch_graph, cluster, "m-topo"), micro_batches=3)
         facts.filter(has_text=f"step {format_us(three.makespan_us)}").wait_for()
         for name in TABS:
             assert faults(page, name) == {}, name

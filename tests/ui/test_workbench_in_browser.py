@@ -13,7 +13,7 @@ import urllib.request
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import EMPTIED, TABS, WHOLE, faults, tab, themed
+from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, faults, tab, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
@@ -104,13 +104,13 @@ def shows(page, text, timeout=90_000):
     )  # fmt: skip
 
 
-def _equal(value, wanted):
-    assert value == wanted
+def _equal(value, expected_value):
+    assert value == expected_value
     return value
 
 
-def _holds(text, *parts):
-    assert all(part in text for part in parts), text
+def _holds(text, *texts):
+    assert all(piece in text for piece in texts), text
     return text
 
 
@@ -148,22 +148,22 @@ def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
 
     graph, line = expected.graph(), expected.timeline()
     chain = critical_chain(graph, line)
-    parts = step_parts(line, chain.ops, chain.transfers)
+    steps = step_parts(line, chain.ops, chain.transfers)
     pieces = page.locator(".bl-verdict-part")
-    page.wait_for_function("(n) => document.querySelectorAll('.bl-verdict-part').length === n", arg=len(parts))
+    page.wait_for_function("(n) => document.querySelectorAll('.bl-verdict-part').length === n", arg=len(steps))
 
     def pieces_have_the_parts_times_and_widths():
-        labels = [pieces.nth(k).get_attribute("aria-label") for k in range(len(parts))]
-        assert all(format_us(part.us) in label for part, label in zip(parts, labels, strict=True))
-        boxes = [pieces.nth(k).bounding_box() for k in range(len(parts))]
-        whole = sum(box["width"] for box in boxes)
-        for part, box in zip(parts, boxes, strict=True):
-            assert abs(box["width"] / whole - part.us / line.makespan_us) < 0.02
+        labels = [pieces.nth(k).get_attribute("aria-label") for k in range(len(steps))]
+        assert all(format_us(step.us) in label for step, label in zip(steps, labels, strict=True))
+        boxes = [pieces.nth(k).bounding_box() for k in range(len(steps))]
+        total_width = sum(box["width"] for box in boxes)
+        for step, box in zip(steps, boxes, strict=True):
+            assert abs(box["width"] / total_width - step.us / line.makespan_us) < 0.02
 
     jb.eventually(page, pieces_have_the_parts_times_and_widths)
-    longest = int(np.argmax([part.us for part in parts]))
+    longest = int(np.argmax([step.us for step in steps]))
     pieces.nth(longest).click()
-    first, last = parts[longest].window_us
+    first, last = steps[longest].window_us
     page.wait_for_function(
         "([first, last]) => { const canvas = document.querySelector('canvas[aria-label=\"Timeline\"]');"
         " const w = canvas.dataset.window.split(' ').map(Number);"
@@ -213,7 +213,7 @@ def data(page, key):
     return int(page.locator(GRAPH).get_attribute(f"data-{key}"))
 
 
-def said(page):
+def announced(page):
     return page.locator(f".bl-view:has({GRAPH}) .bl-live").inner_text()
 
 
@@ -225,16 +225,16 @@ def test_the_first_graph_is_the_model_s_scopes(page, expected):
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.nodes === n", arg=str(len(shown)))
     assert len(shown) <= 24
     of = tree.owner(shown)
-    ends = np.stack([of[graph.edge_source], of[graph.consumers], graph.edge_tensor], axis=1)
-    ends = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
-    assert data(page, "frames_open") == 0 and data(page, "arrows") == len(np.unique(ends[:, :2], axis=0))
+    box_pairs = np.stack([of[graph.edge_source], of[graph.consumers], graph.edge_tensor], axis=1)
+    box_pairs = np.unique(box_pairs[box_pairs[:, 0] != box_pairs[:, 1]], axis=0)
+    assert data(page, "frames_open") == 0 and data(page, "arrows") == len(np.unique(box_pairs[:, :2], axis=0))
     # Hovering along the arrow out of layer0 tells how many tensors it stands for, and their bytes.
     jb.settle(page)
     box, names = page.locator(GRAPH).bounding_box(), [tree.names[n] for n in shown]
     places = grid(box["x"], box["y"] + 0.3 * box["height"], box["width"], 0.25 * box["height"], 90, 10)
     _, _, arrow = jb.hover_where(page, GRAPH, places, f"^{re.escape(names[0])} →")
     u, v = (names.index(name) for name in arrow.splitlines()[0].split(" → "))
-    tensors = ends[(ends[:, 0] == u) & (ends[:, 1] == v), 2]
+    tensors = box_pairs[(box_pairs[:, 0] == u) & (box_pairs[:, 1] == v), 2]
     assert f"tensors\t{len(tensors)}" in arrow and format_bytes(int(graph.tensor_bytes[tensors].sum())) in arrow
     assert page.problems == []
 
@@ -272,8 +272,10 @@ def test_the_legend_tells_what_occurs(page, expected):
     graph, line = expected.graph(), expected.timeline()
     owner = build_tree(graph).owner(build_tree(graph).visible(build_tree(graph).open_until(24)))
     source, target = graph.edge_source, graph.consumers
-    apart = owner[source] != owner[target]
-    crossing = (line.device[source] != line.device[target]) & (graph.tensor_bytes[graph.edge_tensor] > 0) & apart
+    between_boxes = owner[source] != owner[target]
+    crossing = (
+        (line.device[source] != line.device[target]) & (graph.tensor_bytes[graph.edge_tensor] > 0) & between_boxes
+    )
     mixed = [len(set(line.device[owner == box].tolist())) > 1 for box in np.unique(owner)]
     page.wait_for_function("() => !document.querySelector('.bl-legend').textContent.includes('critical')")
 
@@ -304,9 +306,9 @@ def test_boxes_open_in_place(page):
     for _ in range(6):
         page.keyboard.press("+")
     page.wait_for_function(f"() => document.querySelector('{GRAPH}').dataset.minimap")
-    left, top, _, height = (float(x) for x in page.locator(GRAPH).get_attribute("data-minimap").split())
+    x_of_map, top, _, height = (float(x) for x in page.locator(GRAPH).get_attribute("data-minimap").split())
     middle = int(page.locator(GRAPH).get_attribute("data-middle").split()[0])
-    page.locator(GRAPH).click(position={"x": left + 1, "y": top + height / 2})
+    page.locator(GRAPH).click(position={"x": x_of_map + 1, "y": top + height / 2})
     page.wait_for_function(
         f"(x) => Number(document.querySelector('{GRAPH}').dataset.middle.split(' ')[0]) < x", arg=middle
     )
@@ -318,12 +320,14 @@ def test_boxes_open_in_place(page):
 def test_moving_an_op_and_taking_it_back(page, expected):
     """A search lists; a click selects the op with its group, which is said, moves as said, and is confirmed."""
     graph = expected.graph()
-    wanted = [i for i, name in enumerate(graph.names) if "matmul" in name.lower()]
+    matching_ops = [i for i, name in enumerate(graph.names) if "matmul" in name.lower()]
     search = page.locator('input[aria-label="search ops by name"]')
     search.fill("MatMul")
-    page.wait_for_selector(f".bl-found:has-text('{len(wanted)} ops match')")
-    jb.eventually(page, lambda: _equal((page.locator("button.bl-row").count(), data(page, "chosen")), (len(wanted), 0)))
-    target = next(i for i in wanted if graph.colocation[i] >= 0)
+    page.wait_for_selector(f".bl-found:has-text('{len(matching_ops)} ops match')")
+    jb.eventually(
+        page, lambda: _equal((page.locator("button.bl-row").count(), data(page, "chosen")), (len(matching_ops), 0))
+    )
+    target = next(i for i in matching_ops if graph.colocation[i] >= 0)
     coarse = bl.optimize(graph, bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu"), passes=("colocation",))
     group = moving(graph, [target], coarse.group_of)
     shot(page, "13-found")
@@ -332,41 +336,44 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     page.wait_for_selector(f'button.bl-row[aria-current="true"]:text-is("{graph.names[target]}")')
     jb.eventually(page, lambda: _equal(page.locator('button.bl-row[aria-current="true"]').count(), 1))
     colocation = graph.colocation_names[graph.colocation[target]]
-    what = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
-    jb.eventually(page, lambda: _holds(said(page), what))
+    described = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
+    jb.eventually(page, lambda: _holds(announced(page), described))
     assert page.locator(".bl-crumbs").inner_text().startswith("graph")
     shot(page, "03-selected")
     before = expected.timeline()
-    where = before.device_names[int(before.device[target])]
-    other = "cpu:1" if where == "cpu:0" else "cpu:0"
+    device = before.device_names[int(before.device[target])]
+    other_device = "cpu:1" if device == "cpu:0" else "cpu:0"
     jb.eventually(
-        page, lambda: _holds(page.locator(f'.bl-moves button[data-device="{other}"]').get_attribute("title"), what)
+        page,
+        lambda: _holds(
+            page.locator(f'.bl-moves button[data-device="{other_device}"]').get_attribute("title"), described
+        ),
     )
     # The button says what the click would change.
     placed = bl.Placement(device=before.device[np.argsort(before.op)])
-    moved = placed.device.copy()
-    moved[group] = before.device_names.index(other)
+    moved_device = placed.device.copy()
+    moved_device[group] = before.device_names.index(other_device)
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
-    wanted_us = bl.simulate(graph, cluster, placed.replace(device=moved)).makespan_us
-    button = page.locator(f'.bl-moves button[data-device="{other}"]')
+    wanted_us = bl.simulate(graph, cluster, placed.replace(device=moved_device)).makespan_us
+    button = page.locator(f'.bl-moves button[data-device="{other_device}"]')
     change = change_in_words(wanted_us, before.makespan_us)
     jb.eventually(page, lambda: _equal(button.locator(".bl-preview").inner_text(), change))
-    assert page.locator(f'.bl-moves button[data-device="{where}"] .bl-preview').inner_text() == ""
+    assert page.locator(f'.bl-moves button[data-device="{device}"] .bl-preview').inner_text() == ""
     button.click()
     page.wait_for_selector(".bl-facts:has-text('by hand')")
     tab(page, "Export")
     code = jb.eventually(page, lambda: _holds(page.locator(".bl-workbench textarea").input_value(), "bl.move"))
     tab(page, "Graph")
-    ran: dict = {}
-    exec(code[: code.index("bl.export")], ran)  # as it is shown, with nothing supplied
-    shows(page, f"step {format_us(ran['timeline'].makespan_us)}")
-    found = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
-    moves = json.loads(found.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
-    assert {device for _, device in moves} == {other}
+    namespace: dict = {}
+    exec(code[: code.index("bl.export")], namespace)  # as it is shown, with nothing supplied
+    shows(page, f"step {format_us(namespace['timeline'].makespan_us)}")
+    call = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
+    moves = json.loads(call.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
+    assert {device for _, device in moves} == {other_device}
     after = expected.timeline(moves=[tuple(m) for m in moves])
     shows(page, f"step {format_us(after.makespan_us)}")
     assert np.flatnonzero(after.device != before.device).tolist() == group.tolist()
-    confirmation = f"{len(group)} ops moved to {other}: {what}. Undo takes it back."
+    confirmation = f"{len(group)} ops moved to {other_device}: {described}. Undo takes it back."
     jb.eventually(page, lambda: _equal(page.locator(".bl-confirm").inner_text(), confirmation))
     shot(page, "03-moved")
     page.locator(GRAPH).focus()
@@ -384,23 +391,23 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     before = expected.timeline()
     page.locator(GRAPH).focus()
     page.keyboard.press("ArrowRight")
-    jb.eventually(page, lambda: _holds(said(page), "Selected: "))
+    jb.eventually(page, lambda: _holds(announced(page), "Selected: "))
     page.keyboard.press("0")
     jb.settle(page)
     stage = page.locator(GRAPH).bounding_box()
     places = grid(stage["x"], stage["y"] + 0.2 * stage["height"], stage["width"], 0.6 * stage["height"], 40, 15)
     *box, _ = jb.hover_where(page, GRAPH, places, r"^layer0\n")
     page.mouse.click(*box)
-    jb.eventually(page, lambda: _holds(said(page), "layer0"))
+    jb.eventually(page, lambda: _holds(announced(page), "layer0"))
     jb.settle(page)
-    chosen = data(page, "chosen")
+    selected_ops = data(page, "chosen")
     target = page.locator('.bl-moves button[data-device="cpu:1"]').bounding_box()
     page.mouse.move(*box)
     page.mouse.down()
     page.mouse.move(target["x"] + 8, target["y"] + 8, steps=5)
     page.wait_for_selector('.bl-moves button.bl-drop[data-device="cpu:1"]')
     page.mouse.up()
-    jb.eventually(page, lambda: _holds(page.locator(".bl-confirm").inner_text(), f"{chosen} ops moved to cpu:1"))
+    jb.eventually(page, lambda: _holds(page.locator(".bl-confirm").inner_text(), f"{selected_ops} ops moved to cpu:1"))
     page.locator(GRAPH).focus()
     page.keyboard.press("Control+z")
     shows(page, f"step {format_us(before.makespan_us)}")
@@ -408,14 +415,14 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
 
 
 def test_hovering_and_clicking_in_every_view(page):
-    said = {}
+    tooltips = {}
     for view, word in (("Graph", "device"), ("Timeline", "start"), ("Memory", "persistent")):
         jb.settle(page)
         canvas = f'canvas[aria-label="{view}"]'
         box = page.locator(canvas).bounding_box()
         places = grid(box["x"] + 135, box["y"] + 35, box["width"] - 150, box["height"] - 50, 40, 10)
         # Arrows of the graph and idle time have tooltips as well; what is clicked must be a bar.
-        x, y, said[view] = jb.hover_where(page, canvas, places, rf"^(?!idle)[\s\S]*{word}")
+        x, y, tooltips[view] = jb.hover_where(page, canvas, places, rf"^(?!idle)[\s\S]*{word}")
         if view == "Timeline":
             page.mouse.click(x, y)
             page.wait_for_function(
@@ -427,7 +434,7 @@ def test_hovering_and_clicking_in_every_view(page):
                 "(live) => document.querySelector(live).textContent.includes('why then: started at')", arg=live
             )
             shot(page, "03b-why-then")
-    assert "device" in said["Graph"] and "start" in said["Timeline"] and "persistent" in said["Memory"]
+    assert "device" in tooltips["Graph"] and "start" in tooltips["Timeline"] and "persistent" in tooltips["Memory"]
     page.locator('canvas[aria-label="Timeline"]').focus()
     page.keyboard.press("c")
     # The toggle is shared: it is on in the graph and in the timeline.
@@ -485,14 +492,14 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
     jb.eventually(page, lambda: _equal(tuple(keys.all_inner_texts()[: len(colors.labels)]), colors.labels))
     at, row = OnTimeline(page, line), int(np.argmax(line.end_us - line.start_us))
     x, y = at.x((line.start_us[row] + line.end_us[row]) / 2) - at.box["x"], at.y(line.device[row]) - at.box["y"] + 8
-    wanted = colors.colors[colors.kind[line.op[row]]]
+    expected_color = colors.colors[colors.kind[line.op[row]]]
     page.mouse.move(2, 2)  # the cursor's line would lie over the bar
     page.wait_for_function(
         """([selector, x, y, wanted]) => {
   const pixel = document.querySelector(selector).getContext('2d').getImageData(x, y, 1, 1).data;
   return `#${[...pixel.slice(0, 3)].map((c) => c.toString(16).padStart(2, '0')).join('')}` === wanted.toLowerCase();
 }""",
-        arg=[TIMELINE, int(x), int(y), wanted],
+        arg=[TIMELINE, int(x), int(y), expected_color],
     )
     shot(page, "14-colours")
     # On the critical path are the ops and transfers of the chain: other transfers of its ops are not.
@@ -513,8 +520,10 @@ def test_idle_time_says_what_was_waited_for(page, expected):
     start, end, at = gaps.start_us[longest], gaps.end_us[longest], OnTimeline(page, line)
     jb.hover(page, at.x((start + end) / 2), at.y(gaps.device[longest]))
     tooltip = timeline_part(page, ".bl-tooltip")
-    said = jb.eventually(page, lambda: _holds(tooltip.inner_text(), f"next here: {graph.names[gaps.op[longest]]}"))
-    assert said.startswith(f"idle {format_us(end - start)}")
+    tooltip_text = jb.eventually(
+        page, lambda: _holds(tooltip.inner_text(), f"next here: {graph.names[gaps.op[longest]]}")
+    )
+    assert tooltip_text.startswith(f"idle {format_us(end - start)}")
 
 
 def test_statistics_of_a_marked_range(page, expected):
@@ -570,14 +579,16 @@ def test_statistics_of_a_marked_range(page, expected):
 
 def test_the_setting_before_lies_below_on_one_axis(page, expected):
     control(page, "placer").locator("select").select_option("m-etf")
-    before, now = expected.timeline(), expected.timeline(placer="m-etf")
-    shows(page, f"step {format_us(now.makespan_us)}")
+    before, current = expected.timeline(), expected.timeline(placer="m-etf")
+    shows(page, f"step {format_us(current.makespan_us)}")
     page.select_option('select[aria-label="Against"]', "before")
-    apart = int((before.device[np.argsort(before.op)] != now.device[np.argsort(now.op)]).sum())
-    page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.moved === n", arg=str(apart))
+    moved_ops = int((before.device[np.argsort(before.op)] != current.device[np.argsort(current.op)]).sum())
+    page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.moved === n", arg=str(moved_ops))
     legend, title = timeline_part(page, ".bl-legend"), timeline_part(page, ".bl-title")
-    jb.eventually(page, lambda: _holds(legend.inner_text(), f"{apart:,} ops on another device than in before: m-topo"))
-    jb.eventually(page, lambda: _holds(title.inner_text(), f"m-etf {format_us(now.makespan_us)}"))
+    jb.eventually(
+        page, lambda: _holds(legend.inner_text(), f"{moved_ops:,} ops on another device than in before: m-topo")
+    )
+    jb.eventually(page, lambda: _holds(title.inner_text(), f"m-etf {format_us(current.makespan_us)}"))
     jb.eventually(page, lambda: _holds(title.inner_text(), f"before: m-topo {format_us(before.makespan_us)}"))
     shot(page, "16-against")
     page.select_option('select[aria-label="Against"]', "")
@@ -654,8 +665,8 @@ def test_a_real_run_arrives_live(page, expected):
     assert "median" in text and re.search(r"steps\s*5", text)
     # The undivided step as TensorFlow itself runs it, and the placed one beside it.
     times = re.findall(r"(?:median|native \(tf\.function\)) ([0-9.]+) (us|ms|s)\b", text)
-    placed, own = (float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit] for value, unit in times)
-    assert float(re.search(r"measured / native ([0-9.]+)", text)[1]) == pytest.approx(placed / own, abs=0.02)
+    placed, native = (float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit] for value, unit in times)
+    assert float(re.search(r"measured / native ([0-9.]+)", text)[1]) == pytest.approx(placed / native, abs=0.02)
     title = page.locator(".bl-title >> nth=0")
     jb.eventually(page, lambda: _holds(title.inner_text(), "simulated", "measured"))
     # Memory: the measured rows lie beside the simulated ones, whose peaks are the library's.
@@ -737,7 +748,7 @@ def test_any_placer_can_be_explained(page, expected):
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     sentence = page.locator('.bl-good:has-text("step 1 of")')
     jb.eventually(page, lambda: _holds(sentence.inner_text(), "of its cap of"))  # m-topo tells how full the device is
-    jb.eventually(page, lambda: _equal(page.evaluate(WHOLE, "Explain")["sideways"], []))
+    jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Explain")["sideways"], []))
     page.click('.bl-workbench button:text-is("End")')
 
 
@@ -820,7 +831,7 @@ def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
     jb.eventually(page, lambda: _at_most(len({round(top / 8) for top in page.evaluate(tops)}), 2))
     # In a narrow window the buttons beside the tabs go to the next line; they were cut.
     page.set_viewport_size({"width": 900, "height": 720})
-    jb.eventually(page, lambda: _equal(page.evaluate(WHOLE, "Graph")["sideways"], []))
+    jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Graph")["sideways"], []))
     page.set_viewport_size({"width": 1500, "height": 2000})
 
 
@@ -856,9 +867,9 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab):
     page.goto(lab.address("saved.ipynb"))
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="visible", timeout=60_000)
-    said = page.locator('.jp-OutputArea-output:has-text("model not found")')
-    said.wait_for(state="attached", timeout=60_000)  # it is there, and nobody sees it
-    assert not said.is_visible() and picture.is_visible()
+    fallback = page.locator('.jp-OutputArea-output:has-text("model not found")')
+    fallback.wait_for(state="attached", timeout=60_000)  # it is there, and nobody sees it
+    assert not fallback.is_visible() and picture.is_visible()
     shot(page, "21-saved")
 
 
@@ -906,9 +917,9 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="visible", timeout=60_000)
     assert "fit" in picture.locator("img").get_attribute("src")
-    said = page.locator('.jp-OutputArea-output:has-text("model not found")')
-    said.wait_for(state="attached", timeout=60_000)
-    assert not said.is_visible()
+    fallback = page.locator('.jp-OutputArea-output:has-text("model not found")')
+    fallback.wait_for(state="attached", timeout=60_000)
+    assert not fallback.is_visible()
 
 
 WIDE = """
@@ -973,6 +984,6 @@ def test_a_kernel_that_is_shut_down_leaves_one_sentence(page):
     """JupyterLab's widget manager notices restarts only."""
     page.evaluate("async () => { await window.jupyterapp.shell.currentWidget.sessionContext.shutdown(); }")
     page.wait_for_selector(".bl-workbench.jupyter-widgets-disconnected", timeout=30_000)
-    told = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
-    assert told.startswith('"kernel gone')
+    content = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
+    assert content.startswith('"kernel gone')
     assert page.problems == []

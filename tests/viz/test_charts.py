@@ -60,14 +60,14 @@ def test_sixteen_devices_have_sixteen_colours():
 @pytest.mark.parametrize("share", [(0.29275, 0.70725), (0.11238, 0.88762)], ids=["deuteranope", "protanope"])
 def test_first_eight_colours_differ_for_red_green_blind_readers(share):
     # Viénot, Brettel and Mollon 1999: what is seen depends on R' = G' = a mean of linear red and green, and on blue.
-    def seen(color):
+    def seen_by_dichromat(color):
         red, green, blue = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
         linear = [c**2.2 for c in (red, green, blue)]
         yellow = share[0] * linear[0] + share[1] * linear[1]
         return np.array([yellow ** (1 / 2.2), linear[2] ** (1 / 2.2)])
 
     for colors in (device_colors(8), series_colors(6)):
-        first = [seen(c) for c in colors]
+        first = [seen_by_dichromat(c) for c in colors]
         assert min(np.linalg.norm(a - b) for i, a in enumerate(first) for b in first[:i]) > 0.09
 
 
@@ -235,8 +235,8 @@ def test_gantt_sends_do_not_overlap_where_they_wait_for_the_receiver():
 
 def test_gantt_marks_what_is_on_another_device_than_in_the_first_timeline(graph, timeline):
     cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
-    other = bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 1, 0]))  # left went over
-    figure = viz.gantt(timeline, other, transfers=False, moved=True)
+    other_timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 1, 0]))  # left went over
+    figure = viz.gantt(timeline, other_timeline, transfers=False, moved=True)
     outlined = [
         re.sub("<.*?>", " ", bar.hovertext[k]).split()[0]
         for bar in figure.data
@@ -244,7 +244,7 @@ def test_gantt_marks_what_is_on_another_device_than_in_the_first_timeline(graph,
         if width > 1
     ]
     assert outlined == ["left"] and "ops elsewhere: 1" in figure.layout.annotations[1].text
-    plain = viz.gantt(timeline, other, transfers=False)
+    plain = viz.gantt(timeline, other_timeline, transfers=False)
     assert {bar.marker.line.width for bar in plain.data} == {0.5}
 
 
@@ -345,9 +345,9 @@ def test_memory_panels_have_one_scale_and_the_devices_colours(graph):
 def test_thinning_keeps_peaks():
     rng = np.random.default_rng(3)
     level = rng.integers(0, 1000, (10_000, 4))
-    time, kept = thinned(np.arange(10_000.0), level, 100)
+    time, kept_levels = thinned(np.arange(10_000.0), level, 100)
     assert len(time) == 100
-    assert kept.sum(axis=1).max() == level.sum(axis=1).max()
+    assert kept_levels.sum(axis=1).max() == level.sum(axis=1).max()
     assert np.all(np.diff(time) > 0)
 
 
@@ -380,9 +380,9 @@ def test_graph_without_placement_is_grey(graph):
 
 def test_a_large_graph_is_a_picture_of_few_boxes_that_hold_all_ops():
     figure = viz.graph(bl.generators.chain(5000, seed=0))
-    held = [int(re.search(r"<br>([\d,]+) ops", text)[1].replace(",", "")) for text in figure.data[0].hovertext]
-    assert len(held) <= 24 and sum(held) == 5000
-    assert f"5,000 ops, {len(held)} boxes drawn" in figure.layout.title.text
+    ops_of_box = [int(re.search(r"<br>([\d,]+) ops", text)[1].replace(",", "")) for text in figure.data[0].hovertext]
+    assert len(ops_of_box) <= 24 and sum(ops_of_box) == 5000
+    assert f"5,000 ops, {len(ops_of_box)} boxes drawn" in figure.layout.title.text
 
 
 def test_empty_graph_is_an_empty_picture():
@@ -481,9 +481,9 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
     learned = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
     placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": learned})
     figure = viz.groups(graph, placed, most=1, device_names=("cpu", "gpu"))
-    first, rest = figure.data
+    first, other_groups = figure.data
     assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, series_colors(1)[0])
-    assert (rest.name, len(rest.x), rest.marker.color) == ("2 more: 2 ops", 2, "#9A9A9A")
+    assert (other_groups.name, len(other_groups.x), other_groups.marker.color) == ("2 more: 2 ops", 2, "#9A9A9A")
     picture = base64.b64decode(figure.layout.images[0].source.partition(",")[2]).decode()
     assert all(f">{name}<" in picture for name in graph.names)
     assert picture.count(f'stroke="{CROSSING}"') == 4  # all: in and out are on device 0, left and right on 1
@@ -499,8 +499,8 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
 def test_groups_of_a_coarse_graph_on_the_whole_graph():
     from baechi_lab.placers.planner.explain import learned_groups
 
-    whole = bl.generators.unrolled_rnn(10, 2)
-    coarse = bl.optimize(whole)
+    graph = bl.generators.unrolled_rnn(10, 2)
+    coarse = bl.optimize(graph)
     device = np.arange(coarse.n) % 2
     learned = learned_groups(coarse, np.arange(coarse.n), device)
     placed = bl.Placement(
@@ -510,12 +510,12 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
         source_key=coarse.source_key,
         info={"explanation": learned},
     )
-    assert coarse.n < whole.n
-    for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):
+    assert coarse.n < graph.n
+    for drawn, ops in ((coarse, coarse.n), (graph, graph.n)):
         texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext or ()]
         assert len(texts) <= 24
-        held = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
-        assert sum(int(found[1].replace(",", "")) if found else 1 for found in held) == ops
+        op_counts = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
+        assert sum(int(op_count[1].replace(",", "")) if op_count else 1 for op_count in op_counts) == ops
 
 
 def two_stage_pipeline(schedule):

@@ -24,25 +24,25 @@ def diamond():
 
 def training(layers=3, dims=4):
     """w_k -> m_k -> m_k+1 ...; the gradient g_k of each, a sum of two gradients, and an update of every variable."""
-    names, edges, forward_of, group, held = [], [], [], [], []
+    names, edges, forward_of, group, persistent_bytes = [], [], [], [], []
 
     def add(name, *reads, of=-1, colocation=-1, persistent=0):
         names.append(name)
         forward_of.append(of)
         group.append(colocation)
-        held.append(persistent)
+        persistent_bytes.append(persistent)
         edges.extend((r, len(names) - 1, dims) for r in reads)
         return len(names) - 1
 
     x = add("x")
     variable = [add(f"net/layer{k}/w", colocation=k, persistent=8) for k in range(layers)]
-    made = [x]
+    products = [x]
     for k in range(layers):
-        made.append(add(f"net/layer{k}/MatMul", made[-1], variable[k]))
-    loss = add("loss/Mean", made[-1])
+        products.append(add(f"net/layer{k}/MatMul", products[-1], variable[k]))
+    loss = add("loss/Mean", products[-1])
     grad = add("gradient_tape/loss/Mean", loss, of=loss)
     for k in reversed(range(layers)):
-        grad = add(f"gradient_tape/net/layer{k}/MatMul", grad, made[k], of=made[k + 1])
+        grad = add(f"gradient_tape/net/layer{k}/MatMul", grad, products[k], of=products[k + 1])
         total = add(f"AddN_{k}", grad)
         rate = add(f"optimizer/net/layer{k}/w/lr")
         add(f"optimizer/net/layer{k}/w/Apply", total, rate, variable[k], colocation=k)
@@ -53,7 +53,7 @@ def training(layers=3, dims=4):
         forward_of=forward_of,
         colocation=group,
         colocation_names=tuple(f"net/layer{k}/w" for k in range(layers)),
-        persistent_bytes=held,
+        persistent_bytes=persistent_bytes,
     )
 
 
@@ -96,9 +96,11 @@ def test_names_without_slashes_are_cut_at_dots():
 def test_operators_in_modules_belong_to_the_module_s_path():
     """As PyTorch profiles name them: a module's path, a slash and the operator; a bare number is told with its scope."""
     ahead = [f"net.layer.{k}.{x}" for k in range(3) for x in ("attn/addmm", "attn/add", "mlp/addmm")]
-    back = [name.replace("/", "/backward/") for name in ahead[::-1]]
+    backward = [name.replace("/", "/backward/") for name in ahead[::-1]]
     edges = [(k, k + 1, 8) for k in range(17)]
-    graph = bl.OpGraph.from_edges(np.ones(18), edges, names=ahead + back, forward_of=[-1] * 9 + list(range(9))[::-1])
+    graph = bl.OpGraph.from_edges(
+        np.ones(18), edges, names=ahead + backward, forward_of=[-1] * 9 + list(range(9))[::-1]
+    )
     assert scope_paths(graph)[0] == ("net", "layer", "0", "attn") and scope_paths(graph)[-1] == (
         "∇",
         "net",
@@ -145,8 +147,8 @@ def test_segments_are_cut_where_fewest_edges_cross():
     source, target = zip(
         *[(a, b) for a, b in itertools.combinations(range(64), 2) if (a < 30) == (b < 30)], strict=True
     )
-    part = segments(np.arange(64), np.array([*source, 29]), np.array([*target, 30]), 2).segment_of
-    assert part.tolist() == [0] * 31 + [1] * 33
+    segment = segments(np.arange(64), np.array([*source, 29]), np.array([*target, 30]), 2).segment_of
+    assert segment.tolist() == [0] * 31 + [1] * 33
 
 
 def test_no_box_holds_too_many_and_every_op_is_in_one():
@@ -165,9 +167,9 @@ def test_the_backward_pass_is_cut_as_the_forward_pass():
     )
     graph = bl.OpGraph.from_edges(np.ones(2 * n), edges, names=names, forward_of=[-1] * n + list(range(n)))
     tree = build_tree(graph)
-    back = [c for c in tree.children[ROOT] if tree.backward[c]]
-    assert len(back) == len(tree.children[ROOT]) / 2
-    for node in back:
+    backward_nodes = [c for c in tree.children[ROOT] if tree.backward[c]]
+    assert len(backward_nodes) == len(tree.children[ROOT]) / 2
+    for node in backward_nodes:
         assert sorted(graph.forward_of[tree.members(node)]) == sorted(tree.members(tree.twin[node]))
 
 
@@ -222,9 +224,9 @@ def test_crossings_of_a_swapped_pair():
 def test_rows_untangle_and_keep_boxes_apart():
     # Two chains 0-3 and 1-2, listed crosswise; heights 20 and 40.
     layer, height = np.array([0, 0, 1, 1]), np.array([20.0, 40.0, 20.0, 40.0])
-    found = rows(layer, height, np.array([0, 1]), np.array([3, 2]), np.ones(2), np.arange(4.0))
-    assert (found.y[0] - found.y[1]) * (found.y[3] - found.y[2]) > 0
-    assert abs(found.y[0] - found.y[1]) >= 30 and abs(found.y[2] - found.y[3]) >= 30
+    placed = rows(layer, height, np.array([0, 1]), np.array([3, 2]), np.ones(2), np.arange(4.0))
+    assert (placed.y[0] - placed.y[1]) * (placed.y[3] - placed.y[2]) > 0
+    assert abs(placed.y[0] - placed.y[1]) >= 30 and abs(placed.y[2] - placed.y[3]) >= 30
 
 
 def overlaps(boxes):
@@ -263,14 +265,18 @@ def test_opening_a_box_keeps_the_others_in_their_rows():
     graph = bl.OpGraph.from_edges(np.ones(36), [(k, k + 1, 4) for k in range(35)], names=names)
     tree = build_tree(graph)
     before, after = (build_scene(graph, tree, opened) for opened in ((), (tree.children[ROOT][5],)))
-    old, new = ({n: (x, y) for n, x, y in zip(s.nodes.tolist(), s.x, s.y, strict=True)} for s in (before, after))
-    kept = [n for n in old if n in new]
-    assert len(kept) == 11 and len(new) == 14
-    for a, b in itertools.combinations(kept, 2):
-        if abs(old[a][1] - old[b][1]) < 1:  # in one row: still in one, in the same order
-            assert abs(new[a][1] - new[b][1]) < 1 and (old[a][0] < old[b][0]) == (new[a][0] < new[b][0])
+    place_before, place_after = (
+        {n: (x, y) for n, x, y in zip(s.nodes.tolist(), s.x, s.y, strict=True)} for s in (before, after)
+    )
+    in_both = [n for n in place_before if n in place_after]
+    assert len(in_both) == 11 and len(place_after) == 14
+    for a, b in itertools.combinations(in_both, 2):
+        if abs(place_before[a][1] - place_before[b][1]) < 1:  # in one row: still in one, in the same order
+            assert abs(place_after[a][1] - place_after[b][1]) < 1 and (place_before[a][0] < place_before[b][0]) == (
+                place_after[a][0] < place_after[b][0]
+            )
         else:
-            assert (old[a][1] < old[b][1]) == (new[a][1] < new[b][1])
+            assert (place_before[a][1] < place_before[b][1]) == (place_after[a][1] < place_after[b][1])
 
 
 # -- scene and paint ---------------------------------------------------------------------------------------

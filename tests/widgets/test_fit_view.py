@@ -17,16 +17,16 @@ def test_a_point_leads_to_its_timeline():
     numbers = [n for trace in figure.data if trace.customdata is not None for n in trace.customdata]
     tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     view = FitView(answer)
-    drawn = [part for part in view.points.spec["series"] if not part["dash"]]
-    assert sorted(numbers) == sorted(k for part in drawn for k in part["ids"]) == tried
+    drawn = [series for series in view.points.spec["series"] if not series["dash"]]
+    assert sorted(numbers) == sorted(k for series in drawn for k in series["ids"]) == tried
     # The same points as in the figure, hollow where a way does not fit.
-    for part in drawn:
-        trace = next(t for t in figure.data if t.name == part["name"])
-        assert part["x"] == list(trace.x) and part["y"] == list(trace.y) and part["ids"] == list(trace.customdata)
-        assert part["hollow"] == [not answer.options[k].fits for k in part["ids"]]
-    again = next(part for part in drawn if part["name"] == "recomputation")
-    view.points.clicked = again["ids"][0]  # as a click in the browser does
-    option = answer.options[again["ids"][0]]
+    for series in drawn:
+        trace = next(t for t in figure.data if t.name == series["name"])
+        assert series["x"] == list(trace.x) and series["y"] == list(trace.y) and series["ids"] == list(trace.customdata)
+        assert series["hollow"] == [not answer.options[k].fits for k in series["ids"]]
+    recomputation = next(series for series in drawn if series["name"] == "recomputation")
+    view.points.clicked = recomputation["ids"][0]  # as a click in the browser does
+    option = answer.options[recomputation["ids"][0]]
     assert view.shown is option and view.timeline.timelines == (option.timeline,) and view.timeline in view.children
     assert "bl.recompute" in view.words.value
 
@@ -70,7 +70,7 @@ def test_a_model_has_other_batches_too():
 def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     """Fit said 711 ms as it is below a header that said 666 ms."""
     monkeypatch.setattr(
-        "baechi_lab.placers.memory_trades.best_of_placers.place_on_memory_ladder", lambda *given: []
+        "baechi_lab.placers.memory_trades.best_of_placers.place_on_memory_ladder", lambda *arguments: []
     )  # what beats the header here
     wide = bl.generators.layered_dag(60, seed=3)
     bench = Workbench(wide, bl.Cluster.uniform(3, memory_bytes="1GB"))

@@ -81,8 +81,8 @@ def test_an_op_starts_sooner_if_what_is_blamed_takes_less(comm, seed):
         assert reason.kind != "idle"  # a simulated device never idles while an op is ready
         if reason.kind == "start" or reason.waited_us < 1.0:
             continue
-        sent = [row for row in (reason.transfer, reason.behind) if row >= 0]
-        for tensor in line.transfers.tensor[sent].tolist() if sent else [-1]:
+        transfer_rows = [row for row in (reason.transfer, reason.behind) if row >= 0]
+        for tensor in line.transfers.tensor[transfer_rows].tolist() if transfer_rows else [-1]:
             # A tenth of a microsecond less of the op, or of a transfer (100 bytes); more if the tensor is sent twice.
             resimulated = bl.simulate(
                 sooner(graph, reason.op, 0.1 if tensor < 0 else 100, tensor), cluster, placement, "fifo"
@@ -108,5 +108,5 @@ def test_the_view_says_why_for_one_op_and_draws_its_neighbours(diamond, split):
 
 
 def test_an_op_that_did_not_run_has_no_cause(diamond, split):
-    other = bl.OpGraph.from_edges([1] * 6)
-    assert cause(other, split, 5) is None
+    other_graph = bl.OpGraph.from_edges([1] * 6)
+    assert cause(other_graph, split, 5) is None

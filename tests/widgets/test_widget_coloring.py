@@ -52,10 +52,10 @@ def test_micro_batches_of_unrolled_graphs_only(diamond):
     assert BATCH not in choices(diamond)
     with pytest.raises(bl.InvalidInput, match="color_by is 'micro-batch'; this graph can be coloured by device, op"):
         coloring(diamond, BATCH)
-    whole = bl.unroll(diamond, 3)
-    colors = coloring(whole, BATCH)
-    batch = np.asarray(whole.micro_batch)
-    assert choices(whole)[-1] == BATCH and colors.labels == ("0", "1", "2", "done once")
+    unrolled = bl.unroll(diamond, 3)
+    colors = coloring(unrolled, BATCH)
+    batch = np.asarray(unrolled.micro_batch)
+    assert choices(unrolled)[-1] == BATCH and colors.labels == ("0", "1", "2", "done once")
     assert colors.kind[batch >= 0].tolist() == batch[batch >= 0].tolist()
 
 
@@ -80,24 +80,27 @@ def test_the_view_takes_classes_and_goes_back_to_devices(diamond, split):
 
 
 def test_micro_batches_reach_the_view_and_what_cannot_be_shown_is_devices(diamond, split):
-    whole = bl.unroll(diamond, 2)
-    line = bl.simulate(whole, bl.Cluster.uniform(2), bl.Placement(device=np.arange(whole.n) % 2))
+    unrolled = bl.unroll(diamond, 2)
+    line = bl.simulate(unrolled, bl.Cluster.uniform(2), bl.Placement(device=np.arange(unrolled.n) % 2))
     view = TimelineView()
-    view.show(whole, [line])
+    view.show(unrolled, [line])
     view.color_by = BATCH
-    assert np.frombuffer(view.batches, "<i4").tolist() == np.maximum(whole.micro_batch, -1).tolist()
+    assert np.frombuffer(view.batches, "<i4").tolist() == np.maximum(unrolled.micro_batch, -1).tolist()
     view.show(diamond, [split])
     assert view.color_by == "device" and view.batches == b""
 
 
 def test_two_placements_on_one_axis_with_what_moved(diamond, pair, split):
-    other = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 1, 0]))
+    other_timeline = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 1, 0]))
     view = TimelineView()
-    view.show(diamond, [split, other], titles=["now", "before"], against=1)
+    view.show(diamond, [split, other_timeline], titles=["now", "before"], against=1)
     bars = view.drawn
     # Only b differs: gpu:0 now, gpu:1 (device 1, told as 2) before.
-    moved = {(int(bars.op[k]), int(bars.elsewhere[k])) for k in np.flatnonzero(bars.elsewhere)}
-    assert moved == {(1, 2), (1, 1)} and view.makespans == {"now": split.makespan_us, "before": other.makespan_us}
+    moved_bars = {(int(bars.op[k]), int(bars.elsewhere[k])) for k in np.flatnonzero(bars.elsewhere)}
+    assert moved_bars == {(1, 2), (1, 1)} and view.makespans == {
+        "now": split.makespan_us,
+        "before": other_timeline.makespan_us,
+    }
     assert [lane["heading"] for lane in view.lanes if lane["heading"]] == ["now", "before"]
     view.show(diamond, [split])
     assert not view.drawn.elsewhere.any()
@@ -111,13 +114,13 @@ def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compar
     assert bench.timeline.choices == []
     bench.model.change(placer="m-etf")
     bench.timeline.against = "before"
-    now = bench.outcome
+    current = bench.outcome
     drawn = bench.timeline.drawn
-    apart = np.flatnonzero(first.placement.device != now.placement.device)
+    moved_ops = np.flatnonzero(first.placement.device != current.placement.device)
     assert bench.timeline.makespans == {
-        "m-etf": now.timeline.makespan_us, "before: m-topo": first.timeline.makespan_us,
+        "m-etf": current.timeline.makespan_us, "before: m-topo": first.timeline.makespan_us,
     }  # fmt: skip
-    assert np.unique(drawn.op[drawn.elsewhere > 0]).tolist() == apart.tolist()
+    assert np.unique(drawn.op[drawn.elsewhere > 0]).tolist() == moved_ops.tolist()
     bench.tasks.compare(["m-etf", "m-sct"])
     assert [key for key, _ in bench.timeline.choices] == ["before", "row:m-sct"]
     bench.timeline.against = "row:m-sct"

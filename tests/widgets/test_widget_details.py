@@ -96,11 +96,11 @@ def test_the_clicked_op_of_a_group_is_the_one_that_is_described():
 
 def test_a_copy_of_a_micro_batch_is_described_as_itself(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=(), micro_batches=2)
-    whole, line = bench.outcome.executed_graph, bench.outcome.timeline
+    executed_graph, line = bench.outcome.executed_graph, bench.outcome.timeline
     second = int(bench.outcome.copies([1])[1])
     bench.timeline.focus, bench.timeline.selected = second, [second]
     start = float(line.start_us[line.op == second][0])
-    assert bench.details.heading == whole.names[second]
+    assert bench.details.heading == executed_graph.names[second]
     assert dict(bench.details.facts)["runs"].startswith(format_us(start))
     assert dict(bench.details.facts)["makes"] == "f32[1,2]"
     assert op_details(bench.outcome, second).copies == 2

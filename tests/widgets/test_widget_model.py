@@ -106,7 +106,7 @@ CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("import os\nos.remove('x')", "os.remove"),
         ("cluster = bl.Cluster.uniform(2)\nx = 1 + 1", "line 2"),
@@ -132,10 +132,10 @@ CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {}
         (CODE.format("", "'m-etf'") + "bl.profile(step, mode='x')", "profile mode 'x'"),
     ],
 )
-def test_foreign_code_is_refused_and_never_run(text, said):
+def test_foreign_code_is_refused_and_never_run(text, sentence):
     with pytest.raises(bl.InvalidInput) as error:
         from_code(text)
-    assert said in str(error.value)
+    assert sentence in str(error.value)
 
 
 def test_moves_belong_to_their_placement(pair):
@@ -245,8 +245,8 @@ def test_a_refused_move_leaves_history_and_result_alone():
 def test_a_move_that_does_not_fit_is_shown_with_its_reason():
     graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], persistent_bytes=[6, 6])
     model = model_of(graph, bl.Cluster.uniform(2, memory_bytes=10), placer="m-etf")
-    here = int(model.outcome.placement.device[1])
-    model.move([0], here)
+    device = int(model.outcome.placement.device[1])
+    model.move([0], device)
     # 6 + 6 bytes of 10 on one device.
     assert "exceeds" in model.outcome.timeline.violations[0].message
 
@@ -318,12 +318,12 @@ def test_the_newest_job_wins():
 
 
 def test_debounced_jobs_run_once():
-    ran = []
-    worker = Background(ran.append, lambda text, share: None, delay=0.05)
+    finished = []
+    worker = Background(finished.append, lambda text, share: None, delay=0.05)
     for k in range(5):
-        worker.submit(lambda ticket, k=k: ran.append(k), lambda result: None)
+        worker.submit(lambda ticket, k=k: finished.append(k), lambda result: None)
     worker.wait(5)
-    assert ran == [4]
+    assert finished == [4]
 
 
 def test_cancelling_drops_the_result_and_stops_at_the_next_report():
@@ -364,21 +364,21 @@ def test_guard_shows_our_sentences_plainly_and_lets_interrupts_pass():
 def test_results_arrive_on_the_loop():
     import asyncio
 
-    where = []
+    results = []
 
     async def main():
-        worker = Background(where.append, lambda text, share: None)
+        worker = Background(results.append, lambda text, share: None)
         arrived = asyncio.Event()
 
-        def done(result):
-            where.append((result, threading.current_thread() is threading.main_thread()))
+        def on_result(result):
+            results.append((result, threading.current_thread() is threading.main_thread()))
             arrived.set()
 
-        worker.submit(lambda ticket: threading.current_thread() is threading.main_thread(), done)
+        worker.submit(lambda ticket: threading.current_thread() is threading.main_thread(), on_result)
         await asyncio.wait_for(arrived.wait(), 5)
 
     asyncio.run(main())
-    assert where == [(False, True)]
+    assert results == [(False, True)]
 
 
 def test_whole_groups_are_written_with_one_name(diamond, pair):
@@ -399,20 +399,20 @@ def test_bug_a_search_started_from_a_worse_rule_than_what_was_shown(tmp_path):
     before = model.compute_now().timeline.makespan_us
     model.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
     assert model.setting.start.placer == "auto" and model.outcome.timeline.makespan_us <= before
-    ran = {}
-    exec(model.code().replace("# graph: your graph", "graph = given  #"), {"given": graph}, ran)
-    assert ran["timeline"].makespan_us == model.outcome.timeline.makespan_us
+    namespace = {}
+    exec(model.code().replace("# graph: your graph", "graph = given  #"), {"given": graph}, namespace)
+    assert namespace["timeline"].makespan_us == model.outcome.timeline.makespan_us
     assert model.code().count("bl.place(") == 2 and from_code(model.code()) == model.setting
     # Another setting of the same search starts from the same rule there; another placer starts anew.
     assert model.setting.replace(cluster=bl.Cluster.uniform(3)).start.cluster.n == 3
     assert model.setting.replace(placer="m-etf").start is None
     model.undo()
     op = model.outcome.graph.names[0]
-    other = cluster.names[1 - int(model.outcome.placement.device[0])]
-    model.change(moves=((op, other),))
+    other_device = cluster.names[1 - int(model.outcome.placement.device[0])]
+    model.change(moves=((op, other_device),))
     shown = model.outcome.timeline.makespan_us
     model.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
-    assert model.setting.start.moves == ((op, other),)
+    assert model.setting.start.moves == ((op, other_device),)
     assert model.outcome.timeline.makespan_us <= shown and from_code(model.code()) == model.setting
 
 

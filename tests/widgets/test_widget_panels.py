@@ -166,12 +166,12 @@ def test_a_view_is_displayed_as_widget_and_as_a_picture_of_its_own(monkeypatch, 
     view = TimelineView()
     view.show(diamond, [split])
     view._ipython_display_()
-    live, still, style = shown
+    live, picture_data, style = shown
     assert style["text/html"].startswith("<style")
     assert "application/vnd.jupyter.widget-view+json" in live and "image/svg+xml" not in live
     # The picture has a class, by which a style hides it while the widget lives.
-    picture = re.sub(r'^<svg class="bl-picture-\w+" ', "<svg ", still["image/svg+xml"])
-    assert set(still) == {"image/svg+xml", "text/plain"} and picture == view.picture()
+    picture = re.sub(r'^<svg class="bl-picture-\w+" ', "<svg ", picture_data["image/svg+xml"])
+    assert set(picture_data) == {"image/svg+xml", "text/plain"} and picture == view.picture()
     shown.clear()
     TimelineView()._ipython_display_()
     assert len(shown) == 1  # nothing to draw yet
@@ -215,7 +215,7 @@ def test_colours_of_the_page_are_those_of_the_figures():
     light, dark = str(MemoryView._css).split("vscode-dark", 1)
     for name, color in zip(CURVES, SERIES, strict=True):
         assert f"{name[4:-1]}: {color.lower()};" in light
-    shown = [color for part in (light, dark) for color in re.findall(r"--bl-series-\d: (#\w+)", part)]
+    shown = [color for rules in (light, dark) for color in re.findall(r"--bl-series-\d: (#\w+)", rules)]
     assert not {color.upper() for color in shown} & set(OKABE_ITO)
     assert {"--bl-danger", "--bl-good", "--bl-text", "--bl-background"} <= set(re.findall(r"--bl-[a-z]+", dark))
 
@@ -310,13 +310,13 @@ def test_parameters_come_from_the_placer_s_own_object(bench):
     assert dict(bench.model.setting.params) == {"threshold": 0.3}
     assert bench.outcome.base.params["threshold"] == 0.3
     controls = named(bench.setting.params)
-    for nonsense, said in (
+    for nonsense, sentence in (
         ("7", "threshold is 7.0"),
         ("nonsense", "it must be a number"),
         ("1e999", "threshold is inf"),
     ):
         named(bench.setting.params)["threshold"].value = nonsense
-        assert said in bench.header.problem.value
+        assert sentence in bench.header.problem.value
         assert dict(bench.model.setting.params) == {"threshold": 0.3}  # what is in force, and what the control says
         assert named(bench.setting.params)["threshold"].value == "0.3"
     bench.setting.placer.value = "contiguous"
@@ -521,9 +521,9 @@ def test_a_row_of_a_sweep_opens_as_it_was_swept(diamond, pair):
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size
-    own = int(bench.model.setting.cluster.memory_bytes.max())  # of the setting, and half: not what never fits
+    own_bytes = int(bench.model.setting.cluster.memory_bytes.max())  # of the setting, and half: not what never fits
     offered = [bl.Cluster.uniform(1, memory_bytes=size) for size in panel.memory.value.split(", ")]
-    assert [int(c.memory_bytes[0]) for c in offered] == [own // 2, own]
+    assert [int(c.memory_bytes[0]) for c in offered] == [own_bytes // 2, own_bytes]
     panel.devices.value, panel.memory.value, panel.placers.value = "1, 2", "1kB", "m-etf"
     panel.start.click()
     expected = bl.sweep(
@@ -584,19 +584,24 @@ def test_the_run_panel_shows_the_run_of_the_placement_that_is_there(bench):
     bench.model.emit("run", (outcome, run))
     assert "simulated for rtx2080" in bench.run.numbers.value and "measured / simulated" not in bench.run.numbers.value
     # The same placement with costs measured here: the run is held against what is promised now.
-    here = replace(outcome, setting=replace(outcome.setting, profile="measured"))
-    bench.model.outcome = here
-    bench.model.emit("outcome", here)
-    ratio = 0.002 / (here.timeline.makespan_us / 1e6)
+    measured_outcome = replace(outcome, setting=replace(outcome.setting, profile="measured"))
+    bench.model.outcome = measured_outcome
+    bench.model.emit("outcome", measured_outcome)
+    ratio = 0.002 / (measured_outcome.timeline.makespan_us / 1e6)
     assert f"measured / simulated <b>{ratio:.2f}</b>" in bench.run.numbers.value
     assert "rtx2080" not in bench.run.numbers.value
     # Another placement, which was not run.
-    moved = replace(here, placement=here.placement.replace(device=(here.placement.device + 1) % here.setting.cluster.n))
-    bench.model.outcome = moved
-    bench.model.emit("outcome", moved)
+    moved_outcome = replace(
+        measured_outcome,
+        placement=measured_outcome.placement.replace(
+            device=(measured_outcome.placement.device + 1) % measured_outcome.setting.cluster.n
+        ),
+    )
+    bench.model.outcome = moved_outcome
+    bench.model.emit("outcome", moved_outcome)
     assert bench.run.numbers.value == "" and bench.run.chart.spec == {} and "Not run yet" in bench.run.state.value
     # What ends now ran the placement before.
-    bench.model.emit("run", (here, run))
+    bench.model.emit("run", (measured_outcome, run))
     assert bench.run.numbers.value == "" and "the placement before this one" in bench.run.state.value
 
 
@@ -606,16 +611,16 @@ def test_bug_a_run_was_held_against_transfers_over_a_preset_link(diamond):
     cluster = bl.Cluster.uniform(2, link=LINKS["PCIe 3.0 through host memory"])
     bench = bl.Workbench(diamond, cluster, placer="single", passes=(), moves=(("s/c", "gpu:1"),))
     step = bl.Step("s", b"", (), (), (), (), ())
-    here = replace(bench.outcome, step=step, setting=bench.outcome.setting.replace(profile="measured"))
-    run = bl.Run(replace(here.timeline, origin="measured"), np.array([0.002, 0.002]), (), "ok")
-    bench.model.outcome, bench.tasks.measured_runs = here, [(here, run)]
-    bench.model.emit("run", (here, run))
+    measured_outcome = replace(bench.outcome, step=step, setting=bench.outcome.setting.replace(profile="measured"))
+    run = bl.Run(replace(measured_outcome.timeline, origin="measured"), np.array([0.002, 0.002]), (), "ok")
+    bench.model.outcome, bench.tasks.measured_runs = measured_outcome, [(measured_outcome, run)]
+    bench.model.emit("run", (measured_outcome, run))
     assert "simulated for a link of PCIe 3.0" in bench.run.numbers.value
     assert "measured / simulated" not in bench.run.numbers.value
     assert "before the link is measured" in bench.run.likeness.value
     assert (bench.run.profile.layout.display, bench.run.link.layout.display) == ("none", "inline-flex")
-    measured_link = here.setting.cluster.replace(link=bl.Link(123.4, 0.001))
-    measured = replace(here, setting=here.setting.replace(cluster=measured_link))
+    measured_link = measured_outcome.setting.cluster.replace(link=bl.Link(123.4, 0.001))
+    measured = replace(measured_outcome, setting=measured_outcome.setting.replace(cluster=measured_link))
     bench.model.outcome, bench.tasks.measured_runs = measured, [(measured, run)]
     bench.model.emit("run", (measured, run))
     assert "measured / simulated" in bench.run.numbers.value and bench.run.likeness_row.layout.display == "none"
@@ -678,15 +683,15 @@ def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
 
 def test_after_a_cancelled_computation_the_header_offers_to_compute():
     bench = bl.Workbench(bl.generators.random_dag(30, seed=1), passes=())
-    again = bench.header.again
-    assert again.layout.display == "none"
+    retry_button = bench.header.again
+    assert retry_button.layout.display == "none"
     bench.model.change(placer="single")
-    assert again.layout.display == "none"
+    assert retry_button.layout.display == "none"
     bench.header.cancel.click()
-    assert bench.model.stale and again.layout.display == "inline-flex"
-    again.click()
+    assert bench.model.stale and retry_button.layout.display == "inline-flex"
+    retry_button.click()
     assert bench.model.worker.wait(60)
-    assert not bench.model.stale and again.layout.display == "none"
+    assert not bench.model.stale and retry_button.layout.display == "none"
     assert bench.outcome.placement.placer == "single"
 
 

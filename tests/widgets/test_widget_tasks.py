@@ -152,11 +152,11 @@ def test_every_placer_can_be_explained(tasks, placer):
     log = tasks.log
     assert sorted(log.order.tolist()) == list(range(log.coarse.n)) and log.logged_by_placer == (placer == "m-topo")
     for step in (0, len(log) // 2, len(log) - 1):
-        chosen = log.decisions[step].chosen
-        assert chosen.op == log.order[step] and chosen.device == tasks.model.outcome.base.device[chosen.op]
+        pair = log.decisions[step].chosen
+        assert pair.op == log.order[step] and pair.device == tasks.model.outcome.base.device[pair.op]
         rows = log.rows(step)
-        assert rows[0][0] == log.coarse.names[chosen.op] and [r[3] for r in rows].count("chosen") == 1
-        assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {log.coarse.names[chosen.op]} goes to")
+        assert rows[0][0] == log.coarse.names[pair.op] and [r[3] for r in rows].count("chosen") == 1
+        assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {log.coarse.names[pair.op]} goes to")
         assert log.sentence(step).endswith(".") and ".." not in log.sentence(step)
         assert log.step_of(int(log.ops(step)[0])) == step
 
@@ -226,8 +226,8 @@ def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
         -1.0,
     )
     # It is still there after the setting went elsewhere and came back, and belongs to no other placement.
-    again = replace(outcome, placement=outcome.placement.replace(info={}))
-    assert again is not outcome and tasks.run_of(again) is tasks.run_of(outcome)
+    same_run = replace(outcome, placement=outcome.placement.replace(info={}))
+    assert same_run is not outcome and tasks.run_of(same_run) is tasks.run_of(outcome)
     elsewhere = outcome.placement.replace(device=(outcome.placement.device + 1) % 3)
     assert tasks.run_of(replace(outcome, placement=elsewhere)) is None
     # The measured time appears in the next table.
@@ -244,7 +244,7 @@ def test_fast_steps_are_drawn_now_and_then_and_all_at_the_end(monkeypatch, tasks
     class Result:
         phase, seconds = "measured", 0.001
 
-    def execute(step, placement, steps, *, on_step, **given):
+    def execute(step, placement, steps, *, on_step, **options):
         for _ in range(steps):
             on_step(Result())
         return bl.Run(replace(outcome.timeline, origin="measured"), np.full(steps, 0.001), (), "ok")
@@ -351,7 +351,7 @@ def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     graph, began = bl.generators.random_dag(200, seed=6), threading.Event()
     model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
     first = model.compute_now()
-    model.on("progress", lambda said: began.set() if "simulations" in said[0] else None)
+    model.on("progress", lambda progress: began.set() if "simulations" in progress[0] else None)
     waiting = []
     model.on("waiting", waiting.append)
     model.change(placer="search", params={"time_limit": 3600.0})
@@ -374,7 +374,9 @@ def test_stopping_an_anytime_placer_keeps_its_best():
     graph, best = bl.generators.random_dag(200, seed=6), threading.Event()
     model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
     model.compute_now()
-    model.on("progress", lambda said: best.set() if np.isfinite([us for _, us in model.worker.points]).any() else None)
+    model.on(
+        "progress", lambda progress: best.set() if np.isfinite([us for _, us in model.worker.points]).any() else None
+    )
     model.change(placer="search", params={"time_limit": 3600.0})
     model.refresh()
     assert best.wait(120)
@@ -382,8 +384,8 @@ def test_stopping_an_anytime_placer_keeps_its_best():
     model.enough()
     assert model.worker.wait(60) and not model.stale  # long before its hour is over
     assert model.outcome.placement.placer == "search"
-    found = [us for _, us in points if np.isfinite(us)]
-    assert model.outcome.timeline.makespan_us <= found[0] * (1 + 1e-9) and sorted(found, reverse=True) == found
+    best_us = [us for _, us in points if np.isfinite(us)]
+    assert model.outcome.timeline.makespan_us <= best_us[0] * (1 + 1e-9) and sorted(best_us, reverse=True) == best_us
 
 
 def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):

@@ -24,8 +24,8 @@ def test_critical_chain_with_its_transfers(diamond, split):
     chain = critical_chain(diamond, split)
     # d waits for c's tensor (19), c for a's (7): a -> transfer -> c -> transfer -> d.
     assert chain.ops.tolist() == [0, 2, 3]
-    sent = [(diamond.names[diamond.tensor_producer[split.transfers.tensor[k]]]) for k in chain.transfers]
-    assert sent == ["a", "s/c"]
+    sent_by = [(diamond.names[diamond.tensor_producer[split.transfers.tensor[k]]]) for k in chain.transfers]
+    assert sent_by == ["a", "s/c"]
 
 
 def test_critical_chain_through_a_busy_device():
@@ -50,9 +50,9 @@ def test_chain_explains_the_makespan_on_random_graphs(seed):
     placement = bl.Placement(device=np.random.default_rng(seed).integers(0, 3, graph.n))
     line = bl.simulate(graph, cluster, placement)
     chain = critical_chain(graph, line)
-    moved = line.transfers
+    transfers = line.transfers
     length = sum(line.end_us[k] - line.start_us[k] for k in chain.ops)
-    length += sum(moved.end_us[k] - moved.start_us[k] for k in chain.transfers)
+    length += sum(transfers.end_us[k] - transfers.start_us[k] for k in chain.transfers)
     # In parallel mode nothing else waits: op times and transfers of the chain fill the whole step.
     assert length == pytest.approx(line.makespan_us)
 
@@ -93,10 +93,10 @@ def test_thinned_steps_keep_every_peak():
     graph = bl.generators.random_dag(400, seed=3)
     line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=np.arange(400) % 2))
     for d in range(2):
-        time, held = steps(line, d, limit=20)
+        time, levels = steps(line, d, limit=20)
         assert len(time) <= 2 * 20
-        assert held.sum(axis=1).max() == line.peak_bytes[d]
-        assert held[-1].tolist() == line.memory.levels(d)[1][-1].tolist()
+        assert levels.sum(axis=1).max() == line.peak_bytes[d]
+        assert levels[-1].tolist() == line.memory.levels(d)[1][-1].tolist()
 
 
 def test_level_columns_point_into_each_device(split):
@@ -113,12 +113,12 @@ def test_pictures_are_svg_with_device_names(diamond, split):
 
     scene = build_scene(diamond, build_tree(diamond), frozenset())
     paint = build_paint(diamond, scene, split)
-    parts = [
+    pictures = [
         ("Graph", *graph_picture(scene, paint, split.device_names)),
         ("Timeline", *timeline_picture(build_bars(diamond, [split]), split.device_names)),
         ("Memory", *memory_picture([split])),
     ]
-    drawn = page(parts)
+    drawn = page(pictures)
     root = ElementTree.fromstring(drawn)
     text = "".join(root.itertext())
     assert "Timeline" in text and text.count("gpu:1") == 3 and float(root.get("height")) > 400

@@ -67,8 +67,8 @@ def test_micro_batches_cut_the_batch_and_the_code_is_read_back():
     step = make_step()
     bench = opened(step, placer="contiguous", micro_batches=4, schedule="1f1b")
     outcome = bench.outcome
-    part = bl.profile(step.micro_batches(4)[0], hardware="rtx2080")
-    assert (outcome.graph.duration_us == part.duration_us).all()
+    micro_batch_graph = bl.profile(step.micro_batches(4)[0], hardware="rtx2080")
+    assert (outcome.graph.duration_us == micro_batch_graph.duration_us).all()
     assert outcome.executed_graph.n > outcome.graph.n and outcome.samples == 12
     names = code_names(bench, step)
     assert names["timeline"].makespan_us == outcome.timeline.makespan_us
@@ -214,8 +214,8 @@ def test_a_batch_that_cannot_be_cut_is_swept_whole():
 
 
 class Joined(Net):
-    def forward(self, parts):
-        return self.layers(torch.cat(list(parts)))
+    def forward(self, tensors):
+        return self.layers(torch.cat(list(tensors)))
 
 
 def test_fit_is_asked_about_the_whole_batch():

@@ -8,10 +8,10 @@ from baechi_lab.widgets.views import TimelineView
 from baechi_lab.widgets.waiting import KINDS, statistics, waits
 
 
-def rows(found, device):
-    mine = found.device == device
-    kinds = [KINDS[k] for k in found.kind[mine]]
-    return list(zip(found.start_us[mine].tolist(), found.end_us[mine].tolist(), kinds, strict=True))
+def rows(gaps, device):
+    on_device = gaps.device == device
+    kinds = [KINDS[k] for k in gaps.kind[on_device]]
+    return list(zip(gaps.start_us[on_device].tolist(), gaps.end_us[on_device].tolist(), kinds, strict=True))
 
 
 def test_reasons_in_the_split_diamond(diamond, split):
@@ -40,20 +40,28 @@ def test_statistics_of_a_range(diamond, split):
 
 def slow_reasons(graph, line, device, time):
     """The reason at one moment, from the rules alone: the input of the next op that comes last, and where it is then."""
-    later = [k for k in range(len(line.op)) if line.device[k] == device and line.start_us[k] >= time]
-    if not later:
+    not_started = [k for k in range(len(line.op)) if line.device[k] == device and line.start_us[k] >= time]
+    if not not_started:
         return "nothing"
-    op = line.op[min(later, key=lambda k: (line.start_us[k], line.end_us[k]))]
-    ends = dict(zip(line.op.tolist(), line.end_us.tolist(), strict=True))
+    op = line.op[min(not_started, key=lambda k: (line.start_us[k], line.end_us[k]))]
+    end_of_op = dict(zip(line.op.tolist(), line.end_us.tolist(), strict=True))
     last = (-1.0, "order")
     pointer, tensors = graph.inputs
     for t in tensors[pointer[op] : pointer[op + 1]]:
-        made, moved = ends[int(graph.tensor_producer[t])], line.transfers
-        there, state = made, "op" if time < made else "order"
-        for k in np.flatnonzero((moved.tensor == t) & (moved.target == device)):
-            there, begun = moved.end_us[k], max(moved.start_us[k], moved.receive_us[k])
-            state = "op" if time < made else "queue" if time < begun else "transfer" if time < there else "order"
-        last = max(last, (there, state))
+        produced_us, transfers = end_of_op[int(graph.tensor_producer[t])], line.transfers
+        arrival_us, state = produced_us, "op" if time < produced_us else "order"
+        for k in np.flatnonzero((transfers.tensor == t) & (transfers.target == device)):
+            arrival_us, begun = transfers.end_us[k], max(transfers.start_us[k], transfers.receive_us[k])
+            state = (
+                "op"
+                if time < produced_us
+                else "queue"
+                if time < begun
+                else "transfer"
+                if time < arrival_us
+                else "order"
+            )
+        last = max(last, (arrival_us, state))
     return last[1]
 
 
@@ -68,8 +76,8 @@ def test_reasons_and_sums_on_random_graphs(comm, seed):
         assert KINDS[kind] == slow_reasons(graph, line, d, (start + end) / 2)
         assert kind != KINDS.index("order")  # a simulated device never idles while an op is ready
     first, last = 0.2 * line.makespan_us, 0.7 * line.makespan_us
-    ran = np.clip(np.minimum(line.end_us, last) - np.maximum(line.start_us, first), 0, None)
-    busy = np.bincount(line.device, ran, minlength=3)
+    busy_us = np.clip(np.minimum(line.end_us, last) - np.maximum(line.start_us, first), 0, None)
+    busy = np.bincount(line.device, busy_us, minlength=3)
     for d, one in enumerate(statistics(graph, line, gaps, first, last)):
         assert one.busy_us == pytest.approx(busy[d]) and sum(one.waited.values()) == pytest.approx(one.idle_us)
         assert one.busy_us + one.idle_us == pytest.approx(last - first)
@@ -81,8 +89,8 @@ def test_measured_ops_are_matched_by_name(diamond, split):
 
     # As a run may number them: ops backwards, one tensor per op, with an op that the graph does not have.
     names = (*split.op_names[::-1], "extra")
-    moved = split.transfers
-    tensors = replace(moved, tensor=3 - split.tensor_producer[moved.tensor])
+    transfers = split.transfers
+    tensors = replace(transfers, tensor=3 - split.tensor_producer[transfers.tensor])
     measured = replace(
         split, origin="measured", op_names=names, op=np.append(3 - split.op, 4), device=np.append(split.device, 1),
         start_us=np.append(split.start_us, 20.0), end_us=np.append(split.end_us, 22.0), transfers=tensors,

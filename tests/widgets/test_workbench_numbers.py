@@ -54,15 +54,15 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
 def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
     model = computed(diamond, pair, placer="single", passes=())
     model.change(placer="m-topo")
-    now, before = model.outcome, model.before
-    assert "against the setting before" in dict(facts_of(now, before))
-    larger = replace(now, setting=now.setting.replace(batch_size=64))
+    current, before = model.outcome, model.before
+    assert "against the setting before" in dict(facts_of(current, before))
+    larger = replace(current, setting=current.setting.replace(batch_size=64))
     assert "against the setting before" not in dict(facts_of(larger, before))
-    assert "against the setting before" not in dict(facts_of(now, larger))
-    measured = replace(now, setting=now.setting.replace(profile="measured"))  # costs of another kind
+    assert "against the setting before" not in dict(facts_of(current, larger))
+    measured = replace(current, setting=current.setting.replace(profile="measured"))  # costs of another kind
     assert "against the setting before" not in dict(facts_of(measured, before))
     model.change(micro_batches=2)  # of a stored graph: twice its step
-    assert "against the setting before" not in dict(facts_of(model.outcome, now))
+    assert "against the setting before" not in dict(facts_of(model.outcome, current))
 
 
 def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
@@ -92,7 +92,7 @@ def test_that_it_fits_is_no_good_news_beside_a_slower_step():
         cluster=model.setting.cluster.with_memory(1000), placer="m-topo", moves=(("b", "gpu:1"), ("a", "gpu:0"))
     )
     assert mood(model.outcome) == "good"
-    assert any("on which it does not fit" in said for _, said in facts_of(model.outcome))
+    assert any("on which it does not fit" in sentence for _, sentence in facts_of(model.outcome))
 
 
 def test_bug_one_device_was_judged_in_another_order_than_the_schedule_s():
@@ -177,8 +177,8 @@ def test_passes_that_make_it_not_fit_are_left_out_and_it_is_said(forked, two, pl
 
 
 def test_no_remedy_is_offered_where_there_is_none(two):
-    whole = bl.OpGraph.from_edges([10], persistent_bytes=[5000])
-    model = WorkbenchModel(whole, Setting(two, placer="m-etf"), inline=True)
+    graph = bl.OpGraph.from_edges([10], persistent_bytes=[5000])
+    model = WorkbenchModel(graph, Setting(two, placer="m-etf"), inline=True)
     with pytest.raises(bl.InfeasiblePlacement) as error:
         model.compute_now()
     assert not hasattr(error.value, "remedy")
@@ -237,9 +237,9 @@ def test_a_placement_without_stages_is_mended_by_one_click():
     assert "form no pipeline" in bench.header.problem.value
     assert bench.header.advice_rows[0].widget.layout.display == "flex"
     bench.header.advice_rows[0].apply.click()
-    told = {"micro_batches": 4, "schedule": "1f1b"}
-    placed = bl.place(graph, bl.Cluster.uniform(2), "contiguous", objective="step", **told)
-    line = bl.simulate(graph, bl.Cluster.uniform(2), placed, **told)
+    pipeline = {"micro_batches": 4, "schedule": "1f1b"}
+    placed = bl.place(graph, bl.Cluster.uniform(2), "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, bl.Cluster.uniform(2), placed, **pipeline)
     assert bench.outcome.timeline.makespan_us == line.makespan_us and bench.header.problem_row.layout.display == "none"
 
 
@@ -282,10 +282,10 @@ def test_a_handful_of_groups_for_many_devices_is_noticed(two):
 def test_micro_batches_schedule_and_replicas_are_the_library_s():
     graph = bl.generators.unrolled_rnn(2, 3)
     cluster = bl.Cluster.uniform(2)
-    told = {"micro_batches": 4, "schedule": "1f1b"}
-    bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), **told)
-    placed = bl.place(graph, cluster, "contiguous", objective="step", **told)
-    line = bl.simulate(graph, cluster, placed, **told)
+    pipeline = {"micro_batches": 4, "schedule": "1f1b"}
+    bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), **pipeline)
+    placed = bl.place(graph, cluster, "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, cluster, placed, **pipeline)
     outcome = bench.outcome
     assert outcome.timeline.makespan_us == line.makespan_us
     assert outcome.bubble == pytest.approx(1 - float(line.busy_us.sum()) / (2 * line.makespan_us))
@@ -300,7 +300,7 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     assert bench.model.setting.replicas == 2 and bench.outcome.placement.replicas == ((0, 1),)
     rows = bl.sweep(
         graph, devices=2, placer="contiguous", memory_bytes=int(cluster.memory_bytes[0]), cluster=cluster, passes=(),
-        replicas=2, progress=False, executor="here", params={"contiguous": {"objective": "step"}}, **told,
+        replicas=2, progress=False, executor="here", params={"contiguous": {"objective": "step"}}, **pipeline,
     )  # fmt: skip
     assert bench.outcome.timeline.makespan_us == rows["makespan_us"][0]
     bench.setting.replicas.value = "3"
@@ -311,7 +311,7 @@ def sweep_rows(**columns):
     import pandas as pd
 
     rows = pd.DataFrame(columns)
-    known = {
+    settings = {
         "batch_size": None,
         "micro_batches": None,
         "schedule": None,
@@ -320,7 +320,7 @@ def sweep_rows(**columns):
         "error": "",
         "groups": 5,
     }
-    return rows.assign(**{k: v for k, v in known.items() if k not in rows})
+    return rows.assign(**{k: v for k, v in settings.items() if k not in rows})
 
 
 def test_more_memory_and_a_longer_step_are_explained():
@@ -330,9 +330,9 @@ def test_more_memory_and_a_longer_step_are_explained():
         placer=["contiguous"] * 3, memory_bytes=[2e9, 4e9, 8e9], makespan_us=[9.0, 5.0, 6.0], feasible=[True] * 3,
         groups=[6088, 6088, 1111],
     )  # fmt: skip
-    (said,) = surprises(rows)
-    assert said.startswith("contiguous on 2 devices: 6.00 us with 8 GB each, 5.00 us with 4 GB")
-    assert "1,111 groups of forward ops instead of 6,088" in said
+    (sentence,) = surprises(rows)
+    assert sentence.startswith("contiguous on 2 devices: 6.00 us with 8 GB each, 5.00 us with 4 GB")
+    assert "1,111 groups of forward ops instead of 6,088" in sentence
     assert "does not try all placements" in surprises(rows.assign(groups=7))[0]
     assert surprises(rows[:2]) == []
     # Five rules that all get slower at 4 and again at 8 GB: one sentence, where three of ten cases were told.
@@ -340,9 +340,9 @@ def test_more_memory_and_a_longer_step_are_explained():
         placer=[name for name in "abcde" for _ in range(3)], memory_bytes=[2e9, 4e9, 8e9] * 5, feasible=[True] * 15,
         makespan_us=[5.0, 6.0, 7.0] * 4 + [5.0, 6.0, 9.0],
     )  # fmt: skip
-    (said,) = surprises(many)
-    assert said.startswith("e on 2 devices: 9.00 us with 8 GB each, 5.00 us with 2 GB; d on 2 devices: 7.00 us")
-    assert "; 2 more settings likewise: this rule does not" in said
+    (sentence,) = surprises(many)
+    assert sentence.startswith("e on 2 devices: 9.00 us with 8 GB each, 5.00 us with 2 GB; d on 2 devices: 7.00 us")
+    assert "; 2 more settings likewise: this rule does not" in sentence
 
 
 def test_a_heat_map_has_the_best_of_every_cell():
@@ -385,8 +385,8 @@ def test_the_pareto_front_of_a_sweep():
     assert (front["x"], front["y"]) == ([3.0, 2.0, 2.0, 1.0], [10.0, 20.0, 20.0, 30.0])
     assert (a["ids"], a["hollow"], b["ids"]) == ([0, 2, 4], [False, False, True], [1, 3])
     # Of batches of 1 and 4 samples, the time of a sample counts: 10 against 30 / 4 us.
-    other = rows.assign(batch_size=[1, 1, 1, 4, 1, 1])
-    assert pareto_front(other) == [3] and pareto_chart(other)["y"] == "time per sample (us)"
+    two_batches = rows.assign(batch_size=[1, 1, 1, 4, 1, 1])
+    assert pareto_front(two_batches) == [3] and pareto_chart(two_batches)["y"] == "time per sample (us)"
 
 
 def test_bug_kilobytes_on_an_axis_of_gigabytes():
@@ -463,8 +463,8 @@ def test_bug_the_same_plan_on_another_equal_device_is_no_other_plan(diamond, pai
     slower = pair.replace(devices=(pair.devices[0], replace(pair.devices[1], speed=0.5)))
     third = bl.simulate(diamond, slower, bl.Placement(device=[1] * 4))
     assert build_bars(diamond, [first, third], against=1).elsewhere.any()
-    apart = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 0, 0]))
-    assert (build_bars(diamond, [first, apart], against=1).elsewhere > 0).sum() == 2  # b, in both
+    far_timeline = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 0, 0]))
+    assert (build_bars(diamond, [first, far_timeline], against=1).elsewhere > 0).sum() == 2  # b, in both
     model = computed(diamond, pair, placer="single", passes=())
     before = model.outcome
     model.move([0, 1, 2, 3], 1 - int(before.placement.device[0]))
@@ -537,12 +537,14 @@ def test_progress_is_held_against_the_limit():
     from baechi_lab.widgets.compute import Placing
 
     events = []
-    placing = Placing(Place("search", time_limit=20), lambda *told: events.append(told))
+    placing = Placing(Place("search", time_limit=20), lambda *progress: events.append(progress))
     placing.take_progress(Progress(5.0, 12345, 2000.0, "m-etf"))
     assert events == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]
     # The planner builds networks before it has any answer.
     events.clear()
-    learning = Placing(Place("hierarchical", time_limit=20, updates=1, groups=2), lambda *told: events.append(told))
+    learning = Placing(
+        Place("hierarchical", time_limit=20, updates=1, groups=2), lambda *progress: events.append(progress)
+    )
     learning(bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]), bl.Cluster.uniform(2))
     assert events[0] == ("hierarchical: 0 of 20 s, no answer yet", 0.0) and len(events) == 2
 
@@ -565,8 +567,8 @@ def _fork():
 def test_the_verdict_divides_the_step_by_what_its_critical_path_does(diamond, pair):
     """c on the second device: a 0-5, 2 on the way, c 7-17, 2 on the way, d 19-24, and the bound where it lies."""
     bench = bl.Workbench(diamond, pair, placer="single", passes=(), moves=(("s/c", "gpu:1"),))
-    parts = {part["label"]: part["share"] * 24 for part in bench.header.verdict.parts}
-    assert parts == pytest.approx({"gpu:0": 5 + 5, "gpu:1": 10, "transfers": 2 + 2})
+    share_us = {piece["label"]: piece["share"] * 24 for piece in bench.header.verdict.parts}
+    assert share_us == pytest.approx({"gpu:0": 5 + 5, "gpu:1": 10, "transfers": 2 + 2})
     assert bench.header.verdict.bound == pytest.approx(bench.outcome.lower_bound_us / 24)
     assert "step 24.00 us, fits, placed by single" in bench.header.verdict.said
     receive(bench.header.verdict, type="zoom", part=1)  # c, from 7 to 17, and 15 % of that around it
@@ -575,8 +577,10 @@ def test_the_verdict_divides_the_step_by_what_its_critical_path_does(diamond, pa
     fork = bl.OpGraph.from_networkx(_fork())
     serial = bl.Cluster.uniform(3, link=bl.Link(2.0, 0.0), comm="sequential")
     bench = bl.Workbench(fork, serial, placer="single", passes=(), moves=(("op1", "gpu:1"), ("op2", "gpu:2")))
-    parts = {part["label"]: part["share"] * bench.outcome.timeline.makespan_us for part in bench.header.verdict.parts}
-    assert parts == pytest.approx({"gpu:0": 5, "queueing": 2, "transfers": 2, "gpu:2": 9})
+    share_us = {
+        piece["label"]: piece["share"] * bench.outcome.timeline.makespan_us for piece in bench.header.verdict.parts
+    }
+    assert share_us == pytest.approx({"gpu:0": 5, "queueing": 2, "transfers": 2, "gpu:2": 9})
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -587,13 +591,13 @@ def test_the_verdict_s_parts_add_up_and_hold_every_transfer_of_the_path(seed):
     graph = bl.generators.random_dag(60, seed=seed)
     cluster = bl.Cluster.uniform(3, link=bl.Link(20.0, 0.001), comm=("parallel", "sequential", "duplex")[seed])
     timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "hash"))
-    chain, sent = critical_chain(graph, timeline), timeline.transfers
+    chain, transfers = critical_chain(graph, timeline), timeline.transfers
     sums = {}
-    for part in step_parts(timeline, chain.ops, chain.transfers):
-        sums[part.kind] = sums.get(part.kind, 0.0) + part.us
-        assert 0 <= part.window_us[0] < part.window_us[1] <= timeline.makespan_us * (1 + 1e-12)
+    for piece in step_parts(timeline, chain.ops, chain.transfers):
+        sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.us
+        assert 0 <= piece.window_us[0] < piece.window_us[1] <= timeline.makespan_us * (1 + 1e-12)
     assert sum(sums.values()) == pytest.approx(timeline.makespan_us)
-    lasted = sent.end_us - np.maximum(sent.start_us, sent.receive_us)
+    lasted = transfers.end_us - np.maximum(transfers.start_us, transfers.receive_us)
     assert sums.get("transfer", 0.0) == pytest.approx(lasted[chain.transfers].sum())
     assert sums["compute"] == pytest.approx((timeline.end_us - timeline.start_us)[chain.ops].sum())
 
@@ -663,7 +667,7 @@ def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):
 
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
-    folds = {part.title.title: part.unfolded for part in bench.setting.widget.children}
+    folds = {fold.title.title: fold.unfolded for fold in bench.setting.widget.children}
     assert folds == {"Model": True, "Hardware": True, "Placer": True, "Advanced": False}
     assert bench.setting.preset.value == "as given below"
     bench.setting.preset.value = "8 x H100, NVLink"

@@ -163,7 +163,7 @@ def test_bug_branches_side_by_side_ran_at_once(seed):
 
 
 def test_a_loss_that_the_model_returns_is_no_op_of_its_own():
-    class Own(nn.Module):
+    class OwnLoss(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 4)
@@ -171,7 +171,7 @@ def test_a_loss_that_the_model_returns_is_no_op_of_its_own():
         def forward(self, x):
             return {"loss": self.layer(x).square().mean(), "other": x}
 
-    graph = bl.torch.profile(TorchStep("own", Own, (torch.ones(2, 4),)), runs=1, warmup=0)
+    graph = bl.torch.profile(TorchStep("own", OwnLoss, (torch.ones(2, 4),)), runs=1, warmup=0)
     assert not any(name.startswith("loss") for name in graph.names)
 
 
@@ -216,7 +216,7 @@ def test_copies_between_cpu_devices_are_made_once_and_gradients_come_back():
 def test_bug_a_received_copy_was_held_as_long_as_what_it_is_a_copy_of():
     """Device 1 adds to the 8192 bytes of layer `first`, which an addition does not save; device 0 reads them last of all."""
 
-    class Late(nn.Module):
+    class LateReader(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.middle, self.last = (nn.Linear(64, 64, bias=False) for _ in range(3))
@@ -226,7 +226,7 @@ def test_bug_a_received_copy_was_held_as_long_as_what_it_is_a_copy_of():
             z = self.middle(y + y)
             return z + self.last(y)
 
-    step = TorchStep("late", Late, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
+    step = TorchStep("late", LateReader, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
     graph = bl.torch.profile(step, runs=1, warmup=0)
     on_second_device = [n.startswith(("middle", "add")) and "#1" not in n for n in graph.names]
     placed = bl.Placement(device=np.where(on_second_device, 1, 0), graph_key=graph.key)

@@ -276,8 +276,8 @@ class Skips(nn.Module):
             skips.append(torch.relu(layer(x)))
             x = functional.max_pool2d(skips[-1], 2)
         x = skips.pop()
-        for up, merge in zip(self.up, self.merge, strict=True):
-            x = torch.relu(merge(torch.cat([skips.pop(), up(x)], 1)))
+        for upsample, merge in zip(self.up, self.merge, strict=True):
+            x = torch.relu(merge(torch.cat([skips.pop(), upsample(x)], 1)))
         return self.out(x)
 
 

@@ -88,8 +88,8 @@ def padded(step):
     return step
 
 
-def adding(step, model, parts):
-    return reduction_of(step, model, trace(model, parts[0].inputs).layers, parts)
+def adding(step, model, micro_batches):
+    return reduction_of(step, model, trace(model, micro_batches[0].inputs).layers, micro_batches)
 
 
 def profiled(step, micro_batches=4):
@@ -155,16 +155,16 @@ def test_stages_in_a_row_compute_what_the_model_computes(name):
     assert all(torch.equal(a, b) for a, b in zip(flat(output), flat(expected), strict=True))
 
 
-def monotone(found, count):
+def monotone(traced, count):
     """A stage per call: thirds of the code, moved on until groups share one and nothing reads from a later one."""
-    n = len(found.calls)
+    n = len(traced.calls)
     stage = np.arange(n) * count // n
     while True:
         before = stage.copy()
-        for group in found.groups:
+        for group in traced.groups:
             stage[list(group)] = stage[list(group)].max()
         for i in range(n):
-            stage[i] = max([stage[i], *(stage[p] for p in found.parents(i))])
+            stage[i] = max([stage[i], *(stage[p] for p in traced.parents(i))])
         if (before == stage).all():
             return np.unique(stage, return_inverse=True)[1]
 
@@ -176,7 +176,7 @@ def test_a_tensor_that_skips_a_stage_is_handed_on():
     keys = [c.key for c in traced.calls]
     stage = [(i >= keys.index("layers.2.0")) + (i >= keys.index("layers.4.0")) for i in range(len(keys))]
     stage_modules = cut(model, record(model, (tokens,), traced), stage, 3)
-    assert [len(part.sends) for part in stage_modules] == [2, 2, 1] and stage_modules[0].inputs == ("input_0",)
+    assert [len(module.sends) for module in stage_modules] == [2, 2, 1] and stage_modules[0].inputs == ("input_0",)
     assert stage_modules[1].sends[0] == ((2, 5, 8), "float32", True)
 
 
@@ -283,12 +283,12 @@ class Positions(nn.Module):
         return self.b(self.a(x))
 
 
-def in_a_row(model, inputs, others, count=2):
+def in_a_row(model, inputs, batch, count=2):
     """The program of `inputs`, cut into stages and run on `others`."""
     traced = trace(model, inputs)
     program = record(model, inputs, traced)
     stage = monotone(traced, count)
-    named_inputs = {f"input_{i}": t for i, t in enumerate(tensors(as_arguments(others)))}
+    named_inputs = {f"input_{i}": t for i, t in enumerate(tensors(as_arguments(batch)))}
     values = ()
     for stage_module in cut(model, program, stage, int(stage.max()) + 1):
         values = stage_module.module(*values, **{name: named_inputs[name] for name in stage_module.inputs})
@@ -322,10 +322,10 @@ class Picking(nn.Module):
         self.a, self.b, self.reads = nn.Linear(4, 4), nn.Linear(4, 4), reads
 
     def forward(self, x):
-        picked = self.a(x)[x[:, 0] > 0]
-        rows = picked.shape[0] if self.reads else 1
-        picked = self.b(picked) * rows
-        return torch.zeros_like(x).index_add(0, (x[:, 0] > 0).nonzero()[:, 0], picked)
+        selected_rows = self.a(x)[x[:, 0] > 0]
+        rows = selected_rows.shape[0] if self.reads else 1
+        selected_rows = self.b(selected_rows) * rows
+        return torch.zeros_like(x).index_add(0, (x[:, 0] > 0).nonzero()[:, 0], selected_rows)
 
 
 def test_bug_sizes_that_follow_from_values_stood_in_the_program_as_numbers():
@@ -599,8 +599,8 @@ def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
 # -- the session -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("schedule", "under_way"), [("gpipe", 4), ("1f1b", 2)])
-def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, under_way):
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", 4), ("1f1b", 2)])
+def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_flight):
     step = skipping()
     graph = profiled(step)
     placed = in_stages(graph, [0, 1, 0, 1])
@@ -616,7 +616,7 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, under_
         return_gradients=True,
     )
     loss, gradients = undivided(step)
-    assert run.info["runtime"] == "session" and run.info["in_flight"] == under_way
+    assert run.info["runtime"] == "session" and run.info["in_flight"] == in_flight
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
     simulated = bl.simulate(graph, cpus(2), placed, micro_batches=4)
@@ -774,10 +774,10 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processe
 
 class Turning(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 3), Turn(), nn.Linear(2, 2))
+        super().__init__(nn.Linear(4, 3), Transpose(), nn.Linear(2, 2))
 
 
-class Turn(nn.Module):
+class Transpose(nn.Module):
     def forward(self, x):
         return x.t()
 
@@ -857,22 +857,22 @@ def test_an_error_in_a_process_is_one_sentence():
         bl.torch.execute(step, in_stages(graph, [0, 1]), 1, graph=graph, cluster=cpus(2), micro_batches=2)
 
 
-LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+CONNECTION_LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("late", "status", "says"),
+    ("second_error", "status", "says"),
     [
         (ValueError("the wire was touched"), None, "failed: the wire was touched"),
         (BrokenExecutor("process 1 was killed"), "died", "process 1 was killed"),
-        (LOST, None, "failed: .*Connection closed"),
+        (CONNECTION_LOST, None, "failed: .*Connection closed"),
     ],
 )
-def test_whoever_only_saw_another_go_does_not_speak_for_it(late, status, says):
+def test_whoever_only_saw_another_go_does_not_speak_for_it(second_error, status, says):
     """The neighbour of the process that failed may be the first to end."""
     futures = [Future(), Future()]
-    futures[0].set_exception(LOST)
-    timer = threading.Timer(0.3, futures[1].set_exception, [late])
+    futures[0].set_exception(CONNECTION_LOST)
+    timer = threading.Timer(0.3, futures[1].set_exception, [second_error])
     timer.start()
     if status is None:
         with pytest.raises(ExecutionError, match=says):

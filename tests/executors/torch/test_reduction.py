@@ -337,13 +337,13 @@ def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
 class Changing(nn.Module):
     """A layer whose forward pass changes something for the next one, in the `way` that is named."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.way, self.layer, self.head = way, nn.Linear(6, 6), nn.Linear(6, 2)
+        self.way, self.layer, self.head = kind, nn.Linear(6, 6), nn.Linear(6, 2)
         self.register_buffer("mean", torch.zeros(6))
         self.last: torch.Tensor | None = None
         self.calls = 0
-        if way == "spectral norm":
+        if kind == "spectral norm":
             self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -371,18 +371,18 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("way", [*CHANGED, "nothing"])
-def test_bug_what_a_forward_pass_changes_for_the_next_one_was_not_warned_of(way: str) -> None:
+@pytest.mark.parametrize("kind", [*CHANGED, "nothing"])
+def test_bug_what_a_forward_pass_changes_for_the_next_one_was_not_warned_of(kind: str) -> None:
     """Micro-batches change it one after the other; the undivided batch changes it once."""
     inputs, targets = torch.randn(8, 6, generator=GENERATOR), torch.randn(8, 2, generator=GENERATOR)
-    step = TorchStep("changing", partial(Changing, way), (inputs,), F.mse_loss, targets, mode="training")
+    step = TorchStep("changing", partial(Changing, kind), (inputs,), F.mse_loss, targets, mode="training")
     model = step.model()
     layers = [f"{name}" for name, _ in model.named_children() if name in ("layer", "head")]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reduction_of(step, model, layers, step.micro_batches(4))
     messages = [str(warning.message) for warning in caught if "changes" in str(warning.message)]
-    assert [CHANGED[way] in message for message in messages] == ([True] if way in CHANGED else [])
+    assert [CHANGED[kind] in message for message in messages] == ([True] if kind in CHANGED else [])
     assert model.calls == 0 and model.last is None and not model.mean.any()
 
 

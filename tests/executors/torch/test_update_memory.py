@@ -39,8 +39,8 @@ def peaks(step, device, devices=2):
     """Simulated and measured peak of every device; `device` says where a group of ops is, by its name."""
     graph = bl.torch.profile(step, warmup=0, runs=1)
     cluster = bl.Cluster.uniform(devices, kind="cpu", comm="parallel")
-    where = [device(graph.colocation_names[group]) for group in graph.colocation]
-    placed = bl.Placement(device=where, graph_key=graph.key)
+    device_of_op = [device(graph.colocation_names[group]) for group in graph.colocation]
+    placed = bl.Placement(device=device_of_op, graph_key=graph.key)
     line = bl.simulate(graph, cluster, placed)
     assert not bl.check(graph, cluster, placed, line)
     run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
@@ -171,7 +171,7 @@ def test_an_optimizer_that_wants_a_closure_has_no_update():
     assert not any("update" in name for name in bl.torch.profile(step, warmup=0, runs=1).names)
 
 
-class Both(torch.autograd.Function):
+class SavesTwo(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x, x.exp())
@@ -189,7 +189,7 @@ class Within(nn.Module):
         self.first, self.last = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
 
     def forward(self, x):
-        return self.last(Both.apply(self.first(x)))
+        return self.last(SavesTwo.apply(self.first(x)))
 
 
 def test_bug_the_calls_within_a_function_could_be_placed_apart():

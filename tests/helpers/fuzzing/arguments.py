@@ -475,21 +475,23 @@ def _make_model(name, **params):
 def cases(count, seed):
     """One or two arguments of a call replaced by odd ones, or one too many."""
     with tempfile.TemporaryDirectory() as name:
-        known = calls(Path(name))
-        for function, arguments in known.values():  # what is compiled on first use must not count for one case
+        functions = calls(Path(name))
+        for function, arguments in functions.values():  # what is compiled on first use must not count for one case
             try:
                 _as_before(function, arguments)
             except bl.BaechiLabError:  # a secret is never written over a file, a program is not there
                 continue
         for k in range(count):
             rng = np.random.default_rng([seed, k])
-            label = list(known)[rng.integers(len(known))]
-            function, arguments = known[label]
-            given = dict(arguments)
-            for key in rng.choice(list(given), int(rng.integers(1, 3))):
-                given[str(key)] = ODD[rng.integers(len(ODD))]
-            changed = ", ".join(f"{key}={value!a:.80}" for key, value in given.items() if value is not arguments[key])
-            yield Case(f"{label}({changed}) {seed}/{k}", lambda f=function, a=given: _as_before(f, a))
+            label = list(functions)[rng.integers(len(functions))]
+            function, arguments = functions[label]
+            changed_arguments = dict(arguments)
+            for key in rng.choice(list(changed_arguments), int(rng.integers(1, 3))):
+                changed_arguments[str(key)] = ODD[rng.integers(len(ODD))]
+            changed = ", ".join(
+                f"{key}={value!a:.80}" for key, value in changed_arguments.items() if value is not arguments[key]
+            )
+            yield Case(f"{label}({changed}) {seed}/{k}", lambda f=function, a=changed_arguments: _as_before(f, a))
 
 
 def _as_before(function, arguments):

@@ -70,19 +70,19 @@ def _files(folder):
 
 
 def _mutated(words, rng):
-    made = list(words)
+    mutated = list(words)
     for _ in range(int(rng.integers(0, 4))):
-        at, word = int(rng.integers(1, len(made) + 1)), WORDS[rng.integers(len(WORDS))]
-        what = rng.integers(4)
-        if what == 0 and at < len(made):
-            made[at] = word
-        elif what == 1 and at < len(made) and len(made) > 2:
-            del made[at]
-        elif what == 2:
-            made.insert(at, word)
-        elif at < len(made):
-            made.insert(at, made[at])
-    return made
+        at, word = int(rng.integers(1, len(mutated) + 1)), WORDS[rng.integers(len(WORDS))]
+        mutation = rng.integers(4)
+        if mutation == 0 and at < len(mutated):
+            mutated[at] = word
+        elif mutation == 1 and at < len(mutated) and len(mutated) > 2:
+            del mutated[at]
+        elif mutation == 2:
+            mutated.insert(at, word)
+        elif at < len(mutated):
+            mutated.insert(at, mutated[at])
+    return mutated
 
 
 def _no_step(*ignored, **also):

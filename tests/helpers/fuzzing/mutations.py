@@ -57,7 +57,7 @@ STG = "4\n0 0 0\n1 7 1 0\n2 3 1 0 # a comment\n3 2 2 1 5 2 6\n4 4 1\n2 9\n5 0 2 
 
 def documents():
     """Kind -> documents of it."""
-    found = {"graph": [to_document(g) for g in graphs()], "cluster": [to_document(c) for c in clusters()]}
+    documents = {"graph": [to_document(g) for g in graphs()], "cluster": [to_document(c) for c in clusters()]}
     placements, timelines = [], []
     for graph, cluster in zip(graphs()[:2], clusters(), strict=True):
         for placer in ("m-etf", "single"):
@@ -68,7 +68,7 @@ def documents():
     pipeline, two = bl.generators.pipeline([1.0, 2.0], [2.0, 2.0]), bl.Cluster.uniform(2)
     by_stage = bl.Placement(device=[0, 1] * (pipeline.n // 2))
     timelines.append(to_document(bl.simulate(pipeline, two, by_stage, micro_batches=2, schedule="1f1b")))
-    return {**found, "placement": placements, "timeline": timelines, "partitioning": [partitioning()]}
+    return {**documents, "placement": placements, "timeline": timelines, "partitioning": [partitioning()]}
 
 
 def mutated_json(document, rng):
@@ -112,12 +112,12 @@ def mutated_stg(rng):
     ]
     for _ in range(int(rng.integers(0, 4))):
         line = lines[rng.integers(len(lines))]
-        what = rng.integers(4)
-        if what == 0:
+        mutation = rng.integers(4)
+        if mutation == 0:
             line[rng.integers(len(line))] = words[rng.integers(len(words))]
-        elif what == 1:
+        elif mutation == 1:
             line.insert(int(rng.integers(len(line) + 1)), words[rng.integers(len(words))])
-        elif what == 2 and len(lines) > 1:
+        elif mutation == 2 and len(lines) > 1:
             del lines[rng.integers(len(lines))]
         else:
             lines.insert(int(rng.integers(len(lines) + 1)), list(lines[rng.integers(len(lines))]))
@@ -127,54 +127,54 @@ def mutated_stg(rng):
 
 def mutated_bytes(data, rng):
     """Bytes flipped, cut out, doubled, inserted, or cut off."""
-    made = bytearray(data)
+    mutated = bytearray(data)
     for _ in range(int(rng.integers(1, 4))):
-        at, length = int(rng.integers(len(made) + 1)), int(rng.integers(1, 20))
-        what = rng.integers(5)
-        if what == 0 and at < len(made):
-            made[at] ^= 1 << int(rng.integers(8))
-        elif what == 1:
-            del made[at : at + length]
-        elif what == 2:
-            made[at:at] = made[at : at + length]
-        elif what == 3:
-            made[at:at] = rng.bytes(length)
+        at, length = int(rng.integers(len(mutated) + 1)), int(rng.integers(1, 20))
+        mutation = rng.integers(5)
+        if mutation == 0 and at < len(mutated):
+            mutated[at] ^= 1 << int(rng.integers(8))
+        elif mutation == 1:
+            del mutated[at : at + length]
+        elif mutation == 2:
+            mutated[at:at] = mutated[at : at + length]
+        elif mutation == 3:
+            mutated[at:at] = rng.bytes(length)
         elif rng.random() < 0.3:
-            del made[at:]
-    return bytes(made)
+            del mutated[at:]
+    return bytes(mutated)
 
 
-def _places(tree, way=()):
+def _places(tree, path=()):
     """Ways to all parts of a tree."""
-    yield way
+    yield path
     children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, child in children:
-        yield from _places(child, (*way, key))
+        yield from _places(child, (*path, key))
 
 
 def _changed(tree, rng):
     """One part replaced, removed, repeated, renamed or exchanged with another."""
-    ways = list(_places(tree))
-    way = ways[rng.integers(len(ways))]
-    if not way:
+    paths = list(_places(tree))
+    path = paths[rng.integers(len(paths))]
+    if not path:
         return VALUES[rng.integers(len(VALUES))] if rng.random() < 0.2 else tree
     home = tree
-    for key in way[:-1]:
+    for key in path[:-1]:
         home = home[key]
-    key, what = way[-1], rng.integers(6)
-    if what <= 2:
+    key, mutation = path[-1], rng.integers(6)
+    if mutation <= 2:
         home[key] = json.loads(json.dumps(VALUES[rng.integers(len(VALUES))]))
-    elif what == 3:
+    elif mutation == 3:
         del home[key]
-    elif what == 4 and isinstance(home, list):
+    elif mutation == 4 and isinstance(home, list):
         home.insert(key, json.loads(json.dumps(home[key])))
-    elif what == 4:
+    elif mutation == 4:
         home[f"{key}'"] = home.pop(key)
     else:
-        other = tree
-        for part in ways[rng.integers(len(ways))]:
-            other = other[part]
-        home[key] = json.loads(json.dumps(other))
+        subtree = tree
+        for step in paths[rng.integers(len(paths))]:
+            subtree = subtree[step]
+        home[key] = json.loads(json.dumps(subtree))
     return tree
 
 

@@ -35,12 +35,12 @@ def traces():
             "cpu_op", "aten::mm", ts, 5, **{"Record function id": k, "Input Dims": [[2, 3]], "Input type": ["float"]}
         )
 
-    runs = [
+    runtime_rows = [
         happening("cuda_runtime", name, ts, 1, correlation=k)
         for k, (name, ts) in enumerate((("cudaLaunchKernel", 1), ("cudaDeviceSynchronize", 7)))
     ]
     kernel = happening("kernel", "gemm", 3, 8, device=0, stream=7, correlation=0)
-    kineto = {"schemaVersion": 1, "traceEvents": [op(1, 0), op(2, 6), *runs, kernel]}
+    kineto = {"schemaVersion": 1, "traceEvents": [op(1, 0), op(2, 6), *runtime_rows, kernel]}
 
     def stats(k):
         return {

@@ -211,8 +211,8 @@ def tried(case):
             return f"{case.name}: not one sentence: {str(error)[:300]}"
         return "refused"
     except (Exception, TooLong, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is what is looked for
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{case.name}: {type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{case.name}: {type(error).__name__}: {str(error)[:200]} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def run(cases):
@@ -248,12 +248,12 @@ def main():
     parser.add_argument("what", choices=CASES)
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     sys.stdout.reconfigure(errors="backslashreplace")
-    refused, taken, failures = run(CASES[given.what](given.count, given.seed))
+    refused, accepted, failures = run(CASES[options.what](options.count, options.seed))
     for failure in failures[:200]:
         print(failure)
-    print(f"{given.count} {given.what}: {refused} refused, {taken} taken, {len(failures)} failures")
+    print(f"{options.count} {options.what}: {refused} refused, {accepted} taken, {len(failures)} failures")
     return 1 if failures else 0
 
 

@@ -93,10 +93,10 @@ def test_llama_as_pytorch_divides_it_agrees_with_the_blocks_of_layouts() -> None
     layout = bl.Layout(tp=4, micro_batch=BATCH)
     block = make_block(read_transformer(LLAMA), layout, LENGTH, Storage(), experts=False)
     of_block = [(op.op_type, op.message_bytes) for op in block.forward if op.axis]
-    whole = 2 * BATCH * LENGTH * 64
+    activation_bytes = 2 * BATCH * LENGTH * 64
     logits = [("all_gather", 2 * BATCH * LENGTH * 256)]
     graph = rank_graph(LLAMA, layout)
-    assert collectives(graph)[:6] == [("all_reduce", whole), *of_block, *of_block, *logits]
+    assert collectives(graph)[:6] == [("all_reduce", activation_bytes), *of_block, *of_block, *logits]
     parameters = sum(_matrix_bytes(graph, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert parameters == 2 * 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64) // 4
 
@@ -142,12 +142,12 @@ def test_the_graph_of_a_rank_simulates_and_its_collectives_overlap() -> None:
 
 
 def test_zero_divides_what_copies_hold() -> None:
-    whole = rank_graph(LLAMA, bl.Layout(tp=2)).persistent_bytes.sum()
+    undivided = rank_graph(LLAMA, bl.Layout(tp=2)).persistent_bytes.sum()
     one = rank_graph(LLAMA, bl.Layout(tp=2, dp=4, zero=1)).persistent_bytes.sum()
     three = rank_graph(LLAMA, bl.Layout(tp=2, dp=4, zero=3)).persistent_bytes.sum()
     # 2 (weights) + 4 (gradients) + 12 (states) bytes per parameter, buffers aside
-    assert one / whole == pytest.approx((2 + 4 + 12 / 4) / 18, rel=0.06)
-    assert three / whole == pytest.approx(1 / 4, rel=0.2)
+    assert one / undivided == pytest.approx((2 + 4 + 12 / 4) / 18, rel=0.06)
+    assert three / undivided == pytest.approx(1 / 4, rel=0.2)
 
 
 def test_what_cannot_be_divided_is_named() -> None:
@@ -199,6 +199,6 @@ def test_experts_that_cannot_be_divided_are_named() -> None:
         rank_graph(LLAMA, bl.Layout(dp=2, ep=2))
     with pytest.raises(bl.InvalidInput, match="sequence_parallel of layout is True and MixtralForCausalLM has experts"):
         rank_graph(MIXTRAL, bl.Layout(tp=2, sequence_parallel=True))
-    other = nn.ModuleDict({"first": OtherExperts()})
+    model = nn.ModuleDict({"first": OtherExperts()})
     with pytest.raises(bl.InvalidInput, match="layer 'first' is a mixture of experts, but not one of Mixtral's kind"):
-        bl.torch.profile(other, torch.empty(2, 8, device="meta"), hardware="a100", layout=bl.Layout())
+        bl.torch.profile(model, torch.empty(2, 8, device="meta"), hardware="a100", layout=bl.Layout())

@@ -18,9 +18,9 @@ def kernels_of(model, *inputs, mode="inference"):
 def test_a_linear_layer_and_its_gradients():
     """32 x 16 by 16 x 8; the input's gradient sums over 8 columns, the weight's over 32 rows."""
     x = torch.empty(32, 16, device="meta", requires_grad=True)
-    forward, *rest = kernels_of(torch.nn.Linear(16, 8, device="meta"), x, mode="training")
+    forward, *other_kernels = kernels_of(torch.nn.Linear(16, 8, device="meta"), x, mode="training")
     assert forward.products == (Product(1, 32, 8, 16),)
-    products = [product for kernel in rest for product in kernel.products]
+    products = [product for kernel in other_kernels for product in kernel.products]
     assert sorted((p.rows, p.columns, p.inner) for p in products) == [(8, 16, 32), (32, 16, 8)]
 
 
@@ -28,10 +28,10 @@ def test_a_convolution_and_its_gradients():
     """4 images of 8 x 8: 256 positions of 5 filters, sums over 3 * 9 numbers; Winograd's parts are 4 * 4 * 4."""
     x = torch.empty(4, 3, 8, 8, device="meta", requires_grad=True)
     model = torch.nn.Conv2d(3, 5, 3, padding=1, device="meta")
-    forward, *rest = kernels_of(model, x, mode="training")
+    forward, *other_kernels = kernels_of(model, x, mode="training")
     product = Product(1, 256, 5, 27, Product(16, 64, 5, 3))
     assert forward.convolution and forward.products == (product,)
-    (backward,) = [kernel for kernel in rest if kernel.products]
+    (backward,) = [kernel for kernel in other_kernels if kernel.products]
     assert backward.products == (product, product.right_gradient)
     (strided,) = kernels_of(torch.nn.Conv2d(3, 5, 3, stride=2, device="meta"), x)
     assert strided.products == (Product(1, 4 * 3 * 3, 5, 27),), "no Winograd"
@@ -45,8 +45,8 @@ def test_a_depthwise_convolution_is_no_product_and_computes_an_index_per_output(
     assert kernel.products == () and not kernel.convolution
     assert kernel.moved_bytes == 4 * (2 * 8 * 256 * 28 * 28 + 256 * 9)
     assert kernel.flops == 2 * 9 * 8 * 256 * 28 * 28 and kernel.vector_flops == 660 * 8 * 256 * 28 * 28
-    up = torch.nn.ConvTranspose2d(256, 256, 3, groups=256, bias=False, device="meta")
-    assert [k.products for k in kernels_of(up, x)] == [()]
+    transposed = torch.nn.ConvTranspose2d(256, 256, 3, groups=256, bias=False, device="meta")
+    assert [k.products for k in kernels_of(transposed, x)] == [()]
     (backward,) = [
         k for k in kernels_of(depthwise, x.requires_grad_(), mode="training") if k.flops > 2 * kernel.flops - 1
     ]
@@ -71,11 +71,11 @@ def test_causal_attention_skips_half_of_the_keys_and_computes_every_score():
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=causal)
 
     x = torch.empty(2, 4, 64, 16, device="meta", requires_grad=True)
-    whole, half = (
+    full, half = (
         [k for k in kernels_of(Attention(), x, causal, mode="training") if k.batched] for causal in (False, True)
     )
-    assert whole[0].products == (Product(8, 64, 64, 16), Product(8, 64, 16, 64))
-    for all_keys, seen_keys in zip(whole, half, strict=True):
+    assert full[0].products == (Product(8, 64, 64, 16), Product(8, 64, 16, 64))
+    for all_keys, seen_keys in zip(full, half, strict=True):
         assert all_keys.vector_flops == 200 * 8 * 64 * 64 == 2 * seen_keys.vector_flops
         assert sum(p.flops for p in all_keys.products) == 2 * sum(p.flops for p in seen_keys.products)
     x = x.detach()
@@ -132,18 +132,18 @@ def test_bug_gradients_of_groups_were_counted_once_per_group():
     """16 channels in 4 groups: both gradients do the forward pass's 2 * 2 * 8 * 8 * 16 * (4 * 9) FLOPs."""
     layer = torch.nn.Conv2d(16, 16, 3, padding=1, groups=4, bias=False, device="meta")
     x = torch.empty(2, 16, 8, 8, device="meta", requires_grad=True)
-    forward, *rest = kernels_of(layer, x, mode="training")
+    forward, *other_kernels = kernels_of(layer, x, mode="training")
     assert forward.flops == 2 * 2 * 8 * 8 * 16 * 4 * 9
-    assert [kernel.flops for kernel in rest if kernel.products] == [2 * forward.flops]
+    assert [kernel.flops for kernel in other_kernels if kernel.products] == [2 * forward.flops]
 
 
 def test_the_input_gradient_of_a_transposed_convolution_is_a_convolution():
     """2 x 5 x 5 positions of 8 channels from 6 filters of 4 x 4, forward and backward."""
     layer = torch.nn.ConvTranspose2d(8, 6, 4, stride=2, bias=False, device="meta")
     x = torch.empty(2, 8, 5, 5, device="meta", requires_grad=True)
-    forward, *rest = kernels_of(layer, x, mode="training")
+    forward, *other_kernels = kernels_of(layer, x, mode="training")
     assert forward.products == (Product(1, 50, 6 * 16, 8),)
-    (backward,) = [kernel for kernel in rest if kernel.products]
+    (backward,) = [kernel for kernel in other_kernels if kernel.products]
     assert backward.products == (Product(1, 50, 8, 6 * 16), Product(1, 8, 6 * 16, 50))
     assert backward.flops == 2 * forward.flops == 2 * (2 * 50 * 8 * 6 * 16)
 

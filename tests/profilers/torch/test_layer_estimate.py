@@ -379,8 +379,8 @@ def test_roofline_of_a_layer_by_hand():
     names = ("0", "1", "1/backward", "0/backward", "0/update", "1/update")
     assert graph.names == names
     # the second layer's backward makes two products, the first's only that of its weight; weights are transposed views
-    forward, both, one = product + view, 2 * product + 4 * view, product + 3 * view
-    np.testing.assert_allclose(graph.duration_us, [forward, forward, both, one, update, update], rtol=1e-9)
+    forward, both_gradients, one = product + view, 2 * product + 4 * view, product + 3 * view
+    np.testing.assert_allclose(graph.duration_us, [forward, forward, both_gradients, one, update, update], rtol=1e-9)
     for granularity, precision, passes in (
         ("layer", "bf16", 18),
         ("operator", "bf16", 18),
@@ -469,11 +469,11 @@ def test_operators(ids):
     placed = bl.place(graph, cluster, "m-etf")
     timeline = bl.simulate(graph, cluster, placed)
     assert not bl.check(graph, cluster, placed, timeline)
-    whole = bl.torch.profile(model, ids, hardware="a100", granularity="operator")
+    operator_graph = bl.torch.profile(model, ids, hardware="a100", granularity="operator")
     kernels = [k for _, k in estimate_layers(model, ids).kernels if not k.metadata]
     us = estimated_us(work_of(1, ((0, k) for k in kernels)), HARDWARE["a100"])
-    loss = whole.duration_us[whole.names.index("ones_like")]
-    assert whole.duration_us.sum() - loss == pytest.approx(us.sum()), "the kernels of the layers"
+    loss = operator_graph.duration_us[operator_graph.names.index("ones_like")]
+    assert operator_graph.duration_us.sum() - loss == pytest.approx(us.sum()), "the kernels of the layers"
 
 
 def test_writes_in_place_keep_their_order():
@@ -543,16 +543,18 @@ def test_recomputed_regions_are_computed_twice():
     from torch.utils.checkpoint import checkpoint
 
     class Region(nn.Module):
-        def __init__(self, again):
+        def __init__(self, runs_again):
             super().__init__()
-            self.one, self.again = nn.Linear(8, 8), again
+            self.one, self.again = nn.Linear(8, 8), runs_again
 
         def forward(self, x):
             return checkpoint(self.one, x, use_reentrant=False) if self.again else self.one(x)
 
     x = torch.ones(4, 8, requires_grad=True)
     product = 2 * 4 * 8 * 8
-    flops = [estimate_layers(nn.Sequential(Region(again)), x, mode="training").flops for again in (False, True)]
+    flops = [
+        estimate_layers(nn.Sequential(Region(runs_again)), x, mode="training").flops for runs_again in (False, True)
+    ]
     assert flops == [3 * product, 4 * product]
 
 
@@ -659,9 +661,9 @@ def test_bug_what_a_model_caches_while_it_is_estimated_was_left_to_the_next_run(
 class Clamped(nn.Module):
     """Clamps what is not finite, in the ways of DETR and others; `way` 3 looks at values, 4 writes into the answer."""
 
-    def __init__(self, way):
+    def __init__(self, kind):
         super().__init__()
-        self.layer, self.way = nn.Linear(8, 8), way
+        self.layer, self.way = nn.Linear(8, 8), kind
 
     def forward(self, x):
         x = self.layer(x)
@@ -678,11 +680,11 @@ class Clamped(nn.Module):
         return x.clamp(-1, 1) if is_infinite[self.way] else x
 
 
-@pytest.mark.parametrize("way", range(5))
-def test_values_of_an_estimate_are_finite(way):
+@pytest.mark.parametrize("kind", range(5))
+def test_values_of_an_estimate_are_finite(kind):
     """DETR was refused, as it asks whether its values are finite."""
-    model = Clamped(way)
-    if way < 3:
+    model = Clamped(kind)
+    if kind < 3:
         assert "clamp" not in bl.torch.profile(model, torch.ones(2, 8), hardware="h100").names
     else:
         with pytest.raises(bl.errors.InvalidInput, match=r"looks at the values of tensors .* measured, with weights"):

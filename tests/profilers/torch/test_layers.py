@@ -119,11 +119,11 @@ def test_bug_a_tensor_and_its_view_are_both_sent():
     device = np.zeros(graph.n, dtype=np.int32)
     device[graph.colocation == graph.colocation[product]] = 1
     timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=device))
-    moved = timeline.transfers.tensor[timeline.transfers.target == 1]
-    assert set(read) <= set(moved)
+    sent_tensors = timeline.transfers.tensor[timeline.transfers.target == 1]
+    assert set(read) <= set(sent_tensors)
     alone = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n))
-    made = np.isin(alone.memory.op, [graph.names.index("a"), graph.names.index("a/parts")])
-    grown = alone.memory.delta[made & (alone.memory.delta > 4) & (alone.memory.category == 1)]  # besides waits
+    changed_by_a = np.isin(alone.memory.op, [graph.names.index("a"), graph.names.index("a/parts")])
+    grown = alone.memory.delta[changed_by_a & (alone.memory.delta > 4) & (alone.memory.category == 1)]  # besides waits
     assert grown.tolist() == [512]
 
 
@@ -336,7 +336,7 @@ class Square(torch.autograd.Function):
 
 
 class Counted(nn.Linear):
-    runs = 0
+    run_count = 0
 
     def forward(self, x):
         Counted.runs += 1
