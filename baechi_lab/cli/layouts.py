@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", default="mixed-bf16", metavar="NAME", help="mixed-bf16, mixed-fp16 or mixed-fp8 (%(default)s)"
     )
     parser.add_argument(
+        "--reduce-precision",
+        metavar="NAME",
+        help="number format in which gradients are reduced: float32 or half (that in which they are added up)",
+    )
+    parser.add_argument(
         "--attention", default="flash", metavar="NAME", help="kernels of attention: flash or eager (%(default)s)"
     )
     parser.add_argument(
@@ -84,10 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
             global_batch=options.whole_number(arguments.global_batch, "--global-batch", lowest=1),
             sequence_length=options.whole_number(arguments.sequence_length, "--sequence-length", lowest=1),
             precision=arguments.precision,
+            reduce_precision=arguments.reduce_precision,
             attention=arguments.attention,
             bucket_bytes=None if arguments.bucket is None else parse_bytes(arguments.bucket, "--bucket"),
             callback=lambda text: setattr(status, "detail", text),
         )
+    reduced = "half precision" if table.reduce_precision == "half" else table.reduce_precision
     if arguments.json:
         output.print_json(output.rows_of(table.to_pandas()))
     else:
@@ -96,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         simulated = sum(row.step_us is not None for row in table.rows)
         why_not_simulated = "the others are no faster, or do not fit, by their lower bounds"
         print(f"\n{len(table)} legal layouts, {simulated} simulated; {why_not_simulated}.")
+        print(f"Data parallelism reduces gradients in {reduced}.")
         if table.rows[0].fits:
             print(f"best: {table.best.layout!r}")
     best = table.best  # raises where no layout fits
@@ -108,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             sequence_length=table.sequence_length,
             per_machine=int(arguments.per_machine),
             precision=arguments.precision,
+            reduce_precision=table.reduce_precision,
             folder=arguments.output,
         )
         for sentence in plan.unsupported:

@@ -120,7 +120,7 @@ def segment_buckets(
         ("/experts", expert_parameters, max(copies // layout.ep, 1), "edp"),
     ):
         if count:
-            reduced_bytes = (HALF if layout.zero >= 2 else precision.gradient_bytes) * count
+            reduced_bytes = (precision.reduced_bytes or precision.gradient_bytes) * count
             gradient_bytes = (precision.gradient_bytes + precision.extra_gradient_bytes) * count
             sizes = HALF * count, reduced_bytes, gradient_bytes, precision.state_bytes * count
             buckets.append(Bucket(f"{name}{label}", forward, backward, update, *sizes, holders, axis))

@@ -39,6 +39,8 @@ PRECISIONS = {
 """Names of precisions, with the bytes of gradients between micro-batches and the number format of linear layers."""
 
 ATTENTION = ("flash", "eager")
+REDUCED_BYTES = {"float32": 4, "half": 2}
+"""Number formats in which data parallelism reduces gradients, with the bytes of a number."""
 MOST_TOKENS = 2**28
 """Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
@@ -120,6 +122,7 @@ class Layouts:
     sequence_length: int
     rows: tuple[LayoutRow, ...]
     memory_bytes: int
+    reduce_precision: str
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -180,6 +183,7 @@ def layouts(
     layouts: Iterable[Layout] | None = None,
     hardware: Hardware | str | None = None,
     precision: str = "mixed-bf16",
+    reduce_precision: str | None = None,
     attention: str = "flash",
     fused_loss: bool = False,
     overlap: bool = True,
@@ -203,6 +207,8 @@ def layouts(
         hardware: hardware of the devices, if their kinds do not name it.
         precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of blocks
             in fp8).
+        reduce_precision: "float32" or "half": number format in which data parallelism reduces gradients. By default it is the
+            one in which they are added up: "half" for "mixed-fp16", else "float32".
         attention: "flash" (one kernel, no scores in memory) or "eager".
         fused_loss: whether cross entropy is one kernel, which keeps logits in half precision.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
@@ -242,6 +248,10 @@ def layouts(
         raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
     check_text("precision", precision, PRECISIONS)
     check_text("attention", attention, ATTENTION)
+    storage = PRECISIONS[precision]
+    if reduce_precision is None:
+        reduce_precision = next(name for name, size in REDUCED_BYTES.items() if size == storage.gradient_bytes)
+    check_text("reduce_precision", reduce_precision, REDUCED_BYTES)
     hardware_record = Hardware.named(hardware) if isinstance(hardware, str) else hardware
     if hardware_record is not None:
         record("hardware", hardware_record, Hardware)
@@ -252,7 +262,12 @@ def layouts(
     measured = record_list("measured", measured, MeasuredCollective)
     fused_loss = check_flag("fused_loss", fused_loss)
     options = StepOptions(
-        precision=replace(PRECISIONS[precision], flash_attention=attention == "flash", fused_loss=fused_loss),
+        precision=replace(
+            storage,
+            flash_attention=attention == "flash",
+            fused_loss=fused_loss,
+            reduced_bytes=REDUCED_BYTES[reduce_precision],
+        ),
         overlap=check_flag("overlap", overlap),
         prefetch=check_whole("prefetch", prefetch, 0),
         bucket_bytes=None if bucket_bytes is None else check_whole("bucket_bytes", bucket_bytes),
@@ -282,7 +297,8 @@ def layouts(
     costs = StageCosts(transformer, cluster, sequence_length, options, collectives)
     search = _Search(costs, global_batch, callback)
     rows = search.rows(candidates, all_of_them=layouts is not None)
-    return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))
+    memory_bytes = int(cluster.memory_bytes.min())
+    return Layouts(transformer, global_batch, sequence_length, tuple(rows), memory_bytes, reduce_precision)
 
 
 def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> str:

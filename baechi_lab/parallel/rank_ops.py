@@ -97,6 +97,7 @@ class Storage:
             Megatron-LM's, all of whose steps are in float32.
         fused_loss: whether cross entropy is one kernel that keeps half-precision logits.
         gradient_bytes: bytes of a parameter's gradient between micro-batches: 2, or 4 if they are added up in float32.
+        reduced_bytes: bytes of a parameter's gradient while data parallelism reduces it; None: `gradient_bytes`.
         state_bytes: bytes of a parameter's optimizer states, including its float32 copy.
         extra_gradient_bytes: bytes of a second copy of a parameter's gradient besides the reduced one.
         products: "fp16" (bfloat16 as well) or "fp8": the operands of linear layers inside blocks.
@@ -106,6 +107,7 @@ class Storage:
     torch_softmax: bool = False
     fused_loss: bool = False
     gradient_bytes: int = 4
+    reduced_bytes: int | None = None
     state_bytes: int = 12
     extra_gradient_bytes: int = 0
     products: str = "fp16"

@@ -15,7 +15,7 @@ from baechi_lab.graph.link_presets import RDMA_US
 from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
 from baechi_lab.parallel.layout_stages import StageCosts, StepOptions
 from baechi_lab.parallel.layout_step import LayoutStep, make_layout_step
-from baechi_lab.parallel.rank_ops import Storage
+from baechi_lab.parallel.rank_ops import HALF, Storage
 from baechi_lab.parallel.transformer import Transformer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -167,7 +167,7 @@ _MPT = {
 
 
 def mpt() -> list[MeasuredStep]:
-    """llm-foundry under FSDP; 200 (A100) or 400 Gbit/s (H100) per device between machines."""
+    """llm-foundry under FSDP, with gradients reduced in bf16; 200 (A100) or 400 Gbit/s (H100) per device between machines."""
     steps = []
     for row in _rows(DATA / "mpt_fsdp.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
@@ -194,7 +194,7 @@ def mpt() -> list[MeasuredStep]:
                 machines(value("gpus"), 8, kind, network),
                 value("global_batch"),
                 value("sequence"),
-                StepOptions(Storage(products=products)),
+                StepOptions(Storage(products=products, reduced_bytes=HALF)),
                 seconds,
             )
         )

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,12 @@ LLAMA = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "vocab_size": 64,
+    "vocab_size": 256,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 256, "n_positions": 64}
 GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 
@@ -70,7 +71,7 @@ def test_megatron_arguments_of_windows_and_positions():
     assert plan.value["--rotary-base"] == 1_000_000
     (sentence,) = plan.unsupported
     assert sentence.startswith("gemma2 models may have norms, biases, residual paths or routers")
-    mpt = {"model_type": "mpt", "d_model": 32, "n_layers": 4, "n_heads": 4, "vocab_size": 64}
+    mpt = {"model_type": "mpt", "d_model": 32, "n_layers": 4, "n_heads": 4, "vocab_size": 256}
     plan = written(bl.Layout(dp=4), "megatron", mpt)
     assert plan.value["--position-embedding-type"] == "none"
     assert plan.unsupported == ("Megatron has no ALiBi; these arguments train without positions",)
@@ -132,7 +133,7 @@ def test_deepspeed_file():
     # DeepSpeed 0.19.8 requires train_batch_size = micro-batch * accumulation * all processes, whatever they share.
     divided = written(bl.Layout(tp=2, dp=4, micro_batch=2), "deepspeed").value
     assert "train_batch_size" not in divided and divided["gradient_accumulation_steps"] == 2
-    experts = written(bl.Layout(dp=4, ep=4), "deepspeed", MIXTRAL)
+    experts = written(bl.Layout(dp=4, ep=4, zero=1), "deepspeed", MIXTRAL)
     assert experts.value["expert_parallel"] == {"enabled": True, "autoep_size": 4} and experts.unsupported == ()
     assert any("num_stages=2" in sentence for sentence in written(bl.Layout(pp=2), "deepspeed").unsupported)
 
@@ -144,9 +145,8 @@ def test_accelerate_file():
     sizes = plan.value["parallelism_config"]
     assert sizes["parallelism_config_dp_shard_size"] == 8 and sizes["parallelism_config_tp_size"] == 2
     assert plan.value["fsdp_config"]["fsdp_reshard_after_forward"] is True
-    assert (
-        "gradient_accumulation_steps=2 to the Accelerator" in plan.unsupported[-1]
-    )  # 16 of 8 copies; no key of the file
+    # 16 sequences of 8 copies; no key of the file says so.
+    assert "GradientAccumulationPlugin(num_steps=2, sync_each_batch=True)" in plan.unsupported[-1]
     assert any("--main_process_ip" in sentence for sentence in plan.unsupported)  # two machines
     known_keys = {
         "compute_environment",
@@ -160,10 +160,42 @@ def test_accelerate_file():
     undivided = written(bl.Layout(tp=2, dp=2), "accelerate")
     assert undivided.value["parallelism_config"]["parallelism_config_dp_shard_size"] == 2
     assert undivided.unsupported[0].startswith("FSDP 2 has no ZeRO-0")
+    assert "gradient_accumulation_steps=8 to the Accelerator" in undivided.unsupported[-1]
     for layout, kind in ((bl.Layout(dp=4), "MULTI_GPU"), (bl.Layout(), "NO")):  # FSDP needs an axis to divide along
         value = written(layout, "accelerate").value
         assert value["distributed_type"] == kind and set(value) == known_keys
     assert set(written(bl.Layout(tp=2), "accelerate").value) == known_keys | {"parallelism_config"}
+
+
+def test_gradients_are_reduced_in_the_number_format_that_was_simulated():
+    copies, sharded = bl.Layout(dp=4, zero=1), bl.Layout(dp=4, zero=3)
+    halves = {"reduce_precision": "half"}
+    assert written(sharded, "megatron").value["--megatron-fsdp-grad-comm-dtype"] == "fp32"
+    assert written(sharded, "megatron", **halves).value["--megatron-fsdp-grad-comm-dtype"] == "bf16"
+    assert "--grad-reduce-in-bf16" in written(copies, "megatron", **halves).value
+    assert written(sharded, "deepspeed").value["communication_data_type"] == "fp32"
+    assert written(sharded, "deepspeed", **halves).value["communication_data_type"] == "bf16"
+    for format, options in (("accelerate", {}), ("torchtitan", halves)):  # each has one number format for FSDP
+        other = {} if options else halves
+        assert any("reduces gradients in" in text for text in written(sharded, format, **options).unsupported)
+        assert not any("reduces gradients in" in text for text in written(sharded, format, **other).unsupported)
+    with pytest.raises(bl.InvalidInput, match="reduce_precision is 'half' and precision is 'float32'"):
+        written(sharded, "megatron", precision="float32", **halves)
+    with pytest.raises(bl.InvalidInput, match="reduce_precision is 'bf16'"):
+        written(sharded, "megatron", reduce_precision="bf16")
+
+
+def test_programs_that_do_not_pad_the_vocabulary_say_so():
+    """The simulated vocabulary is a multiple of 128 per device with tensor parallelism, and not padded without it."""
+    model = LLAMA | {"vocab_size": 250}
+    for format in ("accelerate", "deepspeed", "torchtitan"):
+        assert not any("vocab" in text for text in written(bl.Layout(dp=2), format, model).unsupported)
+        sentences = written(bl.Layout(tp=2), format, model).unsupported
+        assert any("the vocabulary of 250 is divided unevenly, which is slower than the 256" in s for s in sentences)
+    assert not any("vocab" in text for text in written(bl.Layout(tp=2), "megatron", model).unsupported)
+    assert any(
+        "Megatron pads the vocabulary" in text for text in written(bl.Layout(dp=2), "megatron", model).unsupported
+    )
 
 
 @pytest.mark.parametrize("format", ["accelerate", "megatron", "torchtitan"])
@@ -255,6 +287,47 @@ def test_stages_compute_what_the_model_computes(kind):
     assert torch.allclose(last(first(tokens)), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.torch
+def test_the_script_exchanges_what_is_simulated(tmp_path, monkeypatch):
+    """Four micro-batches of four layers and the rest: ZeRO-1 reduces and gathers once a step, ZeRO-2 once a micro-batch."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from baechi_lab.exporters.layouts import train
+
+    class Exchanges(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.outputs = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "c10d":
+                self.outputs.setdefault(func.__name__.split(".")[0], []).append(args[0].dtype)
+            return func(*args, **kwargs or {})
+
+    monkeypatch.setattr(train, "FOLDER", tmp_path / "training")
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        for zero, reductions, gatherings in ((1, 1, 1), (2, 4, 4), (3, 4, 8)):
+            precision = "float32" if zero < 3 else "half"
+            layout = bl.Layout(dp=2, zero=zero)
+            plan = written(layout, "torchrun", global_batch=8, folder=train.FOLDER, reduce_precision=precision)
+            trainer = train.Trainer(plan.value, torch.device("cpu"))
+            with Exchanges() as exchanges:
+                trainer.backward(train.batch(plan.value, 0))
+            reduced = [torch.float32 if zero < 3 else torch.bfloat16] * (reductions * 5)
+            assert exchanges.outputs == {
+                "_reduce_scatter_base_": reduced,
+                "_allgather_base_": [torch.bfloat16] * (gatherings * 5),
+            }
+            assert plan.unsupported == ()
+            shutil.rmtree(train.FOLDER)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 CHECK = """
 import json, pathlib, torch, torch.distributed as dist, train
 from torch.distributed.tensor import DTensor
@@ -278,6 +351,9 @@ for step in range(2):
     own = torch.tensor([of_copy if trainer.last else 0.0])
     dist.all_reduce(own)
     assert abs(float(own) / (layout["tp"] * layout["dp"]) - float(loss.detach())) < 1e-5
+    table = trainer.modules[0].model.get_input_embeddings()
+    if trainer.first and not layout["tied"]:
+        assert train.local(table.weight).numel() <= model.get_input_embeddings().weight.numel() / layout["tp"]
     expected = dict(model.named_parameters(remove_duplicate=False))
     for module in trainer.modules:
         for name, parameter in module.model.named_parameters():

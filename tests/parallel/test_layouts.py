@@ -103,6 +103,22 @@ def test_persistent_bytes_are_what_zero_leaves_of_18_bytes_per_parameter() -> No
         assert graph.persistent_bytes.sum() == pytest.approx(18 * (parameters + copied), rel=1e-3)
 
 
+@pytest.mark.parametrize(("zero", "precision", "reduced_bytes"), [(0, None, 4), (3, None, 4), (3, "half", 2)])
+def test_gradients_are_reduced_in_float32_unless_half_precision_is_said(
+    zero: int, precision: str | None, reduced_bytes: int
+) -> None:
+    """A table of 50,257 and one of 1,024 rows: the largest bucket has 4 or 2 bytes of each of their parameters."""
+    cluster, layout = a100(8), bl.Layout(dp=8, zero=zero)
+    options = {"global_batch": 8, "sequence_length": 1024, "layouts": [layout], "bucket_bytes": 1}
+    table = bl.layouts(GPT, cluster, **options, reduce_precision=precision, efficiency=Efficiency())
+    graph = table.rows[0].step().graph
+    kind = "reduce_scatter" if zero else "all_reduce"
+    links = Collectives(cluster, (), Efficiency().collective_share)
+    expected = links.us(kind, reduced_bytes * (50257 + 1024) * 1024, range(8))
+    assert graph.duration_us[graph.names.index(f"stage0/embedding/{kind}")] == pytest.approx(expected)
+    assert table.reduce_precision == (precision or "float32")
+
+
 def test_zero_divides_the_time_of_an_update_once() -> None:
     """The layers are in several buckets, of which each copy updates an eighth."""
 

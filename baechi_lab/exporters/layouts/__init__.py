@@ -8,6 +8,7 @@ from importlib import import_module
 from ...checks import check_text, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.layout import Layout
+from ...parallel.layouts import REDUCED_BYTES
 from ...parallel.transformer import Transformer, configuration_fields, read_transformer
 from ..folder import write_folder
 from ..plans.records import WrittenPlan
@@ -35,6 +36,7 @@ def write_layout(
     sequence_length: int,
     per_machine: int = 8,
     precision: str = "mixed-bf16",
+    reduce_precision: str = "float32",
     folder: str | os.PathLike[str] | None = None,
 ) -> WrittenPlan:
     """Writes a layout as the arguments of a training program, and lists the parts that the program cannot express.
@@ -49,6 +51,8 @@ def write_layout(
         sequence_length: tokens of a sequence.
         per_machine: devices of one machine.
         precision: "mixed-bf16" (bfloat16 with float32 weights and optimizer states) or "float32".
+        reduce_precision: number format in which data parallelism reduces gradients: "float32", or "half" (bfloat16; only with
+            `precision` "mixed-bf16").
         folder: where to write the files; None writes nothing.
 
     Returns:
@@ -67,13 +71,23 @@ def write_layout(
     if not isinstance(layout, Layout):
         raise InvalidInput(f"layout is {type(layout).__name__}; it must be a bl.Layout")
     check_format(format, precision)
+    check_text("reduce_precision", reduce_precision, REDUCED_BYTES)
+    if precision == "float32" and reduce_precision == "half":
+        raise InvalidInput("reduce_precision is 'half' and precision is 'float32'; it must be 'float32', too")
     counts = {"global_batch": global_batch, "sequence_length": sequence_length, "per_machine": per_machine}
     for name, count in counts.items():
         check_whole(name, count)
     transformer = read_transformer(model)
     fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]
     request = LayoutRequest(
-        layout, transformer, fields, int(global_batch), int(sequence_length), int(per_machine), precision
+        layout,
+        transformer,
+        fields,
+        int(global_batch),
+        int(sequence_length),
+        int(per_machine),
+        precision,
+        reduce_precision,
     )
     request.check()
     plan: WrittenPlan = import_module(f"{__name__}.{format}").write(request)

@@ -14,7 +14,7 @@ from .request import LayoutRequest
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is what the YAML holds."""
     layout = request.layout
-    unsupported = request.uneven_pieces()
+    unsupported = request.uneven_pieces() + request.uneven_vocabulary()
     sharded = layout.dp if layout.zero or layout.tp * layout.cp > 1 else 1
     processes = layout.devices // layout.pp
     fsdp = sharded * layout.cp > 1
@@ -37,6 +37,11 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "fsdp_reshard_after_forward": layout.zero == 3,
             "fsdp_activation_checkpointing": layout.recompute == "full",
         }
+        if request.precision == "mixed-bf16" and request.reduce_precision == "float32":
+            unsupported.append(
+                "accelerate reduces gradients in bfloat16, not in float32; give FullyShardedDataParallelPlugin a "
+                "mixed_precision_policy with the dtype, or simulate reduce_precision='half'"
+            )
     elif layout.recompute == "full":
         unsupported.append("the file recomputes only with FSDP; the model's gradient_checkpointing_enable() does")
     if fsdp or layout.tp > 1:
@@ -56,9 +61,15 @@ def write(request: LayoutRequest) -> WrittenPlan:
         unsupported.append("the model's tensor-parallel plan says whether norms are divided along the sequence")
     if layout.recompute == "selective":
         unsupported.append("accelerate recomputes whole blocks or nothing; the file recomputes nothing")
+    steps = f"gradient_accumulation_steps={request.micro_batches}"
+    if fsdp and layout.zero >= 2 and request.micro_batches > 1:  # without it, gradients are whole until the last one
+        steps = (
+            f"gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps={request.micro_batches}, "
+            "sync_each_batch=True)"
+        )
     unsupported.append(
         f"the file has no batch; give micro-batches of {layout.micro_batch} sequences to the data loader, and "
-        f"gradient_accumulation_steps={request.micro_batches} to the Accelerator"
+        f"{steps} to the Accelerator"
     )
     text = _yaml(value)
     return WrittenPlan("accelerate", value, text, tuple(unsupported), {"accelerate.yaml": text.encode()})

@@ -18,7 +18,7 @@ _EXPERTS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3")
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is what the JSON holds."""
     layout = request.layout
-    unsupported = []
+    unsupported = request.uneven_vocabulary()
     value: dict[str, object] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": request.micro_batches,
@@ -30,6 +30,11 @@ def write(request: LayoutRequest) -> WrittenPlan:
         value["zero_optimization"] = {"stage": layout.zero, "overlap_comm": True, "contiguous_gradients": True}
     if request.precision == "mixed-bf16":
         value["bf16"] = {"enabled": True}
+        value["communication_data_type"] = "fp32" if request.reduce_precision == "float32" else "bf16"
+        if layout.zero:
+            value["data_types"] = {"grad_accum_dtype": "fp32"}
+        else:
+            unsupported.append("without ZeRO, DeepSpeed adds gradients up in bfloat16, not in float32")
     if layout.tp > 1:
         value["tensor_parallel"] = {"autotp_size": layout.tp}
     if layout.sequence_parallel:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...graph.layout import Layout
 from ...parallel.layout_stages import stage_blocks
-from ...parallel.transformer import Transformer
+from ...parallel.transformer import VOCABULARY_MULTIPLE, Transformer
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
@@ -80,6 +80,10 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if activation and trained not in activation:
             unsupported.append(f"{name} is {activation}; these arguments train with {trained}")
     unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
+    if layout.tp == 1 and model.vocabulary % VOCABULARY_MULTIPLE:
+        unsupported.append(
+            f"Megatron pads the vocabulary to a multiple of {VOCABULARY_MULTIPLE}; {model.vocabulary} were simulated"
+        )
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
     arguments |= _expert_arguments(model, layout) if model.experts else {}
@@ -99,6 +103,13 @@ def write(request: LayoutRequest) -> WrittenPlan:
         arguments |= {"--data-parallel-sharding-strategy": _SHARDING[layout.zero], "--ckpt-format": "fsdp_dtensor"}
     if request.precision == "mixed-bf16":
         switches.append("--bf16")
+    halves = request.reduce_precision == "half"
+    if layout.zero > 1:
+        reduced = "bf16" if halves else "fp32"
+        arguments |= {"--megatron-fsdp-main-grads-dtype": "fp32", "--megatron-fsdp-grad-comm-dtype": reduced}
+    elif halves:
+        switches.append("--grad-reduce-in-bf16")
+        unsupported.append("with --grad-reduce-in-bf16, Megatron also adds gradients up in bfloat16")
     arguments |= _RECOMPUTATION[layout.recompute]
     unsupported += _divide_into_stages(request, arguments)
     value = arguments | dict.fromkeys(switches)

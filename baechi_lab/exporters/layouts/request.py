@@ -25,6 +25,7 @@ class LayoutRequest:
     sequence_length: int
     per_machine: int
     precision: str
+    reduce_precision: str = "float32"
 
     @property
     def micro_batches(self) -> int:
@@ -64,6 +65,17 @@ class LayoutRequest:
                 f"the layout has {layout.devices} devices; above one machine they must be a multiple of per_machine, which is "
                 f"{self.per_machine}"
             )
+
+    def uneven_vocabulary(self) -> list[str]:
+        """Returns a sentence if the vocabulary that was simulated is padded, and the program divides it as it is."""
+        tokens, tp = self.transformer.vocabulary, self.layout.tp
+        padded = tp * self.transformer.vocabulary_share(tp)
+        if tokens == padded:
+            return []
+        return [
+            f"the vocabulary of {tokens} is divided unevenly, which is slower than the {padded} that were simulated; "
+            "pad the model's vocab_size"
+        ]
 
     def uneven_pieces(self, factor: int = 1) -> list[str]:
         """Returns a sentence if the pieces of the sequence, two per device of `cp`, are not `factor` equal parts each."""

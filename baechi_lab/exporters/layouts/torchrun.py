@@ -51,7 +51,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         raise InvalidInput("recompute is 'selective'; the script recomputes 'none' or 'full'")
     config, architecture = _architecture(transformers, request)
     plan = _tensor_parallel_plan(request, config, architecture) if layout.tp > 1 else {}
-    unsupported = []
+    unsupported: list[str] = []
     tied = bool(config.tie_word_embeddings)
     if tied and layout.tp > 1:
         plan = {
@@ -59,11 +59,19 @@ def write(request: LayoutRequest) -> WrittenPlan:
             for pattern, style in plan.items()
             if pattern.startswith(f"{architecture.base_model_prefix}.layers")
         }
-        unsupported.append("the output layer is tied to the embedding; every tensor-parallel rank computes it whole")
+        unsupported.append(
+            "the output layer is tied to the embedding; every tensor-parallel rank holds both and computes them whole"
+        )
+    elif layout.tp > 1:
+        unsupported += request.uneven_vocabulary()
+        unsupported.append(
+            "every tensor-parallel rank gathers the logits, and computes the loss of the whole vocabulary"
+        )
     if layout.sequence_parallel:
         unsupported.append("the script does not divide norms along the sequence (sequence_parallel)")
-    if layout.zero == 1:
-        unsupported.append("the script divides parameters, gradients and states as ZeRO-2 does instead of ZeRO-1")
+    if request.reduce_precision == "half" and layout.zero < 2 and layout.dp > 1:
+        does = "also adds gradients up in bfloat16" if layout.zero else "reduces gradients in float32"
+        unsupported.append(f"with ZeRO-{layout.zero}, the script {does}")
     settings: dict[str, object] = {
         "tp": layout.tp,
         "dp": layout.dp,
@@ -76,6 +84,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "recompute": layout.recompute,
         "stage_layers": list(request.stage_layers),
         "precision": request.precision,
+        "reduce_precision": request.reduce_precision,
         "attention": "sdpa" if getattr(architecture, "_supports_sdpa", False) else "eager",
         "vocabulary": request.transformer.vocabulary,
         "tied": tied,

@@ -20,6 +20,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is {section: {field: value}}, text the TOML."""
     layout, model = request.layout, request.transformer
     unsupported = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
+    unsupported += request.uneven_vocabulary()
     name = _NAMES.get(request.model_type, request.model_type)
     if name not in _MODELS:
         unsupported.append(f"torchtitan has no model {request.model_type!r}; its models are {', '.join(_MODELS)}")
@@ -33,6 +34,8 @@ def write(request: LayoutRequest) -> WrittenPlan:
         )
     elif sharded * layout.cp == 1 < layout.tp * layout.pp and request.precision == "mixed-bf16":
         unsupported.append("torchtitan has no mixed precision without copies; the model trains in float32")
+    if request.reduce_precision == "half":
+        unsupported.append("torchtitan reduces gradients in float32, not in half precision")
     if layout.tp > 1 and not layout.sequence_parallel:
         unsupported.append("torchtitan divides norms along the sequence whenever tensor parallelism is on")
     parallelism: dict[str, object] = {

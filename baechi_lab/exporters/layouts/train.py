@@ -86,8 +86,11 @@ def stage_layers(layout: dict) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
-def divide_tensors(stage: StageModel, plan: dict[str, str], mesh: DeviceMesh) -> None:
-    """Divides the stage's layers over tensor-parallel ranks; `plan` is a pattern of module names -> the style of division."""
+def divide_tensors(stage: StageModel, layout: dict, mesh: DeviceMesh) -> None:
+    """Divides the stage's layers over tensor-parallel ranks; the layout's plan has styles of division for names of modules.
+
+    The rows of an embedding are divided, too, unless the output layer uses them.
+    """
     if mesh.size() == 1:
         return
 
@@ -99,7 +102,7 @@ def divide_tensors(stage: StageModel, plan: dict[str, str], mesh: DeviceMesh) ->
     division = {}
     for name, module in stage.model.named_modules():
         name_words = name.split(".")
-        for pattern, style in plan.items():
+        for pattern, style in layout["tensor_parallel_plan"].items():
             pattern_words = pattern.split(".")
             if len(pattern_words) != len(name_words) or any(
                 w not in ("*", word) for w, word in zip(pattern_words, name_words, strict=True)
@@ -110,6 +113,8 @@ def divide_tensors(stage: StageModel, plan: dict[str, str], mesh: DeviceMesh) ->
                     parameter.register_hook(sum_over_ranks)
             elif not isinstance(module, SkippedLayer):
                 division[name] = STYLES[style]()
+        if stage.first and not layout["tied"] and module is stage.model.get_input_embeddings():
+            division.setdefault(name, STYLES["embedding_rowwise"]())
     parallelize_module(stage.model, mesh, division)
 
 
@@ -126,7 +131,8 @@ def divide_copies(stage: StageModel, layout: dict, mesh: DeviceMesh) -> None:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     options = {"mesh": mesh, "reshard_after_forward": layout["zero"] == 3}
     if layout["precision"] == "mixed-bf16":
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        reduce_dtype = torch.float32 if layout["reduce_precision"] == "float32" else torch.bfloat16
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     for stack in (m for m in stage.model.base_model.children() if isinstance(m, nn.ModuleList)):
         for layer in stack:
             if not isinstance(layer, SkippedLayer):
@@ -146,7 +152,7 @@ def build_stage(layout: dict, index: int, mesh: DeviceMesh, device: torch.device
         model.gradient_checkpointing_enable({"use_reentrant": False})
     layers = stage_layers(layout)
     stage = StageModel(model, layers[index], first=index == 0, last=index == len(layers) - 1).to(device)
-    divide_tensors(stage, layout["tensor_parallel_plan"], mesh["tp"])
+    divide_tensors(stage, layout, mesh["tp"])
     divide_copies(stage, layout, mesh["dp"])
     return stage
 
@@ -215,8 +221,9 @@ class Trainer:
             else:
                 (module,) = self.modules
                 for k, micro in enumerate(own_tokens.split(self.layout["micro_batch"])):
-                    if hasattr(module, "set_requires_gradient_sync"):
+                    if shards(self.layout) and self.layout["zero"] == 1:  # one reduction and one gathering a step
                         module.set_requires_gradient_sync(k == self.micro_batches - 1)
+                        module.set_reshard_after_backward(k == self.micro_batches - 1)
                     loss = next_token_loss(module(micro), micro)
                     (loss / self.micro_batches).backward()
                     losses.append(loss)
