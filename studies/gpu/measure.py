@@ -43,6 +43,9 @@ ROUNDS = 3
 ROUND_SECONDS = 0.02
 """A round lasts about as long, and has at least `LEAST_REPEATS` repeats."""
 LEAST_REPEATS, MOST_REPEATS = 3, 200
+LONGEST = 24
+"""How many kernels of a case are stored by name: those that took longest."""
+PHASES = ("inference", "training", "step")
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def kernel_times(run: Callable[[], object]) -> dict[str, Any]:
         run()
         torch.cuda.synchronize()
     rows = [(e.key, e.self_device_time_total, e.count) for e in profiler.key_averages() if e.self_device_time_total > 0]
-    longest = sorted(rows, key=lambda row: -row[1])[:4]
+    longest = sorted(rows, key=lambda row: -row[1])[:LONGEST]
     return {
         "kernel_us": round(sum(us for _, us, _ in rows), 2),
         "kernels": sum(count for _, _, count in rows),
@@ -129,8 +132,8 @@ def layer_rows(layer: Layer) -> Iterator[dict[str, Any]]:
                 yield {"precision": precision, "phase": phase, "us": round(us, 2), **kernel_times(run)}
 
 
-def model_rows(case: Model) -> Iterator[dict[str, Any]]:
-    """Measures a model in all precisions and phases."""
+def model_rows(case: Model, phases: Sequence[str] = PHASES) -> Iterator[dict[str, Any]]:
+    """Measures a model in all precisions, and in these phases."""
     for precision in PRECISIONS:
         torch.manual_seed(0)
         model, inputs = real_model(case, precision)
@@ -149,7 +152,9 @@ def model_rows(case: Model) -> Iterator[dict[str, Any]]:
             optimizer.step()
 
         with precision_of_products(precision):
-            for phase, run in (("inference", infer), ("training", train), ("step", step)):
+            for phase, run in zip(PHASES, (infer, train, step), strict=True):
+                if phase not in phases:
+                    continue
                 model.train(phase != "inference")
                 us = microseconds(run, 2)
                 torch.cuda.reset_peak_memory_stats()
@@ -278,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--products", type=Path, help="a table of measured products, gzipped CSV")
     parser.add_argument("--layers", default="", help="only layers whose kind or sizes contain this; - for none")
     parser.add_argument("--models", nargs="*", help="only these models")
+    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help="phases of models")
     parser.add_argument("--traces", nargs="*", default=[], help="models to trace, as name:precision")
     parser.add_argument("--seconds", type=float, default=600.0, help="models that would begin later are left out")
     options = parser.parse_args(arguments)
@@ -323,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             result["errors"].append(f"{case.name}: left out for lack of time")
             continue
         about = {"model": case.name, "batch": case.batch, "sequence": case.sequence}
-        attempt(case.name, model_rows(case), result["models"], **about)
+        attempt(case.name, model_rows(case, options.phases), result["models"], **about)
         save()
 
 
