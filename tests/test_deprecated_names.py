@@ -20,6 +20,8 @@ def test_options_of_a_fit():
         assert record.Way is record.FitOption
     with pytest.warns(DeprecationWarning, match="use viz.fit_options"):
         assert viz.ways is viz.fit_options
+    with pytest.warns(DeprecationWarning, match="use every_option="):
+        assert len(bl.fit(GRAPH, CLUSTER, every_way=True, give_up=("recompute",)).options) > 1
 
 
 def test_method_of_a_native_run():

@@ -70,7 +70,7 @@ CALLS = {
     "readers of a tensor beyond the last": lambda: GRAPH.tensor_consumers(1),
     "the label of a tensor that is half": lambda: GRAPH.tensor_label(0.5),
     "a fit from half a seed": lambda: bl.fit(GRAPH, CLUSTER, seed=0.5),
-    "a fit of some ways": lambda: bl.fit(GRAPH, CLUSTER, every_way="some"),
+    "a fit of some options": lambda: bl.fit(GRAPH, CLUSTER, every_option="some"),
     "the price of no bytes": lambda: bl.Link(1, 1).cost_us(pd.NA),
     "the price of bytes that were taken back": lambda: bl.Link(1, 1).cost_us(-1),
     "a device without a name": lambda: CLUSTER.index(pd.NA),

@@ -1,7 +1,7 @@
-"""Say whether a step fits the devices' memory; if not, what is missing and the ways to make it fit, each simulated.
+"""Say whether a step fits the devices' memory; if not, what is missing and the options that make it fit, each simulated.
 
-Ways: more devices, a smaller batch, micro-batches, recomputation, offloading to a host. Another batch needs --model, the
-name of a benchmark model, in place of a graph file. With --json, the answer and one object per way.
+Options: more devices, a smaller batch, micro-batches, recomputation, offloading to a host. Another batch needs --model, the
+name of a benchmark model, in place of a graph file. With --json, the answer and one object per option.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-memory", metavar="SIZE", help="add a host of that size behind the devices' link, to offload to"
     )
     parser.add_argument("--placers", metavar="NAME[,NAME...]", help="placers to ask (single,m-topo,m-etf,contiguous)")
-    parser.add_argument("--time-limit", default="0", metavar="S", help="seconds of search for every way that fits (0)")
+    parser.add_argument(
+        "--time-limit", default="0", metavar="S", help="seconds of search for every option that fits (0)"
+    )
     parser.add_argument(
         "--give-up",
         metavar="NAME[,NAME...]",
         help="what may be given up (devices,batch,micro-batches,recompute,offload)",
     )
-    parser.add_argument("--all", action="store_true", help="try all ways even if the step fits as it is")
+    parser.add_argument("--all", action="store_true", help="try all options even if the step fits as it is")
     options.add_cluster(parser, devices=1)
 
 
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = {
         "batch_size": options.batch_size_from(arguments),
         "hardware": arguments.hardware or DEFAULT_HARDWARE,
-        "every_way": arguments.all,
+        "every_option": arguments.all,
         "placers": FAST_PLACERS if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
         "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
         "give_up": names,
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
         output.print_rows(
-            ["way", "choice", "fits", "step", "samples/s", "peak memory"],
+            ["option", "choice", "fits", "step", "samples/s", "peak memory"],
             [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in answer.options],
         )
         remarks = {

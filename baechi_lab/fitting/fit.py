@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from ..checks import check_callback, check_whole, is_list
+from ..checks import check_callback, check_flag, check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.arguments import check_records
@@ -43,10 +42,11 @@ def fit(
     placers: Sequence[str] = FAST_PLACERS,
     time_limit: float = 0.0,
     seed: int = 0,
-    every_way: bool = False,
+    every_option: bool = False,
     give_up: Sequence[str] = tuple(GIVE_UP),
     placement: Placement | None = None,
     callback: Callable[[str], object] | None = None,
+    every_way: bool | None = None,
 ) -> Fit:
     """Checks whether a training step fits into the devices' memory; if not, simulates options that make it fit.
 
@@ -64,11 +64,12 @@ def fit(
             it is, their placements for other memory limits are compared too, so that more memory hardly ever gives a slower step.
         time_limit: seconds for which `search` then improves the placement of the step as it is and of every option that fits.
         seed: seed of the search.
-        every_way: try all options even if the step fits as it is, with the margin of its peaks.
+        every_option: try all options even if the step fits as it is, with the margin of its peaks.
         give_up: the kinds of options to try, by default all: "devices" (more of them are used), "batch", "micro-batches",
             "recompute" and "offload".
         placement: a known placement of the graph on the cluster; the step as it is never takes longer than under it.
         callback: a function that is called with the name of every option before it is tried.
+        every_way: deprecated name of `every_option`.
 
     A framework may hold more memory than the schedule (`Timeline.peak_margin`). Placements and options that fit with this margin
     come first. If the step as it is fits only without the margin, the options are tried as well, and the answer says so.
@@ -97,8 +98,10 @@ def fit(
     if not is_list(placers) or not all(isinstance(name, str) for name in placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     check_callback("callback", callback, "name")
-    if not isinstance(every_way, (bool, np.bool_)):
-        raise InvalidInput(f"every_way is {every_way!r:.60}; it must be True or False")
+    if every_way is not None:
+        warnings.warn("every_way= is deprecated; use every_option=", DeprecationWarning, stacklevel=2)
+        every_option = every_way
+    every_option = check_flag("every_option", every_option)
     check_whole("seed", seed, low=0)
     placing = BestOfPlacers(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
@@ -106,7 +109,7 @@ def fit(
     tell = callback or (lambda _: None)
     tell("as it is")
     first, missing = _try_as_it_is(subject, cluster, placing, placement)
-    if first.fits_with_margin and not every_way:
+    if first.fits_with_margin and not every_option:
         return Fit((first,), missing, cluster)
     proof, options = proof_of(subject.graph, cluster), [first]
     if "more devices" in allowed:

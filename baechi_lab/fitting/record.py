@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = tuple(
     "way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin".split()
 )
-HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
+HEAD = ("option", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ class Fit:
         best = self.best
         if best is not None and self.fits and best is not self.options[0]:
             return (
-                f"By the simulation alone: {self.doubt} The fastest way that fits with this margin is {best.kind}: "
+                f"By the simulation alone: {self.doubt} The fastest option that fits with this margin is {best.kind}: "
                 f"{_in_words(best.choice)}, {format_us(best.step_us)} per step."
             )
         if self.fits and best is not None:
@@ -200,12 +200,12 @@ class Fit:
             return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {peak} per device."
         lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
         if best is None:
-            return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
-        # Faster ways may fit by the simulation alone: the table says "in doubt" of them.
+            return f"{lacks} No option that was tried fits. {self.proof or ''}".rstrip()
+        # Faster options may fit by the simulation alone: the table says "in doubt" of them.
         fastest = min((option for option in self.options if option.fits), key=lambda option: option.time_per_sample_us)
         fits = "fits" if fastest is best else "fits with the margin of its peak"
         choice = f"{best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step"
-        return f"{lacks} The fastest way that {fits} is {choice}."
+        return f"{lacks} The fastest option that {fits} is {choice}."
 
     @property
     def doubt(self) -> str:

@@ -16,7 +16,7 @@ FAR = 3
 """A limit above this multiple of the largest peak is not drawn, because all points would lie together."""
 
 
-def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
+def fit_options(answer: Fit, *, title: str = "Options that fit: time against memory") -> go.Figure:
     """Draws a point per simulated option, hollow if it does not fit; the line joins the options of the Pareto front.
 
     `customdata` of a point is its position in `answer.options`.

@@ -37,7 +37,7 @@ def test_a_step_that_fits():
 
 
 @pytest.mark.parametrize(("devices", "share"), [(1, 0.6), (2, 0.4)])
-def test_every_way_is_what_its_simulation_says(devices, share):
+def test_every_option_is_what_its_simulation_says(devices, share):
     alone = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))
     cluster = bl.Cluster.uniform(devices, memory_bytes=int(alone.peak_bytes[0] * share), link=LINK)
     answer = bl.fit(build, cluster, batch_size=64)

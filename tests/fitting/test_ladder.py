@@ -49,7 +49,7 @@ def test_more_devices_are_never_slower_than_those_there_are():
     graph, cluster = step(3), bl.Cluster.uniform(2, memory_bytes="1GB", link=LINK)
     best = bl.place(graph, cluster, "search", evaluations=3000, workers=1)
     for placement in (None, best):
-        answer = bl.fit(graph, cluster, every_way=True, give_up=("devices",), placement=placement)
+        answer = bl.fit(graph, cluster, every_option=True, give_up=("devices",), placement=placement)
         first, more_devices = answer.options
         assert more_devices.fits and more_devices.step_us <= first.step_us
         if more_devices.placement is first.placement:
@@ -65,7 +65,7 @@ def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
         (random, bl.Cluster.uniform(1, memory_bytes=36_061, link=bl.Link(2.0, 1e-5))),
     ):
         namespace = {"bl": bl, "graph": graph, "cluster": cluster}
-        for option in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).options:
+        for option in bl.fit(graph, cluster, every_option=True, give_up=("devices", "offload")).options:
             if option.command:
                 placed = eval(option.command, namespace)  # noqa: S307 (our own text)
                 assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us

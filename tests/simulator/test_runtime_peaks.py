@@ -83,7 +83,7 @@ def test_an_option_that_fits_with_its_margin_is_better_than_the_step_as_it_is_wi
     slow = towers().replace(duration_us=np.full(6, 2.0))
     slower = FitOption("more devices", "2 devices", timeline=bl.simulate(slow, large, placed), cluster=large)
     refusal = Fit((lacking, in_doubt, slower))
-    assert "The fastest way that fits with the margin of its peak is more devices" in refusal.answer
+    assert "The fastest option that fits with the margin of its peak is more devices" in refusal.answer
     assert [option.texts()[2] for option in refusal.options] == ["no", "in doubt", "yes"]
     assert answer.answer.startswith("By the simulation alone: gpu:0 fits") and "2 devices" in answer.answer
     assert [option.kind for option in answer.cheapest] == ["more devices", "as it is"]

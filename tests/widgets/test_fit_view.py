@@ -1,4 +1,4 @@
-"""The ways to fit, as points with timelines and beside the memory view."""
+"""The options of a fit, as points with timelines and beside the memory view."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_point_leads_to_its_timeline():
     view = FitView(answer)
     drawn = [series for series in view.points.spec["series"] if not series["dash"]]
     assert sorted(numbers) == sorted(k for series in drawn for k in series["ids"]) == tried
-    # The same points as in the figure, hollow where a way does not fit.
+    # The same points as in the figure, hollow where an option does not fit.
     for series in drawn:
         trace = next(t for t in figure.data if t.name == series["name"])
         assert series["x"] == list(trace.x) and series["y"] == list(trace.y) and series["ids"] == list(trace.customdata)
@@ -34,7 +34,7 @@ def test_a_point_leads_to_its_timeline():
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     """Peaks of kilobytes beside a limit of gigabytes were one point at 0 GB."""
     near, far = (
-        bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_way=True) for size in ("1.2MB", "8GiB")
+        bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_option=True) for size in ("1.2MB", "8GiB")
     )
     assert FitView(near).points.spec["rules"] and len(viz.fit_options(near).layout.shapes) == 1
     spec, figure = FitView(far).points.spec, viz.fit_options(far)
@@ -80,7 +80,7 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     bench.fit.ask.click()
     first = bench.fit.answer.options[0]
     assert first.step_us == bench.outcome.timeline.makespan_us and first.command == "placement"
-    assert "under the placement above; the other ways are placed by single, m-topo" in bench.fit.state.value
+    assert "under the placement above; the other options are placed by single, m-topo" in bench.fit.state.value
     # A worse one in the header: what is faster here says so.
     bench.model.change(placer="random")
     bench.fit.ask.click()

@@ -34,7 +34,7 @@ class FitPanel:
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
         self.state, self.rows = note(), ipywidgets.HTML(layout=WIDE)
-        say(self.state, "Says whether the graph fits these devices, and what each way to make it fit costs.")
+        say(self.state, "Says whether the graph fits these devices, and what each option to make it fit costs.")
         self.answer: Fit | None = None
         self.points = ipywidgets.VBox([], layout=WIDE)
         self.widget = ipywidgets.VBox([row(self.ask), self.state, self.points, self.rows], layout=WIDE)
@@ -49,9 +49,9 @@ class FitPanel:
             def work(ticket: Ticket) -> Fit:
                 subject = fitted(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
-                return fit(subject, setting.cluster, every_way=True, placement=placement, callback=tell)
+                return fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
 
-            self.tasks.start("the search for ways to fit", work, lambda answer: self.show(answer, shown))
+            self.tasks.start("the search for options that fit", work, lambda answer: self.show(answer, shown))
 
     def show(self, answer: Fit, shown: Outcome | None = None) -> None:
         """Show the answer, its options as points, and their table; `shown` is the outcome in the header at the question."""
@@ -88,7 +88,7 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
     if shown is None or first.timeline is None:
         return ""
     if first.command == "placement":
-        return f"As it is under the placement above; the other ways are placed by {', '.join(FAST_PLACERS)}."
+        return f"As it is under the placement above; the other options are placed by {', '.join(FAST_PLACERS)}."
     if first.step_us == shown.timeline.makespan_us:
         return ""
     if shown.executed_graph is not shown.graph:

@@ -307,7 +307,7 @@ def calls(folder):
                 "placers": ["single"],
                 "time_limit": 0.0,
                 "seed": 0,
-                "every_way": False,
+                "every_option": False,
                 "give_up": ("devices",),
                 "callback": None,
             },
