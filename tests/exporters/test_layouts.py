@@ -401,8 +401,9 @@ while ranks:
 @pytest.mark.parametrize(
     ("layout", "model", "gradients"),
     [
-        # The first stage has the embedding and 9 matrices of each of its two layers; two steps.
-        (bl.Layout(tp=2, pp=2, dp=2, zero=1), LLAMA, 2 * (1 + 2 * 9)),
+        # The first stage has the embedding, and 9 parameters and the norms of queries and keys of each of its two layers; two
+        # steps. Each tensor-parallel rank has the gradients of these norms for its own heads only.
+        (bl.Layout(tp=2, pp=2, dp=2, zero=1), LLAMA | {"model_type": "qwen3", "head_dim": 8}, 2 * (1 + 2 * 11)),
         # Tied: both ends hold the embedding. Two layers on each device, in two stages; 12 parameters of a layer.
         (bl.Layout(pp=2, schedule="interleaved-1f1b"), GPT2, 2 * (2 + 2 * 12)),
     ],

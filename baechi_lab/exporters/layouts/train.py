@@ -57,6 +57,8 @@ class StageModel(nn.Module):
     def __init__(self, model: PreTrainedModel, layers: range, first: bool, last: bool) -> None:
         super().__init__()
         self.model, self.first, self.last = model, first, last
+        # Names of parameters whose gradient is the sum of those of the tensor-parallel ranks.
+        self.partial_gradients: list[str] = []
         children = dict(model.base_model.named_children())
         stack = max((n for n, m in children.items() if isinstance(m, nn.ModuleList)), key=lambda n: len(children[n]))
         for k in range(len(children[stack])):
@@ -94,11 +96,6 @@ def divide_tensors(stage: StageModel, layout: dict, mesh: DeviceMesh) -> None:
     if mesh.size() == 1:
         return
 
-    def sum_over_ranks(gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=mesh.get_group())
-        return gradient
-
     division = {}
     for name, module in stage.model.named_modules():
         name_words = name.split(".")
@@ -109,8 +106,7 @@ def divide_tensors(stage: StageModel, layout: dict, mesh: DeviceMesh) -> None:
             ):
                 continue
             if style == "replicated_with_grad_allreduce":  # each rank has the gradient of its attention heads only
-                for parameter in module.parameters():
-                    parameter.register_hook(sum_over_ranks)
+                stage.partial_gradients += [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
             elif not isinstance(module, SkippedLayer):
                 division[name] = STYLES[style]()
         if stage.first and not layout["tied"] and module is stage.model.get_input_embeddings():
@@ -227,6 +223,9 @@ class Trainer:
                     loss = next_token_loss(module(micro), micro)
                     (loss / self.micro_batches).backward()
                     losses.append(loss)
+        for module in self.modules:
+            for name in module.partial_gradients:
+                dist.all_reduce(local(module.model.get_parameter(name).grad), group=self.mesh["tp"].get_group())
         if not shards(self.layout):
             copies = self.mesh["dp"]
             for parameter in (p for m in self.modules for p in m.parameters() if p.grad is not None):
