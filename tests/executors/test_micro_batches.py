@@ -768,16 +768,56 @@ def test_bug_a_mean_times_the_number_of_samples_was_taken_for_a_mean(kind, worke
     _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
 
 
-@pytest.mark.parametrize("kind", ["shape", "static shape", "rate"])
+def test_bug_python_numbers_of_samples_were_those_of_a_micro_batch(worker):
+    """Sizes, arrays with an entry per sample, and numbers within branches are constants of the graph."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        size, (samples, *_) = words.shape[0], tf.unstack(tf.shape(words))
+        squares = tf.reduce_sum((words[:, 0] @ weight - 1.0) ** 2, -1)
+        inverse = np.ones(size, np.float32) / size
+        of_sizes = tf.reduce_sum(squares * inverse) * tf.cast(tf.size(words), tf.float32)
+        in_branch = tf.cond(
+            tf.reduce_sum(weight) > -1e9, lambda: tf.reduce_mean(squares) * size, lambda: 0.0 * of_sizes
+        )
+        return 0.01 * (of_sizes + in_branch + tf.reduce_mean(squares) * tf.cast(samples, tf.float32))
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
+def test_bug_a_branch_that_the_inputs_choose_was_that_of_a_micro_batch(worker):
+    """As in the hinge loss of Keras: one of the two micro-batches has another sign than the undivided batch."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        mean = _squares(weight, words)
+        return tf.cond(tf.reduce_sum(words[:, 1, 0]) > 0, lambda: 2.0 * mean, lambda: mean)
+
+    words = WORDS - WORDS[:, 1, 0].mean() + 0.01
+    assert len({bool(part[:, 1, 0].sum() > 0) for part in np.split(words, 2)}) == 2
+    _assert_equal_steps(lambda: _gradient_step(loss), (words,), worker, 2)
+
+
+def test_bug_a_graph_with_other_ops_for_the_undivided_batch_went_unnoticed():
+    def loss(weight, words):
+        return sum(_squares(weight, words) for _ in range(len(words)))
+
+    with pytest.warns(
+        UserWarning, match="depends on the number of samples: only one of the graphs .* has op 'matmul_2'"
+    ):
+        _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+@pytest.mark.parametrize("kind", ["shape", "static shape", "rate", "static rate"])
 def test_an_update_that_reads_the_number_of_samples_is_warned_of(kind):
     import tensorflow as tf
 
     counter = tf.Variable(0)
 
     def update(weight, words, gradient):
-        size = words.shape[0] if kind == "static shape" else tf.shape(words)[0]
-        weight.assign_sub(0.1 * gradient * (tf.cast(size, tf.float32) if kind == "rate" else 1.0))
-        counter.assign_add(1 if kind == "rate" else size)
+        size = words.shape[0] if "static" in kind else tf.shape(words)[0]
+        weight.assign_sub(0.1 * gradient * (tf.cast(size, tf.float32) if "rate" in kind else 1.0))
+        counter.assign_add(1 if "rate" in kind else size)
 
     def step(weight, words):
         with tf.GradientTape() as tape:
@@ -941,9 +981,17 @@ def _mixing_losses():
 
     def branch_by_the_batch(weight, words):
         outputs = words[:, 0] @ weight
-        return tf.reduce_mean(tf.cond(tf.reduce_sum(words) > 0, lambda: tf.nn.relu(outputs), lambda: outputs) ** 2)
+        return tf.reduce_mean(tf.cond(tf.reduce_max(outputs) > 0, lambda: tf.nn.relu(outputs), lambda: outputs) ** 2)
+
+    def weights_by_position(weight, words):
+        return tf.reduce_mean(tf.reduce_sum(words[:, 0] @ weight, -1) * np.linspace(1, 2, len(words), dtype=np.float32))
+
+    def root_of_the_number_of_samples(weight, words):
+        return _squares(weight, words) * float(np.sqrt(len(words)))
 
     return {
+        weights_by_position: "reads positions of samples in the batch",
+        root_of_the_number_of_samples: "reads a value of the whole batch for each of its samples",
         centred_in_a_branch: "reads a value of the whole batch for each of its samples",
         reversed_in_a_branch: "works along the samples",
         branch_by_the_batch: "chooses what to compute by a value of the batch",
@@ -977,7 +1025,7 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(30))
+@pytest.mark.parametrize("kind", range(32))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(
@@ -1093,7 +1141,7 @@ def test_bug_a_divisor_that_an_input_and_the_whole_batch_have_was_taken_for_the_
     import tensorflow as tf
 
     def loss(weight, words):
-        return tf.reduce_sum((words @ weight) ** 2) / tf.cast(tf.size(words), tf.float32)
+        return tf.reduce_sum((words @ weight) ** 2) / 8.0
 
     with pytest.warns(UserWarning, match="divides a sum over the batch by 8"):
         _unrolled(_gradient_step(loss), WORDS[:2, 0], count=4, reduction=None)

@@ -123,6 +123,8 @@ _SPATIAL = (
 )
 """Ops whose first input has the batch as its first axis."""
 _REARRANGING = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
+_INDEXING = frozenset({"Pack", "ConcatV2", "Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"})
+"""Ops for which positions of samples are indices, or become indices."""
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
 _COUNTING = (
     "UnsortedSegment",
@@ -161,7 +163,8 @@ class BatchValues:
     `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained`: ops whose outputs
     depend on variables or random numbers. `shared`: totals of which each micro-batch reads its share of the undivided batch's
     total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot compute what it
-    computes. `unclear`: op -> its division by a constant that may be a number of samples.
+    computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided`: the graph of the undivided
+    batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
     """
 
     graph_def: GraphDef
@@ -174,9 +177,13 @@ class BatchValues:
     shared: dict[Tensor, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
+    undivided: GraphDef | None = None
+    positions: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph_def.node}
+        self._constants: dict[Tensor, NDArray[Any] | None] = {}
+        self.whole = None if self.undivided is None else BatchValues(self.undivided, self.micro_batches)
         self._normalizing_layers = {name.split("/batchnorm/")[0] for name in self.nodes if "/batchnorm/" in name}
 
     def is_normalizing(self, node: NodeDef) -> bool:
@@ -208,8 +215,54 @@ class BatchValues:
             return None
         return tuple(int(d.size) for d in shapes[tensor[1]].dim)
 
+    def of_batch_size(self, tensor: Tensor) -> Value:
+        """Returns the value of a constant that is another one for the undivided batch; None for any other tensor.
+
+        A constant with an entry per sample is recorded in `positions` unless all micro-batches read those of the undivided batch.
+        """
+        if self.whole is None or tensor[0] not in self.whole.nodes:
+            return None
+        nodes = self.nodes[tensor[0]], self.whole.nodes[tensor[0]]
+        if nodes[0].op == "Const" and nodes[0].attr["value"] == nodes[1].attr["value"]:
+            return None
+        one, whole = self.constant(tensor), self.whole.constant(tensor)
+        if one is None or whole is None or np.array_equal(one, whole):
+            return None
+        numbers = np.issubdtype(one.dtype, np.number) or one.dtype.name == "bfloat16"
+        lengths = [a for a in range(one.ndim) if one.ndim == whole.ndim and one.shape[a] != whole.shape[a]]
+        if numbers and one.shape == whole.shape:
+            is_shape = one.ndim and np.issubdtype(one.dtype, np.integer)
+            if is_shape and np.all((whole == one) | (whole == one * self.micro_batches)):
+                return None
+            power = self._growth(one, whole)
+            return Total(power, exact=power is not None, share=None if power is None else 0)
+        if numbers and len(lengths) == 1 and whole.shape[lengths[0]] == self.micro_batches * one.shape[lengths[0]]:
+            repeats = [self.micro_batches if axis == lengths[0] else 1 for axis in range(one.ndim)]
+            power = self._growth(np.tile(one, repeats), whole)
+            if power is not None:
+                return Samples(lengths[0], power=power) if power else None
+        self.positions.add(tensor[0])
+        return None
+
+    def _growth(self, one: NDArray[Any], whole: NDArray[Any]) -> int | None:
+        """Returns the power of the number of micro-batches by which `whole` is a multiple of `one`; None if it is none."""
+        if np.array_equal(one, whole):
+            return 0
+        largest = np.argmax(np.abs(one.astype(np.float64)))
+        ratio = float(whole.ravel()[largest]) / (float(one.ravel()[largest]) or np.nan)
+        if not 0 < ratio < np.inf:
+            return None
+        power = round(np.log(ratio) / np.log(self.micro_batches))
+        expected, near = one.astype(np.float64) * float(self.micro_batches) ** power, 1e-5 if one.itemsize > 2 else 1e-2
+        return power if np.allclose(whole.astype(np.float64), expected, rtol=near, atol=0) else None
+
     def constant(self, tensor: Tensor) -> NDArray[Any] | None:
         """Returns the value of a tensor that follows from constants and shapes, else None."""
+        if tensor not in self._constants:
+            self._constants[tensor] = self._evaluated(tensor)
+        return self._constants[tensor]
+
+    def _evaluated(self, tensor: Tensor) -> NDArray[Any] | None:
         import tensorflow as tf
 
         node = self.nodes[tensor[0]]
@@ -224,7 +277,9 @@ class BatchValues:
         values = [self.constant(source) for source in data_inputs(node)] if compute else [None]
         if compute is None or any(value is None for value in values):
             return None
-        return compute(node, *values)
+        with np.errstate(all="ignore"):
+            value = compute(node, *values)
+        return value if node.op != "Unpack" or value is None else np.take(value, tensor[1], node.attr["axis"].i)
 
 
 def _slice(
@@ -235,7 +290,7 @@ def _slice(
     steps: NDArray[np.generic],
 ) -> NDArray[Any] | None:
     """`x[begin:end]` or `x[begin]` of one axis."""
-    if len(begin_indices) != 1:
+    if len(begin_indices) != 1 or np.ndim(x) == 0 or node.attr["new_axis_mask"].i or node.attr["ellipsis_mask"].i:
         return None
     if node.attr["shrink_axis_mask"].i:
         return x[int(begin_indices[0])]
@@ -246,24 +301,36 @@ def _slice(
     return x[first : last : int(steps[0])]
 
 
+def _converted(x: NDArray[np.generic], kind: int) -> NDArray[Any]:
+    import tensorflow as tf
+
+    return np.asarray(x).astype(tf.dtypes.as_dtype(kind).as_numpy_dtype)
+
+
 _CONSTANTS: dict[str, Callable[..., Any]] = {
     "Identity": lambda node, x: x,
-    "Cast": lambda node, x: x,
+    "Cast": lambda node, x: _converted(x, node.attr["DstT"].type),
     "Neg": lambda node, x: -x,
-    "Prod": lambda node, x, axes: np.prod(x, axis=tuple(int(a) for a in np.ravel(axes))),
+    "Prod": lambda node, x, axes: np.prod(
+        x, axis=tuple(int(a) for a in np.ravel(axes)), keepdims=node.attr["keep_dims"].b
+    ),
     "StridedSlice": _slice,
     "Mul": lambda node, x, y: x * y,
     **{op: lambda node, x, y: x + y for op in ("Add", "AddV2")},
     "Sub": lambda node, x, y: x - y,
-    **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan", "FloorDiv")},
+    **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan")},
+    "FloorDiv": lambda node, x, y: x // y if np.all(y) else None,
     "Maximum": lambda node, x, y: np.maximum(x, y),
-    "Pack": lambda node, *parts: np.stack(parts),
+    "Pack": lambda node, *parts: np.stack(parts, node.attr["axis"].i),
     "Reshape": lambda node, x, shape: np.reshape(x, shape),
     "Transpose": lambda node, x, order: np.transpose(x, order),
     "Fill": lambda node, shape, x: np.full(shape, x) if np.prod(shape) <= _MOST_ENTRIES else None,
     "Tile": lambda node, x, times: np.tile(x, times) if np.size(x) * np.prod(times) <= _MOST_ENTRIES else None,
-    "Unpack": lambda node, x: x[0] if node.attr["num"].i == 1 else None,
-    "Range": lambda node, start, limit, step: np.arange(start, limit, step),
+    "Unpack": lambda node, x: x,
+    "GatherV2": lambda node, x, at, axis: None if node.attr["batch_dims"].i else np.take(x, at, int(axis)),
+    "Range": lambda node, start, limit, step: (
+        np.arange(start, limit, step) if step and abs(limit - start) <= _MOST_ENTRIES * abs(step) else None
+    ),
     "ConcatV2": lambda node, *parts: np.concatenate(parts[:-1], axis=int(parts[-1])),
 }
 """Op -> its evaluation on constants. Numbers of entries, for example, follow from shapes and constants."""
@@ -275,13 +342,16 @@ def read_batch_values(
     axes: Mapping[str, int | None],
     micro_batches: int,
     trained: Iterable[str] = (),
+    undivided: GraphDef | None = None,
 ) -> BatchValues:
     """Propagates the batch through the `forward` ops, which are in topological order.
 
     `axes`: input name -> the batch's axis, None if unknown. Inputs that are missing are the same for all micro-batches.
-    `trained`: further ops that count as trained.
+    `trained`: further ops that count as trained. `undivided`: the graph of the undivided batch, if it is known; it tells which
+    constants depend on the number of samples.
     """
-    batch_values = BatchValues(graph_def, micro_batches, [(name, 0) for name in axes], trained=set(trained))
+    inputs = [(name, 0) for name in axes]
+    batch_values = BatchValues(graph_def, micro_batches, inputs, trained=set(trained), undivided=undivided)
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
@@ -314,6 +384,8 @@ class _OpRule:
         if known_values.counts_samples(node, self.axes):
             known_values.values[node.name, 0] = Total(1, share=0)
             return
+        if not any(self.values) and self._follows_batch_size():
+            return
         if not any(self.values) or self._reads_sizes():
             shape = known_values.shape((node.name, 0)) if random else ()
             if shape:
@@ -324,6 +396,15 @@ class _OpRule:
             value = self._output(output)
             if value is not None:
                 known_values.values[node.name, output] = value
+
+    def _follows_batch_size(self) -> bool:
+        """Stores the values of a constant that is another one for the undivided batch. Returns whether it is."""
+        if self.node.op != "Const" and self.node.op not in _CONSTANTS:
+            return False
+        tensors = [(self.node.name, output) for output in range(len(output_types(self.node)))]
+        values = {tensor: self.batch_values.of_batch_size(tensor) for tensor in tensors}
+        self.batch_values.values.update({tensor: value for tensor, value in values.items() if value is not None})
+        return any(value is not None for value in values.values())
 
     def _reads_sizes(self) -> bool:
         """Whether numbers of samples are the only inputs that differ from the undivided batch's, and only as sizes."""
@@ -350,7 +431,7 @@ class _OpRule:
         if op in _MATRIX or op == "Einsum":
             return self._product()
         if all(value is None or isinstance(value, Total) for value in self.values):
-            return self._of_totals()
+            return Total(None, exact=False) if output_types(self.node)[output] == _VARIANT else self._of_totals()
         self._share_totals()
         return self._of_samples(output)
 
@@ -369,6 +450,7 @@ class _OpRule:
         if not self.node.op.endswith("While"):
             if self._branch_results is None:
                 self._branch_results = [self._branch(name) for name in called_functions(self.node)]
+                self._share_condition()
             return self._joined([results[output] for results in self._branch_results], output)
         shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
         one = shape == () and kind != _VARIANT
@@ -387,7 +469,9 @@ class _OpRule:
         arguments = {
             argument.name: k + 1 for k, argument in enumerate(functions[name].signature.input_arg)
         }  # the first input is the condition
-        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch)
+        inner = BatchValues(
+            graph, batch_values.micro_batches, batch=batch_values.batch, undivided=self._undivided_branch(name)
+        )
         for argument, k in arguments.items():
             if (value := self.values[k]) is not None:
                 inner.values[argument, 0] = value
@@ -403,15 +487,34 @@ class _OpRule:
                 batch_values.shared[self.inputs[arguments[tensor[0]]]] = power
             elif varying & ancestors(inner, [node.name for node in graph.node], {tensor[0]}):
                 self._problem("reads a value of the whole batch for each of its samples", None)
-        if self.values[0] is not None:
-            self._problem("chooses what to compute by a value of the batch", None)
         return [inner.of(tensor) for tensor in results]
+
+    def _share_condition(self) -> None:
+        """Lets all micro-batches choose the branch of the undivided batch, if its inputs alone tell which."""
+        condition = self.values[0]
+        if isinstance(condition, Total) and condition.share == 0 and self.inputs[0][0] not in self.batch_values.trained:
+            self.batch_values.shared[self.inputs[0]] = 0
+        elif condition is not None:
+            self._problem("chooses what to compute by a value of the batch", None)
+
+    def _undivided_branch(self, name: str) -> GraphDef | None:
+        """Returns the body of the undivided batch's branch that corresponds to branch `name`; None if it is unknown."""
+        whole = self.batch_values.whole
+        node = None if whole is None else whole.nodes.get(self.node.name)
+        if whole is None or node is None or node.op != self.node.op:
+            return None
+        branch = list(called_functions(node))[list(called_functions(self.node)).index(name)]
+        functions = {function.signature.name: function for function in whole.graph_def.library.function}
+        return body_graph(functions[branch], whole.graph_def)[0]
 
     def _joined(self, values: Sequence[Value], output: int) -> Value:
         """Returns the value of an output of a conditional whose branches have these values."""
-        first, counts = values[0], frozenset[float]().union(*(v.counts for v in values if v is not None))
+        counts = frozenset[float]().union(*(v.counts for v in values if v is not None))
         if all(value is None for value in values) and self.values[0] is None:
             return None
+        if {value.power for value in values if isinstance(value, Total)} == {0}:
+            values = [value or Total(0) for value in values]  # the mean of what is the same for all
+        first = values[0]
         if isinstance(first, Samples) and all(
             isinstance(v, Samples) and (v.axis, v.power) == (first.axis, first.power) for v in values
         ):
@@ -492,6 +595,8 @@ class _OpRule:
         if all(value is None or isinstance(value, Total) for value in self.values):
             return self._of_totals()
         self._share_totals()
+        if self._reads_positions():
+            return self._problem("reads positions of samples in the batch", Samples(None))
         labels, out = self._labels()
         at = [
             None if value.axis is None else names[value.axis]
@@ -692,7 +797,7 @@ class _OpRule:
         source = self.shapes[k]
         if axis is None or source is None:
             return Samples(None, counts, power)
-        if op in _BROADCASTING and any(self._is_position(tensor) for tensor in self.inputs):
+        if op not in _INDEXING and self._reads_positions():
             return self._problem("reads positions of samples in the batch", Samples(None, counts, power))
         if op in _BROADCASTING:
             placed = {v.axis + rank - len(self.shapes[i] or ()) for i, v in samples}  # type: ignore[operator]
@@ -732,8 +837,14 @@ class _OpRule:
             return "takes samples by their indices"
         return None
 
+    def _reads_positions(self) -> bool:
+        arguments = zip(self.inputs, argument_names(self.node), strict=False)
+        return any(argument not in _SIZE_ARGUMENTS and self._is_position(tensor) for tensor, argument in arguments)
+
     def _is_position(self, tensor: Tensor) -> bool:
-        """Whether a tensor follows from `tf.range` of the number of samples."""
+        """Whether a tensor follows from `tf.range` of the number of samples, or from a constant with an entry per sample."""
+        if tensor[0] in self.batch_values.positions:
+            return True
         node = self.batch_values.nodes[tensor[0]]
         if node.op == "Range":
             return any(self.batch_values.of(source) is not None for source in data_inputs(node))

@@ -50,7 +50,7 @@ def native_runners(
     from ...profilers.tensorflow.keras_step import is_keras_model
 
     source = step.source()
-    batches = [_nested(source, batch) for batch in checked_batches(step, inputs)]
+    batches = [nested_inputs(source, batch) for batch in checked_batches(step, inputs)]
     if is_keras_model(source.function):
         return {KERAS: partial(_run_keras, source, batches, kind)}
     import tensorflow as tf
@@ -60,7 +60,7 @@ def native_runners(
     return {FUNCTION: partial(_run_function, tf_function, source, batches, kind)}
 
 
-def _nested(source: Source, batch: Sequence[object]) -> tuple[object, ...]:
+def nested_inputs(source: Source, batch: Sequence[object]) -> tuple[object, ...]:
     """Returns the arrays of a batch in the nested structure that the function takes."""
     import tensorflow as tf
 

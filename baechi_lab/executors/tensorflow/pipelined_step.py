@@ -10,6 +10,7 @@ from ...graph import Cluster, OpGraph, Placement, Run, Step
 from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
 from ...simulator.schedules import ScheduleOption
 from ..inputs import batch_axes
+from .undivided_graph import undivided_graph
 from .unrolled_step import unrolled_step
 
 
@@ -65,4 +66,5 @@ def pipelined_step(
     cluster_or_uniform = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
     pipe = make_pipelined_graph(graph, cluster_or_uniform, placed, count, schedule)
-    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes), pipe, count)
+    undivided = undivided_graph(step, axes, count)
+    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes, undivided), pipe, count)

@@ -49,8 +49,10 @@ from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
 from .sends import SUMS
 from .session import PREFIX, parse_graph
+from .undivided_graph import other_forward_op
 
 if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 REDUCTIONS = ("mean", "sum")
@@ -72,12 +74,13 @@ def unrolled_step(
     pipe: PipelinedGraph,
     reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
+    undivided: GraphDef | None = None,
 ) -> Step:
     """Returns `step`, whose graph is `graph` and placement `placed`, unrolled as in `pipe`.
 
     The inputs are those of micro-batch 0, then 1, ... The outputs are those of `step`: a float scalar is the mean (or sum) over
     micro-batches, an integer scalar the sum, and any other output is stacked with the micro-batch as first axis. Variables of
-    replicas (`w/replica1`) follow the variables of `step`.
+    replicas (`w/replica1`) follow the variables of `step`. `undivided` is the graph of the undivided batch, if it is known.
 
     Raises:
         UnknownNameError: `reduction` is unknown.
@@ -86,7 +89,8 @@ def unrolled_step(
     if reduction not in (None, *REDUCTIONS):
         raise UnknownNameError.of("reduction", str(reduction), REDUCTIONS)
     axes = batch_axes(step, 1, None) if axes is None else axes
-    return _Unroller(step, graph, placed, pipe, reduction, {split(name)[0]: axis for name, axis in axes.items()}).step()
+    axes = {split(name)[0]: axis for name, axis in axes.items()}
+    return _Unroller(step, graph, placed, pipe, reduction, axes, undivided).step()
 
 
 class _Unroller:
@@ -100,8 +104,9 @@ class _Unroller:
         pipe: PipelinedGraph,
         reduction: str | None,
         axes: Mapping[str, int | None],
+        undivided: GraphDef | None,
     ) -> None:
-        self.source, self.graph, self.pipe = step, graph, pipe
+        self.source, self.graph, self.pipe, self.undivided = step, graph, pipe, undivided
         self.unrolled = pipe.graph
         self.origin = np.asarray(self.unrolled.copy_of).tolist()
         self.batch = np.asarray(self.unrolled.micro_batch).tolist()
@@ -209,7 +214,7 @@ class _Unroller:
                 backward.add(node.name)
         update = {name for name, kind in zip(self.graph.names, role, strict=True) if kind == UPDATE}
         self.forward = dict.fromkeys(name for name in names if name not in backward | update)
-        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count)
+        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count, undivided=self.undivided)
         share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         self.trains = bool(differentiated)
@@ -247,6 +252,7 @@ class _Unroller:
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
         """Warn about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
+        other_op = None if self.undivided is None else other_forward_op(self.source_def, self.undivided)
         while self.nodes[name].op == "Identity":
             name = next(data_inputs(self.nodes[name]))[0]
         if loss.problems or (
@@ -259,6 +265,11 @@ class _Unroller:
             message = (
                 f"the loss of step {label!r} may be neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
                 f"{reason}: gradients are those of the {self.reduction}, and may differ from those of the undivided batch"
+            )
+        elif other_op is not None:
+            message = (
+                f"the graph of step {label!r} depends on the number of samples: only one of the graphs of a micro-batch and of "
+                f"the undivided batch has op {other_op!r}, so gradients may differ from those of the undivided batch"
             )
         elif powers == {1} and loss.unclear and reduction is None:
             name, reason = next(iter(loss.unclear.items()))
@@ -314,7 +325,7 @@ class _Unroller:
         if self.count == 1 or not tensors:
             return
         forward = list(self.forward)
-        values = read_batch_values(self.source_def, forward, axes, self.count, trained=axes)
+        values = read_batch_values(self.source_def, forward, axes, self.count, axes, self.undivided)
         statistic = unproven_statistic(values, forward, tensors)
         if statistic is not None:
             message = (
@@ -338,9 +349,13 @@ class _Unroller:
             )
             adds = node.op.startswith("AssignAdd") or adds_to_itself
             added = [self.values.constant(tensor) for tensor in data_inputs(written)] if adds else []
-            if any(a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added) or (
-                self.values.counts_samples(node, axes) or any(source in counts for source, _ in sources)
-            ):
+            if self.undivided is not None:
+                reads_size = isinstance(self.values.of_batch_size((name, 0)), Total)
+            else:
+                reads_size = any(
+                    a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added
+                ) or self.values.counts_samples(node, axes)
+            if reads_size or any(source in counts for source, _ in sources):
                 counts.add(name)
             if name in counts and any(variable_writes(self.source_def, node)):
                 message = (

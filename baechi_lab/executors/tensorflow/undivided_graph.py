@@ -1,0 +1,61 @@
+"""The graph of the undivided batch: the step's function is traced again with as many samples as all micro-batches have.
+
+Python numbers that a step computes from sizes (`x.shape[0]`) are constants of its graph. Where both graphs differ, a constant
+depends on the number of samples (`batch_values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...graph import Step
+from ...profilers.tensorflow.backward_pairing import is_backward
+from ...profilers.tensorflow.nodes import data_inputs
+from ...profilers.tensorflow.tracing import trace
+from .native import nested_inputs
+from .session import parse_graph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
+
+def undivided_graph(step: Step, axes: Mapping[str, int | None], micro_batches: int) -> GraphDef | None:
+    """Returns the graph of the undivided batch. None if the step's function is gone, or takes no other number of samples.
+
+    `axes`: input name -> the axis along which it is split. Benchmark models are not traced again: they do not compute with the
+    number of samples.
+    """
+    import tensorflow as tf
+
+    if micro_batches == 1 or step.source is None or step.built_from is not None:
+        return None
+    source = step.source()
+    arrays = [
+        np.concatenate([value] * micro_batches, axis) if (axis := axes.get(spec.name)) is not None else value
+        for spec, value in zip(step.inputs, step.example_inputs, strict=True)
+    ]
+    try:
+        inputs = nested_inputs(source, arrays)
+        return parse_graph(trace(source.function, *inputs, name=step.name).graph_def)
+    except (InvalidInput, ValueError, TypeError, tf.errors.OpError):
+        return None
+
+
+def other_forward_op(one: GraphDef, whole: GraphDef) -> str | None:
+    """Returns the first forward op behind a variable that only one of the two graphs has; None if there is none."""
+    ops = [_behind_variables(graph) for graph in (one, whole)]
+    return next((name for k in (0, 1) for name, op in ops[k].items() if ops[1 - k].get(name) != op), None)
+
+
+def _behind_variables(graph: GraphDef) -> dict[str, str]:
+    """Returns the types of the forward ops that read variables, by name; `graph` is in topological order."""
+    ops: dict[str, str] = {}
+    for node in graph.node:
+        reads = any(producer in ops for producer, _ in data_inputs(node))
+        if (node.op == "VarHandleOp" or reads) and not is_backward(node.name):
+            ops[node.name] = node.op
+    return ops
