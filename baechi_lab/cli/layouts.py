@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write",
         metavar="FORMAT",
-        help="write the best layout for this program: accelerate, deepspeed, megatron, torchrun or torchtitan",
+        help="write the best layout for this program: accelerate, deepspeed, megatron (whose collectives of tensor parallelism "
+        "overlap with gradients of weights), torchrun or torchtitan",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder for --write (none: the layout is printed)")
     parser.add_argument(
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             precision=arguments.precision,
             reduce_precision=arguments.reduce_precision,
             attention=arguments.attention,
+            overlap_tensor=arguments.write == "megatron",
             bucket_bytes=None if arguments.bucket is None else parse_bytes(arguments.bucket, "--bucket"),
             callback=lambda text: setattr(status, "detail", text),
         )

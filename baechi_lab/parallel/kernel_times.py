@@ -185,19 +185,23 @@ def part_times(
     efficiency: Efficiency,
     collective_us: Callable[[RankOp], float],
     width: Callable[[RankOp], int],
+    overlap_tensor: bool = False,
 ) -> PartTimes:
     """Computes the times of ops on two lanes, on which kernels overlap with collectives that no op waits for.
 
     Awaited ops form a chain: each starts when the previous one has ended and its lane is free. Gradients of weights and
-    collectives that are not awaited delay only the end of the part. A ring of `n` devices (`send_recv`) belongs to the next
-    kernel, which has `n` rounds; while a round computes, the keys and values of the next round arrive.
+    collectives that are not awaited delay only the end of the part. Gradients of weights wait for the chain, too; with
+    `overlap_tensor` they do not wait for collectives of tensor parallelism, as in Megatron-LM. A ring of `n` devices
+    (`send_recv`) belongs to the next kernel, which has `n` rounds; while a round computes, the keys and values of the next
+    round arrive.
 
     Args:
         ops: the ops in their order.
         collective_us: a function that returns the microseconds of a collective.
         width: a function that returns the number of devices in a collective.
+        overlap_tensor: whether gradients of weights run beside collectives of tensor parallelism.
     """
-    compute_free = lane_free = chain = host = 0.0
+    compute_free = lane_free = chain = weights_ready = host = 0.0
     compute = collectives = weights = 0.0
     ring_us, rounds = 0.0, 1
     for op in ops:
@@ -213,17 +217,19 @@ def part_times(
             if op.awaited:
                 lane_free += efficiency.collective_host_us
                 chain = lane_free
+                weights_ready = weights_ready if overlap_tensor and op.axis == "tp" else chain
             host += efficiency.collective_host_us + efficiency.drift_us * (width(op) - 1)
             continue
         lasts = rank_kernel_us(op, hardware, efficiency)
         compute += lasts
-        compute_free = max(compute_free, chain) + lasts + max(ring_us - lasts * (rounds - 1) / rounds, 0.0)
+        start = max(compute_free, weights_ready if op.phase == WEIGHT else chain)
+        compute_free = start + lasts + max(ring_us - lasts * (rounds - 1) / rounds, 0.0)
         host += host_us * rounds
         ring_us, rounds = 0.0, 1
         if op.phase == WEIGHT:
             weights += lasts
         else:
-            chain = compute_free
+            chain = weights_ready = compute_free
     device = max(compute_free, lane_free, chain)
     timeline = _join(device, host)
     return PartTimes(timeline, device, compute, collectives, max(timeline - weights, compute - weights), host)

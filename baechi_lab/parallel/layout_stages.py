@@ -33,6 +33,8 @@ class StepOptions:
     Args:
         precision: storage of numbers, and kernels of attention and loss.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        overlap_tensor: whether collectives of tensor parallelism run beside gradients of weights, unless the schedule computes
+            these separately.
         prefetch: with zero 3, the number of blocks that are gathered ahead.
         bucket_bytes: bytes of gradients that are reduced together, in whole blocks; None: `BUCKET_BYTES`, or more if a stage
             would otherwise have more than `MOST_BUCKETS` buckets.
@@ -44,6 +46,7 @@ class StepOptions:
 
     precision: Storage = field(default_factory=Storage)
     overlap: bool = True
+    overlap_tensor: bool = False
     prefetch: int = 1
     bucket_bytes: int | None = None
     overhead_bytes: int = 0
@@ -199,13 +202,18 @@ class StageCosts:
     def _part_costs(self, layout: Layout, device: int, hardware: Hardware) -> dict[str, PartCosts]:
         """Returns the costs of every part by its name, on one device of the pipeline. Equal parts share them."""
         rank = RankCosts(
-            layout, hardware, self.options.efficiency_of(hardware), self.collectives, first_device(layout, device)
+            layout,
+            hardware,
+            self.options.efficiency_of(hardware),
+            self.collectives,
+            first_device(layout, device),
+            self.options.overlap_tensor and not layout.schedule.startswith("zb"),
         )
         tensor_links, context_links, expert_links = (
             self.collectives.levels(rank.devices_of(axis)) for axis in ("tp", "cp", "ep")
         )
         sizes = layout.tp, layout.cp, layout.micro_batch, layout.sequence_parallel
-        common = *sizes, hardware.name, tensor_links, context_links
+        common = *sizes, hardware.name, rank.overlap_tensor, tensor_links, context_links
         keys: dict[str, tuple[object, ...]] = {name: (name, *common) for name in ("embedding", "dense", "head")}
         if self.model.experts:
             keys["experts"] = "experts", *common, layout.ep, expert_links

@@ -187,6 +187,7 @@ def layouts(
     attention: str = "flash",
     fused_loss: bool = False,
     overlap: bool = True,
+    overlap_tensor: bool = False,
     prefetch: int = 1,
     bucket_bytes: int | None = None,
     overhead_bytes: int = 0,
@@ -212,6 +213,8 @@ def layouts(
         attention: "flash" (one kernel, no scores in memory) or "eager".
         fused_loss: whether cross entropy is one kernel, which keeps logits in half precision.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        overlap_tensor: whether collectives of tensor parallelism in the backward pass run beside gradients of weights, as
+            Megatron-LM does; Megatron-DeepSpeed and PyTorch's DTensor do not.
         prefetch: with ZeRO 3, the number of blocks that are gathered ahead.
         bucket_bytes: with ZeRO 0 and 1 and `overlap`, bytes of gradients that are reduced together, in whole blocks (default:
             500 MB, or more if a stage would otherwise have more than 8 buckets).
@@ -269,6 +272,7 @@ def layouts(
             reduced_bytes=REDUCED_BYTES[reduce_precision],
         ),
         overlap=check_flag("overlap", overlap),
+        overlap_tensor=check_flag("overlap_tensor", overlap_tensor),
         prefetch=check_whole("prefetch", prefetch, 0),
         bucket_bytes=None if bucket_bytes is None else check_whole("bucket_bytes", bucket_bytes),
         overhead_bytes=int(overhead_bytes),

@@ -66,13 +66,17 @@ def rank_layout(layout: Layout) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class RankCosts:
-    """Costs of a layout's parts on the devices of one pipeline stage, which begin at `first`."""
+    """Costs of a layout's parts on the devices of one pipeline stage, which begin at `first`.
+
+    `overlap_tensor`: see `kernel_times.part_times`.
+    """
 
     layout: Layout
     hardware: Hardware
     efficiency: Efficiency
     collectives: Collectives
     first: int = 0
+    overlap_tensor: bool = False
 
     def devices_of(self, axis: str) -> range:
         """Returns the devices of the group of `axis` with the stage's first device."""
@@ -115,6 +119,7 @@ class RankCosts:
             self.efficiency,
             lambda op: self.collective_us(op.op_type, op.axis, op.message_bytes),
             lambda op: len(self.devices_of(op.axis)),
+            self.overlap_tensor,
         )
 
 

@@ -10,7 +10,7 @@ instead.
 
 Forward ops are listed by hand. Backward ops follow from them: a product has a gradient of its input and one of its weight, of
 the same work; element-wise ops move `backward_elements`; a collective has its dual. No op of the block waits for the gradient
-of a weight, so collectives of the backward pass overlap with it.
+of a weight, so it may run beside collectives of the backward pass (`kernel_times.part_times`).
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def b200() -> list[MeasuredStep]:
     experts: with that number, memory of both layouts of it is explained.
     """
     steps = []
-    options = StepOptions(Storage(fused_loss=True), overlap=False, reserve_share=B200_RESERVE)
+    options = StepOptions(Storage(fused_loss=True), overlap=False, overlap_tensor=True, reserve_share=B200_RESERVE)
     for row in _rows(DATA / "b200.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         model = LLAMA if row["model"].startswith("llama") else replace(DEEPSEEK, dense_layers=1)

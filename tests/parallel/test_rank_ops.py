@@ -14,7 +14,7 @@ from baechi_lab.graph.hardware import Hardware
 from baechi_lab.graph.layout import Layout
 from baechi_lab.parallel.kernel_times import Efficiency, PartTimes, part_times, rank_kernel_us, share_host
 from baechi_lab.parallel.rank_costs import RankCosts
-from baechi_lab.parallel.rank_ops import WEIGHT, Part, RankOp, Storage, make_block, make_embedding, make_head
+from baechi_lab.parallel.rank_ops import INPUT, WEIGHT, Part, RankOp, Storage, make_block, make_embedding, make_head
 from baechi_lab.parallel.transformer import Transformer, read_transformer
 from baechi_lab.profilers.work import Kernel, Product
 
@@ -332,6 +332,24 @@ def test_devices_wait_for_the_last_launch_of_an_awaited_collective() -> None:
     for awaited, us in ((True, 152.0), (False, 112.0)):
         op = RankOp("block/all_reduce", "all_reduce", axis="tp", message_bytes=8, awaited=awaited)
         assert part_times([op], Hardware.named("a100"), host, lambda op: 100.0, lambda op: 2).us == pytest.approx(us)
+
+
+@pytest.mark.parametrize(
+    ("axis", "overlap_tensor", "us"), [("tp", False, 220.0), ("tp", True, 160.0), ("ep", True, 220.0)]
+)
+def test_gradients_of_weights_hide_collectives_of_tensor_parallelism(
+    axis: str, overlap_tensor: bool, us: float
+) -> None:
+    """50 us, a collective of 60, a gradient of 100 and a norm of 10, which waits for both: 50 + 100 + 10 where they overlap."""
+
+    def kernel(phase: str, us: float) -> RankOp:
+        return RankOp("block/op", "norm", phase, kernel=Kernel(moved_bytes=us * 2.039e6))
+
+    reduction = RankOp("block/all_reduce", "all_reduce", INPUT, axis=axis, message_bytes=8)
+    ops = [kernel(INPUT, 50.0), reduction, kernel(WEIGHT, 100.0), kernel(INPUT, 10.0)]
+    host = Efficiency(bandwidth_share=1.0, backward_host_us=0.0, collective_host_us=0.0, drift_us=0.0)
+    times = part_times(ops, Hardware.named("a100"), host, lambda op: 60.0, lambda op: 2, overlap_tensor)
+    assert times.us == pytest.approx(us)
 
 
 def test_a_host_that_gains_time_in_one_pass_spends_it_in_the_other() -> None:
