@@ -31,8 +31,8 @@ QUICK = ("single", "m-topo", "m-etf", "contiguous")
 """Placers that `auto` runs when advice only tries whether a setting fits or is faster."""
 SECONDS, BETTER = 2.0, 0.995
 """A setting that took less is tried in its finer form by the same placer. Steps that are hardly shorter are no advice."""
-MOST_GROUPS, MOST_COPIES = 5000, 60_000
-"""Most ops or groups that are placed again for advice, and most ops of a step in micro-batches."""
+MOST_OPS = 60_000
+"""Most ops or groups that are placed again for advice, and most ops of a step in micro-batches: seconds in the background."""
 MICRO_BATCHES = 8  # first number that is tried
 ONE_AT_A_TIME = 1.1
 """Mean number of busy devices up to which devices are said to work one at a time."""
@@ -151,7 +151,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
         if too_coarse(outcome.graph, optimized(finer_setting, outcome.graph, memo), setting.cluster):
             continue
         report(f"is it faster with {', '.join(passes) or 'no passes'}?", 0.97)
-        steps = {by: _step_us(finer_setting.replace(**change), outcome, memo) for by, change in placers.items()}
+        steps = {by: _step_us(finer_setting.replace(**change), outcome, memo, report) for by, change in placers.items()}
         by = min(steps, key=lambda text: steps[text])
         if steps[by] < BETTER * before:
             left_out = _without(setting.passes, passes)
@@ -170,12 +170,12 @@ def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[A
     options: dict[tuple[str, str], dict[str, object]] = {}
     if not setting.passes and before > outcome.one_device_us:
         options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
-    if outcome.coarse.n <= MOST_GROUPS:
+    if outcome.coarse.n <= MOST_OPS:
         words = f"placed by {Auto.name} among {', '.join(QUICK)}"
         options[words, "Ask these placers (auto)"] = _asking_quick_placers(setting)
     for (cause, text), changes in options.items():
         report(f"is it faster: {cause}?", 0.97)
-        yield Advice(cause, text, changes, before, _step_us(setting.replace(**changes), outcome, memo))
+        yield Advice(cause, text, changes, before, _step_us(setting.replace(**changes), outcome, memo, report))
 
 
 def works_one_at_a_time(outcome: Outcome) -> bool:
@@ -189,12 +189,12 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
     setting = outcome.setting
     if outcome.step is not None or setting.pipeline or setting.cluster.n == 1 or not works_one_at_a_time(outcome):
         return
-    count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_COPIES), 0)
+    count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_OPS), 0)
     if not count:
         return
     changes = _pipelined(count)
     report(f"is it faster with {count} micro-batches?", 0.98)
-    after = _step_us(setting.replace(**changes), outcome, memo)
+    after = _step_us(setting.replace(**changes), outcome, memo, report)
     cause = f"one device works at a time; {count} such steps as micro-batches under 1F1B instead of one after the other"
     yield Advice(cause, f"Use {count} micro-batches", changes, count * outcome.timeline.makespan_us, after)
 
@@ -207,7 +207,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     rebuilt = is_torch or (isinstance(step, Step) and step.built_from is not None)
     if not rebuilt or setting.profile != "estimated" or batch is None or setting.pipeline:
         return
-    count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_COPIES), 0)
+    count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_OPS), 0)
     if not count or not works_one_at_a_time(outcome):
         return
     changes = _pipelined(count)
@@ -233,10 +233,10 @@ def _asking_quick_placers(setting: Setting) -> dict[str, object]:
     return {"placer": Auto.name, "params": {**own_params, "placers": QUICK}}
 
 
-def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
+def _step_us(setting: Setting, outcome: Outcome, memo: Memo, report: Report) -> float:
     """Returns the simulated step under another setting of the same graph; infinite if it does not fit."""
     try:
-        base = placed(setting, optimized(setting, outcome.graph, memo), memo)
+        base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
         line = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
     except BaechiLabError:  # no placement, or no stages
         return float("inf")

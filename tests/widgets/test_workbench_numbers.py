@@ -8,6 +8,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
+from baechi_lab.memo import Memo
 from baechi_lab.widgets import advice
 from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
@@ -627,6 +628,22 @@ def test_all_advice_is_what_comes_of_it():
                 model.change(**one.changes)
                 assert model.outcome.timeline.makespan_us == pytest.approx(one.after_us)
                 model.undo()
+
+
+def test_large_graphs_are_placed_again_for_advice():
+    """5,002 ops that wait for nobody, half of 3 us and half of 1, each of 1 byte: m-topo fills the first device up to
+    2,501 + 1 bytes, which takes 2501 * 3 + 1 us; two devices can share 10,004 us. A change of the setting ends the search.
+    """
+    graph = bl.OpGraph.from_edges(np.repeat([3.0, 1.0], 2501), persistent_bytes=np.ones(5002, dtype=int))
+    model = computed(graph, bl.Cluster.uniform(2), placer="m-topo", passes=())
+    one, *_ = model.advice
+    assert (one.before_us, one.after_us) == (7504, 5002)
+    model.change(**one.changes)
+    assert model.outcome.timeline.makespan_us == 5002
+    model.undo()
+    reports: list[str] = []
+    advice.all_advice(model.outcome, None, Memo(), lambda text, *_: reports.append(text))
+    assert any("of 4 answers" in text for text in reports)
 
 
 def test_a_chain_is_advised_to_use_micro_batches():
