@@ -20,7 +20,7 @@ Views subscribe with `on(event, call)`; `call` gets the event's argument:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -76,6 +76,7 @@ class WorkbenchModel:
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
         self._agreed = (setting.placer, setting.params)
+        self._computed: deque[Setting] = deque(maxlen=self.memo.size)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.worker = Background(self.fail, self._progress, DELAY)
         self.previewer = Background(lambda _: self.emit("previews", {}), lambda *_: None, DELAY)
@@ -169,7 +170,8 @@ class WorkbenchModel:
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
         setting = self.setting
-        agreed = (setting.placer, setting.params) == self._agreed
+        # The result of a search that was computed earlier is cached.
+        agreed = (setting.placer, setting.params) == self._agreed or setting in self._computed
         if not (self.inline or agreed) and placer_class(setting.placer).anytime:
             self.worker.cancel()
             self._set_stale(self.outcome is not None)
@@ -255,6 +257,7 @@ class WorkbenchModel:
         if self.outcome is not None and self.outcome.setting != outcome.setting:
             self.before = self.outcome
         self.outcome = outcome
+        self._computed.append(outcome.setting)
         self.clear_problem()
         if fresh:
             self.selection = ()

@@ -385,7 +385,12 @@ def test_stopping_an_anytime_placer_keeps_its_best():
     assert model.worker.wait(60) and not model.stale  # long before its hour is over
     assert model.outcome.placement.placer == "search"
     best_us = [us for _, us in points if np.isfinite(us)]
-    assert model.outcome.timeline.makespan_us <= best_us[0] * (1 + 1e-9) and sorted(best_us, reverse=True) == best_us
+    timeline = model.outcome.timeline
+    assert timeline.makespan_us <= best_us[0] * (1 + 1e-9) and sorted(best_us, reverse=True) == best_us
+    for step_through_history in (model.undo, model.redo):  # what was found comes back without another search
+        step_through_history()
+        assert model.worker.wait(60) and not model.stale
+    assert model.outcome.timeline is timeline
 
 
 def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):
