@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Cluster
+from ..graph.layout import Layout
 from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
 
 if TYPE_CHECKING:
-    from ..parallel.layouts import LayoutRow
+    from ..parallel.layouts import LayoutRow, Layouts
 
-_DEGREES = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch")
+_FIELDS = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch", "schedule", "recompute")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,13 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(output.rows_of(table.to_pandas()))
     else:
-        header = (*_DEGREES, "schedule", "recompute", "step", "peak", "fits", "busy")
-        output.print_rows(header, [_cells(row) for row in table.rows[:count]])
-        simulated = sum(row.step_us is not None for row in table.rows)
-        why_not_simulated = "the others are no faster, or do not fit, by their lower bounds"
-        print(f"\n{len(table)} legal layouts, {simulated} simulated; {why_not_simulated}.")
-        print(f"Data parallelism reduces gradients in {reduced}.")
+        shown, default = table.rows[:count], Layout()
+        fields = [key for key in _FIELDS if any(getattr(row.layout, key) != getattr(default, key) for row in shown)]
+        output.print_rows((*fields, "step", "peak", "fits", "busy"), [_cells(row, fields) for row in shown])
+        print(f"\n{_counts(table)}\nData parallelism reduces gradients in {reduced}.")
         if table.rows[0].fits:
+            print(table.accuracy)
             print(f"best: {table.best.layout!r}")
     best = table.best  # raises where no layout fits
     if arguments.write is not None:
@@ -128,14 +129,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cells(row: LayoutRow) -> list[str]:
-    degrees: list[object] = [getattr(row.layout, key) for key in _DEGREES]
+def _counts(table: Layouts) -> str:
+    """Returns a sentence on the numbers of layouts that were simulated, that are slower, and that do not fit."""
+    simulated = sum(row.fits and row.step_us is not None for row in table.rows)
+    slower = sum(row.fits and row.step_us is None for row in table.rows)
+    parts = [f"{simulated} fit and are simulated"]
+    if slower:
+        parts.append(f"{slower} are slower than the best by their lower bounds")
+    if simulated + slower < len(table):
+        parts.append(
+            f"{len(table) - simulated - slower} need more than the {format_bytes(table.memory_bytes)} of a device"
+        )
+    return f"{len(table)} legal layouts: {', '.join(parts)}."
+
+
+def _cells(row: LayoutRow, fields: Sequence[str]) -> list[str]:
     step = f">= {format_us(row.lower_bound_us)}" if row.step_us is None else format_us(row.step_us)
     busy = "" if row.step_us is None else f"{row.compute_us / row.step_us:.0%}"
     return [
-        *map(str, degrees),
-        row.layout.schedule,
-        row.layout.recompute,
+        *(str(getattr(row.layout, key)) for key in fields),
         step,
         format_bytes(row.peak_bytes),
         "yes" if row.fits else "no",

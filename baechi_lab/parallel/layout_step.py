@@ -147,13 +147,13 @@ class LayoutStep:
     def device_totals(self) -> np.ndarray:
         """Sums of every device of the pipeline, float64[3, pp].
 
-        They are bytes that are resident during the step, bytes of one micro-batch's activations, and microseconds of the
-        collectives that run beside the passes.
+        They are bytes that are resident during the step, bytes of one micro-batch's activations (and, with zero 2, of the
+        parameters that are gathered for it), and microseconds of the collectives that run beside the passes.
         """
         layout, precision = self.layout, self.options.precision
 
         @cache
-        def bucket_totals(parameters: int, expert_parameters: int) -> tuple[int, float]:
+        def bucket_totals(parameters: int, expert_parameters: int) -> tuple[int, int, float]:
             buckets = segment_buckets(
                 parameters, expert_parameters, layout, precision, name="", forward=0, backward=(), update=0
             )
@@ -162,16 +162,17 @@ class LayoutStep:
                 for bucket in buckets
                 for kind, size in bucket.collectives(layout.zero)
             )
-            return sum(bucket.resident_bytes(layout.zero) for bucket in buckets), lane_us
+            gathered_bytes = sum(bucket.parameter_bytes for bucket in buckets if layout.zero == 2 and bucket.copies > 1)
+            return sum(bucket.resident_bytes(layout.zero) for bucket in buckets), gathered_bytes, lane_us
 
         totals = np.zeros((3, layout.pp))
         for s, segments in enumerate(self.stages):
             resident_bytes, saved_bytes, lane_us = 0, 0, self._table_us if s in (0, len(self.stages) - 1) else 0.0
             for segment in segments:
-                own_bytes, own_us = bucket_totals(segment.parameters, segment.expert_parameters)
+                own_bytes, gathered_bytes, own_us = bucket_totals(segment.parameters, segment.expert_parameters)
                 resident_bytes += own_bytes
                 lane_us += own_us
-                saved_bytes += max(segment.count * segment.costs.saved_bytes, 0)
+                saved_bytes += max(segment.count * segment.costs.saved_bytes, 0) + gathered_bytes
             totals[:, stage_device(layout, s)] += resident_bytes, saved_bytes, lane_us
         return totals
 

@@ -45,6 +45,9 @@ MOST_TOKENS = 2**28
 """Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
+MEAN_ERRORS = 0.05, 0.09
+"""Smallest and largest mean error of predicted steps among the sources in `studies/results/layouts.json`, rounded."""
+
 LEAST_SIMULATED = 20
 """Least number of simulated layouts, even if their bounds prove that they are not the fastest."""
 
@@ -115,7 +118,7 @@ class LayoutRow:
 
 @dataclass(frozen=True, eq=False)
 class Layouts:
-    """The answer of `bl.layouts`. Its rows: those that fit, fastest first; then bounded ones; then those that do not fit."""
+    """The answer of `bl.layouts`. Its rows: those that fit, fastest first; then bounded ones; then, by memory, the others."""
 
     model: Transformer
     global_batch: int
@@ -146,6 +149,16 @@ class Layouts:
                 f"device has {format_bytes(self.memory_bytes)} ({least.layout!r})"
             )
         return row
+
+    @property
+    def accuracy(self) -> str:
+        """Two sentences on the error of simulated steps, and the number of rows that are as good as the best within it."""
+        low, high = MEAN_ERRORS
+        rows = [row.step_us for row in self.rows if row.fits and row.step_us is not None]
+        close = sum(us <= rows[0] * (1 + low) for us in rows) - 1 if rows else 0
+        sentence = f"Measured steps differed from simulated ones by {low:.0%} to {high:.0%} on average."
+        alike = f"{close} other row{'s' * (close != 1)} within {low:.0%} of the best may be as good."
+        return f"{sentence} {alike}" if close else sentence
 
     def to_pandas(self) -> pd.DataFrame:
         """Returns a row per layout: its degrees, `step_us`, `lower_bound_us`, `peak_bytes`, `fits`, `reason`, times."""
@@ -397,7 +410,9 @@ class _Search:
                 if row.fits and row.step_us is not None:
                     best = min(best, row.step_us)
             rows.append(row)
-        return sorted(rows, key=lambda row: (not row.fits, row.step_us is None, row.step_us or row.lower_bound_us))
+        fitting = [row for row in rows if row.fits]
+        fitting.sort(key=lambda row: (row.step_us is None, row.step_us or row.lower_bound_us))
+        return fitting + sorted((row for row in rows if not row.fits), key=lambda row: row.peak_bytes)
 
     def _bounded(self, layout: Layout) -> LayoutRow:
         step = self.step(layout)

@@ -44,7 +44,7 @@ class LayoutsView(Pictured, ipywidgets.VBox):
         self.table = TableView("Layouts", on_action=lambda number, _: self.show(number))
         self.words, self.timeline = note(), TimelineView()
         left_out_note = [note(f"{left_out:,} more rows are in to_pandas()")] if left_out > 0 else []
-        self._above_timeline = [self.table, *left_out_note, self.words]
+        self._above_timeline = [self.table, *left_out_note, note(answer.accuracy), self.words]
         super().__init__(self._above_timeline, layout=WIDE)
         self.add_class("bl-panel")
         fits = [k for k, row in enumerate(answer.rows) if row.fits and row.step_us is not None]

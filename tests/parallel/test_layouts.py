@@ -119,6 +119,31 @@ def test_gradients_are_reduced_in_float32_unless_half_precision_is_said(
     assert table.reduce_precision == (precision or "float32")
 
 
+def test_gathered_parameters_of_zero_2_are_part_of_the_bound_on_memory() -> None:
+    """They stay until the backward pass of their block: 2 bytes of each parameter at the end of the forward pass."""
+    bounds = [step_of(bl.Layout(dp=8, zero=zero)).least_bytes for zero in (2, 3)]
+    assert bounds[0] - bounds[1] == pytest.approx(2 * read_transformer(GPT).parameters, rel=1e-3)
+
+
+def test_rows_that_do_not_fit_come_last_by_their_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = bl.Cluster.machines(2, 8, kind="a100", memory_bytes="3GB")
+    table = bl.layouts(GPT, cluster, global_batch=8, sequence_length=1024)
+    count = sum(not row.fits for row in table)
+    peaks = [row.peak_bytes for row in table.rows[-count:]]
+    assert peaks == sorted(peaks) and peaks[0] > 3e9 and all(row.fits for row in table.rows[:-count])
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(GPT), encoding="utf-8")
+    arguments = ["layouts", f"hf:{config}", "--devices", "2", "--global-batch", "8", "--sequence-length", "1024"]
+    assert main([*arguments, "--hardware", "a100", "--memory", "3GB", "--rows", "1"]) == 0
+    output = capsys.readouterr().out
+    assert f"{len(table)} legal layouts: " in output and f"{count} need more than the 3.00 GB of a device." in output
+    # Columns in which the printed rows have the default are left out.
+    default, layout = bl.Layout(), table.best.layout
+    assert [key in output.split("\n")[0].split() for key in ("tp", "pp", "dp", "ep")] == [
+        getattr(layout, key) != getattr(default, key) for key in ("tp", "pp", "dp", "ep")
+    ]
+
+
 def test_zero_divides_the_time_of_an_update_once() -> None:
     """The layers are in several buckets, of which each copy updates an eighth."""
 

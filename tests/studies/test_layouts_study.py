@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baechi_lab.parallel.layouts import MEAN_ERRORS
 from studies.layouts.measured import SOURCES
 from studies.layouts.study import choices, choose_rows
 from studies.results import result
@@ -18,6 +19,11 @@ def test_every_row_is_a_legal_layout_of_its_devices(source: str) -> None:
     for step in steps:
         assert step.layout.devices == step.cluster.n
         assert step.global_batch % (step.layout.dp * step.layout.micro_batch) == 0
+
+
+def test_the_smallest_and_the_largest_mean_error_are_said() -> None:
+    errors = [entry["mean_error_of_others"] for entry in result("layouts")["sources"].values()]
+    assert (round(min(errors), 2), round(max(errors), 2)) == MEAN_ERRORS
 
 
 def test_24_rows_are_fitted_those_that_the_rule_chooses() -> None:

@@ -96,7 +96,8 @@ def test_the_table_has_the_rows_and_the_chosen_one_its_timeline():
         assert reasons.sum(axis=1) == pytest.approx(idle_us)
         if lanes == 3 and row.layout.pp == 1:  # one group of ranks waits for nothing but its collectives
             assert view.timeline.lanes[0]["exposed_us"] == pytest.approx(idle_us[0]) == pytest.approx(reasons[0, -1])
-    assert view.children[-1] is view.timeline and len(view.children) == 3
+    assert view.children[-1] is view.timeline and len(view.children) == 4
+    assert answer.accuracy in view.children[1].value
 
 
 def test_layouts_that_do_not_fit_say_so_and_can_be_shown():
