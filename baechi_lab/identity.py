@@ -163,7 +163,7 @@ class _Digester:
             field_values = {f.name: getattr(value, f.name, None) for f in fields(value)}
             yield from ("dataclass", self.of(kind), self.of({**other_state, **field_values}))
         else:
-            yield from self.reduced(value)
+            yield from self.describe_by_reduce(value)
 
     def array(self, value: Any) -> Iterator[str]:
         yield from ("array", repr(value.dtype), str(value.shape))
@@ -185,7 +185,7 @@ class _Digester:
 
     def class_(self, value: type) -> Iterator[str]:
         yield from ("class", value.__module__, value.__qualname__)
-        if installed(value.__module__):
+        if is_installed(value.__module__):
             yield version_of(value.__module__)
             return
         members = {k: v for k, v in vars(value).items() if k not in _NOT_OF_A_CLASS}
@@ -202,7 +202,7 @@ class _Digester:
                 cells[name] = contents
         inputs = [value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value)]
         yield from ("function", *self.each(inputs))
-        if installed(value.__module__):
+        if is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, version_of(value.__module__))
         else:
             yield from self.globals_of(value)
@@ -221,20 +221,20 @@ class _Digester:
                 contents = value.__globals__[name]
                 if name not in only_added_to or type(contents) not in _COLLECTIONS:
                     yield name
-                    yield from self.reached(contents, names)
+                    yield from self.describe_global(contents, names)
             elif not hasattr(builtins, name):
                 yield f"{name} is not defined"
         for name in _instruction_arguments(value.__code__, "IMPORT_NAME"):
-            if not installed(name):
+            if not is_installed(name):
                 raise Unidentified(f"a function that imports {name or 'by a relative name'}")
             yield from ("import", name, version_of(name))
 
-    def reached(self, value: object, names: set[str]) -> Iterator[str]:
+    def describe_global(self, value: object, names: set[str]) -> Iterator[str]:
         """Describes a global variable, and the named attributes of a module that is not installed."""
         yield self.of(value)
-        if isinstance(value, ModuleType) and not installed(value.__name__):
+        if isinstance(value, ModuleType) and not is_installed(value.__name__):
             for name in sorted(names & vars(value).keys()):
-                yield from self.reached(vars(value)[name], names)
+                yield from self.describe_global(vars(value)[name], names)
 
     def code(self, value: CodeType) -> Iterator[str]:
         """Describes code without line numbers and file name, which change when other code does."""
@@ -253,7 +253,7 @@ class _Digester:
         )
         yield from self.each(columns)
 
-    def reduced(self, value: object) -> Iterator[str]:
+    def describe_by_reduce(self, value: object) -> Iterator[str]:
         """Describes any other object by what `__reduce_ex__` returns, as pickle would."""
         kind = type(value)
         description = f"a {kind.__name__}"
@@ -269,7 +269,7 @@ class _Digester:
             raise Unidentified(description) from error
         if isinstance(reduction, str):
             module = getattr(value, "__module__", None) or kind.__module__
-            if not installed(module) and kind.__module__ != "typing":  # a type variable is its name
+            if not is_installed(module) and kind.__module__ != "typing":  # a type variable is its name
                 raise Unidentified(description)
             yield from ("global", module, reduction, version_of(module))
             return
@@ -279,7 +279,7 @@ class _Digester:
             state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
         yield from ("object", self.of(kind), *self.each([made_by, arguments, state]))
         attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(kind)}
-        if attributes and not isinstance(value, type) and not installed(kind.__module__):
+        if attributes and not isinstance(value, type) and not is_installed(kind.__module__):
             yield self.of(attributes)  # pickle may leave some out
         yield from self.each(list_items or ())
         yield from self.each(items or ())
@@ -337,7 +337,7 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in names)
 
 
-def installed(module: str | None) -> bool:
+def is_installed(module: str | None) -> bool:
     """Whether a module belongs to Python or to an installed package, so that a version identifies it."""
     top = (module or "").partition(".")[0]
     if top == "__main__":  # its file may be that of a launcher, such as Jupyter's

@@ -32,10 +32,10 @@ def absent(*names: str) -> Iterator[None]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Within the block, garbage collection is off: with it, importing TensorFlow or compiling kernels takes a sixth longer.
 
-    >>> with uncollected():
+    >>> with without_garbage_collection():
     ...     gc.isenabled()
     False
     """

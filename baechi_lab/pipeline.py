@@ -123,7 +123,7 @@ class Pipeline:
         if again is not None:
             warnings.warn("again= is deprecated; use recompute=", DeprecationWarning, stacklevel=2)
             recompute = again
-        step = self._checked(subject, cluster, recompute)
+        step = self._check_subject(subject, cluster, recompute)
         recomputed: list[str] = []
 
         def run_stage(slot: str, *inputs: object, otherwise: object = None) -> Any:
@@ -151,7 +151,7 @@ class Pipeline:
         run = run_stage("execute", step, placement)
         return Result(graph, coarse, placement, timeline, bounds, run, tuple(recomputed))
 
-    def _checked(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
+    def _check_subject(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
         """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""
         of_torch = getattr(subject, "framework", "") == "torch"
         if not of_torch and not isinstance(subject, (Step, OpGraph)):

@@ -74,7 +74,7 @@ def test_metis_starts_again_after_its_process_was_killed():
 
 def test_a_process_that_ends_without_an_answer_is_an_error(monkeypatch):
     pytest.importorskip("pymetis")
-    monkeypatch.setattr(pool, "isolated", lambda module: [sys.executable, "-c", ""])
+    monkeypatch.setattr(pool, "isolated_command", lambda module: [sys.executable, "-c", ""])
     monkeypatch.setattr(metis, "_pool", lambda process_id: pool.Pool(1, imports_main=False))
     with pytest.raises(baechi_lab.errors.ExecutionError, match="METIS runs in a process of its own"):
         metis.metis_parts([0, 0], [], [], 1, recursive=False, seed=0)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.workers.isolated import child_path, isolated
+from baechi_lab.workers.isolated import child_path, isolated_command
 from baechi_lab.workers.pool import Pool
 
 psutil = pytest.importorskip("psutil")
@@ -34,7 +34,7 @@ def trapped(tmp_path):
 def run_there(folder, *arguments):
     """The command as its console script runs it, in `folder`, with PYTHONPATH naming the folder as well."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [*isolated("baechi_lab"), *arguments]
+    command = [*isolated_command("baechi_lab"), *arguments]
     process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert not list(folder.glob("*.ran")), process.stderr
     assert process.returncode == 0, process.stderr
@@ -88,7 +88,7 @@ def test_the_child_of_a_checkout_imports_the_callers_package(tmp_path):
     (tmp_path / "baechi_lab").mkdir()
     (tmp_path / "baechi_lab" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     process = subprocess.run(
-        isolated("baechi_lab.workers.process"), cwd=tmp_path, input=b"", capture_output=True, timeout=60
+        isolated_command("baechi_lab.workers.process"), cwd=tmp_path, input=b"", capture_output=True, timeout=60
     )
     assert (process.returncode, process.stderr) == (0, b"")
 
@@ -96,7 +96,7 @@ def test_the_child_of_a_checkout_imports_the_callers_package(tmp_path):
 def test_a_child_shares_its_callers_cache_of_compiled_modules(tmp_path, monkeypatch):
     """Python's `-I` ignores the variable PYTHONPYCACHEPREFIX."""
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
-    command = isolated("timeit", "-n1", "-r1", "-s", "import sys; print(sys.pycache_prefix)")
+    command = isolated_command("timeit", "-n1", "-r1", "-s", "import sys; print(sys.pycache_prefix)")
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith(f"{tmp_path}\n")
 
 

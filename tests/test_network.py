@@ -9,7 +9,7 @@ import pytest
 from other_users import linux, needs_networks, python_of_user
 
 from baechi_lab.workers import network
-from baechi_lab.workers.isolated import isolated
+from baechi_lab.workers.isolated import isolated_command
 
 pytestmark = [linux, pytest.mark.subprocess]
 
@@ -102,14 +102,16 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
 def test_a_program_starts_in_a_network_of_its_own():
     """Before the modules of the program are imported, which may start threads."""
     needs_networks()
-    completed = subprocess.run(isolated("platform", network=network.CREATE_NETWORK), capture_output=True, text=True)
+    completed = subprocess.run(
+        isolated_command("platform", network=network.CREATE_NETWORK), capture_output=True, text=True
+    )
     assert completed.returncode == 0 and completed.stdout
 
 
 @pytest.mark.parametrize(("pid", "message"), [(2**22 + 1, "No such file"), (None, "has no network of its own")])
 def test_a_program_does_not_start_in_another_network_than_it_should(pid, message):
     pid = os.getpid() if pid is None else pid
-    completed = subprocess.run(isolated("platform", network=pid), capture_output=True, text=True)
+    completed = subprocess.run(isolated_command("platform", network=pid), capture_output=True, text=True)
     assert completed.returncode == 1 and message in completed.stderr and not completed.stdout
 
 
@@ -127,6 +129,6 @@ def test_a_system_that_allows_none_says_so():
     if subprocess.run([*limited, "true"], capture_output=True).returncode:
         pytest.skip("this system lets its users make no namespaces")
     completed = subprocess.run(
-        [*limited, *isolated("platform", network=network.CREATE_NETWORK)], capture_output=True, text=True
+        [*limited, *isolated_command("platform", network=network.CREATE_NETWORK)], capture_output=True, text=True
     )
     assert completed.returncode == 1 and completed.stderr.startswith(f"{network.REFUSED}: "), completed.stderr

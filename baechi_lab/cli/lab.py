@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import FormatError, MissingPackage
-from ..workers.isolated import isolated
+from ..workers.isolated import isolated_command
 from . import output
 
 NOTEBOOK = "notebooks/00_quickstart.ipynb"
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             if name == NOTEBOOK:
                 contents = without_dead_links(contents.decode(), (folder / name).parent).encode()
             write_atomically(folder / name, contents)
-    return _become(isolated("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={folder}", *arguments.options))
+    return _become(isolated_command("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={folder}", *arguments.options))
 
 
 def _become(command: list[str]) -> int:

@@ -74,7 +74,7 @@ def summarize(
     """
     series = _series(seconds, drop, "seconds")
     _check(confidence, resamples)
-    medians = np.median(_resampled(series, resamples, seed), axis=1)
+    medians = np.median(_resample(series, resamples, seed), axis=1)
     low, high = _interval(medians, confidence)
     return Summary(len(series), float(np.median(series)), low, high, drift(series), confidence)
 
@@ -90,7 +90,7 @@ def mean_of_rounds(rounds: Sequence[ArrayLike], *, resamples: int = 2000, seed: 
     if not len(rounds):
         raise InvalidInput("rounds is empty; give at least one")
     series = [_series(x, 0, f"rounds[{i}]") for i, x in enumerate(rounds)]
-    medians = np.mean([np.median(_resampled(x, resamples, seed + i), axis=1) for i, x in enumerate(series)], axis=0)
+    medians = np.mean([np.median(_resample(x, resamples, seed + i), axis=1) for i, x in enumerate(series)], axis=0)
     return (float(np.mean([np.median(x) for x in series])), *_interval(medians, 0.95))
 
 
@@ -131,7 +131,7 @@ def compare_rounds(
     ratios = np.empty(resamples)
     for k in range(resamples):
         rounds = rng.integers(0, len(first), len(first))
-        ratios[k] = _pooled(second, rounds, rng) / _pooled(first, rounds, rng)
+        ratios[k] = _pooled_median(second, rounds, rng) / _pooled_median(first, rounds, rng)
     low, high = _interval(ratios, confidence)
     summary_of = partial(summarize, confidence=confidence, resamples=resamples, seed=seed)
     pooled_a, pooled_b = np.concatenate(first), np.concatenate(second)
@@ -170,11 +170,13 @@ def _check(confidence: float, resamples: int) -> None:
     check_whole("resamples", resamples)
 
 
-def _resampled(series: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+def _resample(series: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
     return series[np.random.default_rng(seed).integers(0, len(series), (resamples, len(series)))]
 
 
-def _pooled(series: Sequence[NDArray[np.float64]], rounds: NDArray[np.generic], rng: np.random.Generator) -> float:
+def _pooled_median(
+    series: Sequence[NDArray[np.float64]], rounds: NDArray[np.generic], rng: np.random.Generator
+) -> float:
     return float(np.median(np.concatenate([rng.choice(series[r], len(series[r])) for r in rounds])))
 
 

@@ -29,7 +29,7 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     with np.errstate(over="ignore"):
         for d, device in enumerate(cluster.devices):
-            kind = _named(device.kind, graph)
+            kind = _kind_in_graph(device.kind, graph)
             us = graph.duration_by_kind.get(kind, graph.duration_us)
             table[:, d] = us if device.speed == 1.0 else np.where(graph.on_communication_lane, us, us / device.speed)
         work = float(table.max(axis=1, initial=0.0).sum())
@@ -60,7 +60,7 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
         return
     one = bool({"gpu", "cpu", "tpu"} & has.keys())
     for device in cluster.devices:
-        if _named(device.kind, graph) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
+        if _kind_in_graph(device.kind, graph) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
                 f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for "
                 f"{', '.join(dict.fromkeys([*has, *estimated.values()]))}; "
@@ -68,7 +68,7 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
             )
 
 
-def _named(kind: str, graph: OpGraph) -> str:
+def _kind_in_graph(kind: str, graph: OpGraph) -> str:
     """Returns the kind under which a graph has durations for a device's kind, in any case; else that kind as it is written.
 
     It may be a kind for which that hardware was estimated ({"gpu": "a100"}).

@@ -196,7 +196,7 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
             if complaint := _wrong_parameters(answer, right, case):
                 return complaint
             try:
-                with limited(SECONDS):
+                with time_limit(SECONDS):
                     value = answer(*copy.deepcopy(case))
             except TooLong:
                 return f"{label:.200} yours has not ended after {SECONDS} seconds"
@@ -236,7 +236,7 @@ class TooLong(BaseException):
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Interrupt code that computes for longer, if the system allows it: in the main thread, not on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

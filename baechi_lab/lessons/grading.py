@@ -30,7 +30,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.generators import homework
 from ..simulator import simulate
 from ..simulator.bounds.bounds import bounds
-from ..workers.isolated import isolated
+from ..workers.isolated import isolated_command
 from ..workers.network import CREATE_NETWORK
 from . import LESSONS, lesson
 from .exercise import SECONDS, TooLong, devices_of
@@ -166,10 +166,10 @@ def _with_homework(grade: Grade, student: Mapping[str, object], answer: Mapping[
         return grade.remark(
             "`placement` is not answered" if answer.get("missing", True) else "`placement` is no placement"
         )
-    return _simulated(grade, graph, cluster, devices_of(devices, graph, cluster), order)
+    return _with_simulation(grade, graph, cluster, devices_of(devices, graph, cluster), order)
 
 
-def _simulated(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int] | str, order: Any) -> Grade:
+def _with_simulation(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int] | str, order: Any) -> Grade:
     if isinstance(devices, str):
         return grade.remark(f"`placement` cannot be used: {devices}")
     try:
@@ -209,17 +209,17 @@ class NotebookRun:
         notebooks.mkdir()
         self._folder = str(notebooks)
         self._process = self._start(CREATE_NETWORK)
-        if self._read(START_SECONDS) is None:  # the system cannot start a process without network
+        if self._next_reply(START_SECONDS) is None:  # the system cannot start a process without network
             self.close()
             self._process = self._start(None)
-            self._read(START_SECONDS)
+            self._next_reply(START_SECONDS)
         self.deadline = time.monotonic() + seconds
 
     def _start(self, network: int | None) -> subprocess.Popen[bytes]:
         self._buffer = b""
         variables = {"PLOTLY_RENDERER": "plotly_mimetype", "MPLBACKEND": "agg", "TF_CPP_MIN_LOG_LEVEL": "2"}
         return subprocess.Popen(
-            isolated(MODULE, network=network),
+            isolated_command(MODULE, network=network),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -281,7 +281,7 @@ class NotebookRun:
             self._process.stdin.flush()
         except OSError:
             return None
-        reply = self._read(min(seconds, self._remaining()))
+        reply = self._next_reply(min(seconds, self._remaining()))
         if reply is None:
             self._kill()
         return reply
@@ -289,7 +289,7 @@ class NotebookRun:
     def _remaining(self) -> float:
         return self.deadline - time.monotonic()
 
-    def _read(self, seconds: float) -> dict[str, object] | None:
+    def _next_reply(self, seconds: float) -> dict[str, object] | None:
         """Returns the next reply of the process; None if none comes in time, or the line is no reply."""
         end = time.monotonic() + seconds
         stream: Any = self._process.stdout

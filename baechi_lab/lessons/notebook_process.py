@@ -21,7 +21,7 @@ import numpy as np
 
 from ..graph import Placement
 from ..workers.isolated import die_with_parent
-from .exercise import SECONDS, TooLong, limited
+from .exercise import SECONDS, TooLong, time_limit
 from .worst_cases import Instance
 
 Plain = dict[str, Any]
@@ -76,7 +76,7 @@ class Notebook:
     def call(self, number: int, arguments: tuple[object, ...]) -> Plain:
         """Call a function that is an answer; returns its value as plain data."""
         try:
-            with limited(SECONDS):
+            with time_limit(SECONDS):
                 return self.plain(self.functions[number](*arguments))
         except TooLong:
             return {"too_long": True}

@@ -47,7 +47,7 @@ def read_submission(path: Path) -> Submission:
     lesson, is_homework, tampering = None, False, []
     names_of_library: set[str] = set()
     for number, source in _code_cells(path):
-        tree = _parsed(source)
+        tree = _parse_cell(source)
         answers: dict[int, str] = {}
         if tree is not None:
             names_of_library |= {name for node in ast.walk(tree) for name in _library_names(node)}
@@ -78,7 +78,7 @@ def _code_cells(path: Path) -> Iterator[tuple[int, str]]:
         raise FormatError(f"is no notebook that can be read: {reason:.100}") from error
 
 
-def _parsed(source: str) -> ast.Module | None:
+def _parse_cell(source: str) -> ast.Module | None:
     """Returns the syntax tree of a cell without lines for IPython; None if it is not Python."""
     lines = [
         line[: len(line) - len(line.lstrip())] + "pass" if line.strip()[:1] in ("%", "!", "?") else line

@@ -240,8 +240,8 @@ class RecomputePlans:
         """Returns the plan of least work of a chain within the budget, among the first levels and those just before."""
         levels, first_levels = table.levels(), self._first_read(table)
         for k, before in zip(first_levels, [-1, *first_levels], strict=False):
-            if self.peak(plan := self._read(table, levels[k])) <= budget:
-                plans = (self._read(table, level) for level in levels[before + 1 : k])
+            if self.peak(plan := self._plan_at_level(table, levels[k])) <= budget:
+                plans = (self._plan_at_level(table, level) for level in levels[before + 1 : k])
                 return next((cheaper for cheaper in plans if self.peak(cheaper) <= budget), plan)
         return None
 
@@ -262,10 +262,10 @@ class RecomputePlans:
         if self.states.are_few:
             plans.append(self.leanest_plan)
         else:
-            plans += [self._read(t, t.levels()[k]) for t in self.chains for k in self._first_read(t)]
+            plans += [self._plan_at_level(t, t.levels()[k]) for t in self.chains for k in self._first_read(t)]
         return min(self.peak(plan) for plan in plans)
 
-    def _read(self, table: Table, level: int) -> OpSequence:
+    def _plan_at_level(self, table: Table, level: int) -> OpSequence:
         key = (table.chain.count, level)
         if key not in self._plan_of_level:
             self._plan_of_level[key] = OpSequence(self.training, table.plan(level))

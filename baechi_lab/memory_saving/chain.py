@@ -160,7 +160,7 @@ class Chain:
             if stages and self.count and self.pin:
                 until[min(stages)] += graph.tensor_bytes[t]
             elif stages and self.count:
-                self._undecided(t, until)
+                self._count_undropped(t, until)
             if stages and max(stages) == 0 and not training.is_backward[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
         kept_bytes = self.kept = np.cumsum(until)  # alive in stage j: what is needed in a stage of at most j
@@ -175,7 +175,7 @@ class Chain:
                 self.due[j] += before - int(graph.tensor_bytes[is_backward][ends_before].sum())
                 self.backward[j] += int(self.backward_op_bytes[ranks - first_backward].max())
 
-    def _undecided(self, t: int, until: Ints) -> None:
+    def _count_undropped(self, t: int, until: Ints) -> None:
         """Count tensor `t`, which no plan drops: it is held for its backward readers, and for groups until they run again.
 
         `undecided` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
@@ -203,7 +203,7 @@ class Chain:
             crosses_end |= self.own[:end] & (self.group[:end] == k)
         return crosses_end & ~self.pinned[:end]
 
-    def needed(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
+    def needed_ops(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
         """Returns bool[ops up to the end of group k]: the ops of groups first..k that run for the targets."""
         is_needed = self.runs_by_mode[mode][k]
         return is_needed & (self.group[: len(is_needed)] >= first)
@@ -290,7 +290,7 @@ class Table:
         """Units of the first group if it is held throughout, less those of the values that only it reads."""
         return int(self.held[KEEP_GROUP, 0, 0]) - self.chain.start_bytes // self.unit
 
-    def _split(
+    def _split_costs(
         self, i: int, j: int, mode: int, tables: tuple[Floats, Floats], extra_units: int, memory: Ints
     ) -> Floats:
         """Returns float64[k - i, M] for k in i..j-1: run i..k, then k+1..j by the first table, then i..k by the second."""
@@ -309,11 +309,11 @@ class Table:
         enough = memory >= self.under_way[KEEP_OWN, i, j] + self.due[j]
         costs = [(self.RUN_FORWARD, np.where(enough, cost + self._at(self.D[j, i], memory), np.inf))]
         if j > i:
-            by_cut = self._split(i, j, KEEP_GROUP, (self.C, self.D), 0, memory)
+            by_cut = self._split_costs(i, j, KEEP_GROUP, (self.C, self.D), 0, memory)
             costs += [(2 * (i + d), row) for d, row in enumerate(by_cut)]
             lacking = chain.held[KEEP_GROUP, i, i:j] > chain.held[KEEP_BOUNDARY, i, i:j]
             if (bare := np.flatnonzero(lacking & ~chain.input_read[i + 1 : j + 1])).size:
-                rows = self._split(i, j, KEEP_BOUNDARY, (self.C, self.C), 0, memory)
+                rows = self._split_costs(i, j, KEEP_BOUNDARY, (self.C, self.C), 0, memory)
                 costs += [(2 * (i + d) + 1, rows[d]) for d in bare.tolist()]
         return costs
 
@@ -326,7 +326,7 @@ class Table:
             return [(self.RUN_BACKWARD, backward_cost)]
         if not self.chain.input_read[j]:
             return [(self.RUN_BACKWARD, backward_cost + self._at(self.C[j - 1, i], memory))]
-        rows = self._split(i, j, KEEP_GROUP, (self.D, self.D), int(self.own[j]), memory)
+        rows = self._split_costs(i, j, KEEP_GROUP, (self.D, self.D), int(self.own[j]), memory)
         return [(2 * (i + d), row) for d, row in enumerate(rows)]
 
     def levels(self) -> list[int]:
@@ -398,7 +398,7 @@ class _PlanReader:
 
     def _run(self, i: int, k: int, mode: int) -> None:
         """Append copies of the ops that ran before; those that run for the first time are in the forward pass."""
-        is_repeated = self.chain.needed(i, k, mode)
+        is_repeated = self.chain.needed_ops(i, k, mode)
         is_repeated &= self.chain.group[: len(is_repeated)] <= self.reached
         self.sequences.append(self.chain.ops[: len(is_repeated)][is_repeated])
         self.reached = max(self.reached, k)

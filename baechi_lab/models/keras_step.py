@@ -30,7 +30,7 @@ def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].
     """
     with tf.device("/CPU:0"):
-        network = _renumbered(make())
+        network = _renumber_layers(make())
     # Keras' own initializers take their seed from the process.
     random = np.random.default_rng(model.seed)
     for variable in network.trainable_variables:
@@ -49,7 +49,7 @@ def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> 
     return make_step(model.name, loss, variables, (images, labels), ("images", "labels"), model.optimizer)
 
 
-def _renumbered(model: keras.Model) -> keras.Model:
+def _renumber_layers(model: keras.Model) -> keras.Model:
     """Renumbers automatic layer names (`conv2d_94`) from 0, because Keras counts them over the whole process."""
     count_of: Counter[str] = Counter()
     names: dict[str, str] = {}
@@ -61,11 +61,11 @@ def _renumbered(model: keras.Model) -> keras.Model:
     if all(old_name == new_name for old_name, new_name in names.items()):
         return model
 
-    def renamed(layer: keras.layers.Layer) -> keras.layers.Layer:
+    def rename_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         config = layer.get_config()
         return type(layer).from_config(config | {"name": names.get(layer.name, layer.name)})
 
-    return tf.keras.models.clone_model(model, clone_function=renamed)
+    return tf.keras.models.clone_model(model, clone_function=rename_layer)
 
 
 def to_snake_case(class_name: str) -> str:

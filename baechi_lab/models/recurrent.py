@@ -18,7 +18,7 @@ State = tuple[tf.Tensor, tf.Tensor]
 """Cell and hidden state of an LSTM, each float32[batch, units]."""
 
 
-def read(scope: str, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
+def read_variables(scope: str, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
     """The values of variables, read once, in their layer's scope."""
     with tf.name_scope(f"{scope}/read"):
         return tuple(tf.convert_to_tensor(v) for v in variables)
@@ -37,7 +37,7 @@ class LstmLayer:
 
     def read_weights(self) -> None:
         """Read the weights; call once per training step, inside the tape."""
-        self.weights = read(self.scope, self.kernel, self.bias)
+        self.weights = read_variables(self.scope, self.kernel, self.bias)
 
     def step(
         self, t: int, inputs: Sequence[tf.Tensor], state: State, residual: bool = False
@@ -88,7 +88,7 @@ class Attention:
 
     def read_weights(self, memory: Sequence[tf.Tensor]) -> None:
         """Read the weights and compute what all time steps share; `memory`: one float32[batch, units] per position."""
-        query, kernel, vector = read(self.scope, self.query_kernel, self.memory_kernel, self.vector)
+        query, kernel, vector = read_variables(self.scope, self.query_kernel, self.memory_kernel, self.vector)
         with tf.name_scope(f"{self.scope}/keys"):
             self.memory = tf.stack(list(memory), axis=1)
             batch, positions, width = self.memory.shape
@@ -118,7 +118,7 @@ class Projection:
 
     def loss(self, hidden: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """The mean loss per word; `hidden` has one float32[batch, units] per step, `words` is int32[steps, batch]."""
-        self.weights = read(self.scope, self.kernel, self.bias)
+        self.weights = read_variables(self.scope, self.kernel, self.bias)
         if self.how == "whole":
             with tf.name_scope(f"{self.scope}/all"):
                 return tf.reduce_mean(self._losses(tf.concat(list(hidden), 0), tf.reshape(words, [-1])))

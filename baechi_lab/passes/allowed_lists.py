@@ -51,7 +51,7 @@ class AllowedMeets:
                 self._meet_of_codes[a, b] = UNCLEAR
         return self._meet_of_codes[a, b]
 
-    def covered(self, a: int, b: int) -> int | None:
+    def meet_if_nested(self, a: int, b: int) -> int | None:
         """Returns the meet if one of the two lists contains the other (`ANY` contains every list), else None.
 
         Ops that are joined only by this rule may run wherever one of them may. So joining ops that need not share a device

@@ -110,7 +110,7 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     joined_ops, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
     for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
         forward_op = int(guide[op])
-        meet_code = joined_ops.meets.covered(code[forward_op], code[op])
+        meet_code = joined_ops.meets.meet_if_nested(code[forward_op], code[op])
         if meet_code is None or not joined_ops.join(forward_op, op):
             target[op] = op
         else:

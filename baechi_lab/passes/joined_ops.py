@@ -53,7 +53,7 @@ class JoinedOps:
         a, b = self.root(a), self.root(b)
         if a == b:
             return True
-        meet_code = self.meets.covered(self.code[a], self.code[b])
+        meet_code = self.meets.meet_if_nested(self.code[a], self.code[b])
         if meet_code is None or (limit is not None and self.work[a] + self.work[b] > limit):
             return False
         self._merge(a, b, meet_code)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
-from ..workers.isolated import isolated
+from ..workers.isolated import isolated_command
 from .base import Placer
 from .memory.feasible import within_memory
 from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
@@ -177,7 +177,7 @@ def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.
         weights = integers(v.share, 1000, lowest=1)
         target.write_text(f"cmpltw {len(weights)} {' '.join(map(str, weights))}\n")
         files = map(str, (source, target, mapping))
-        command = isolated("baechi_lab.workers.child_program", program, f"-b{imbalance:g}", *files)
+        command = isolated_command("baechi_lab.workers.child_program", program, f"-b{imbalance:g}", *files)
         process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if process.returncode != 0 or not mapping.exists():
             raise ExecutionError(f"{program} ended with code {process.returncode}: {process.stderr.strip()[-300:]}")

@@ -18,7 +18,7 @@ from ..errors import BaechiLabError
 from ..graph import Cluster
 from ..graph.generators import random_dag
 from ..graph.kernels import jit
-from ..workers.isolated import die_with_parent, isolated
+from ..workers.isolated import die_with_parent, isolated_command
 from .evaluation.evaluate import evaluate
 from .registry import make_placer
 
@@ -34,7 +34,7 @@ def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
         return
     try:
         process = subprocess.Popen(
-            isolated(__name__, *reversed(placers)),
+            isolated_command(__name__, *reversed(placers)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -80,7 +80,7 @@ def make_pipelined_graph(
     check_micro_batches(micro_batches)
     placed = placement.checked(graph, cluster.n)
     if schedule is None:
-        step_graph = _unrolled(graph, micro_batches, placed)
+        step_graph = _unroll_once(graph, micro_batches, placed)
         return PipelinedGraph(step_graph, placed.on(step_graph))
     # `Named` ops wait for no later pipeline stage.
     if graph not in _WITHOUT_WAITS:
@@ -89,7 +89,7 @@ def make_pipelined_graph(
     without = _WITHOUT_WAITS[graph]
     if without is not None:
         graph, placed = without, placed.replace(graph_key=without.key)
-    step_graph = _unrolled(graph, micro_batches, placed)
+    step_graph = _unroll_once(graph, micro_batches, placed)
     order_or_rule = _schedule_or_rule(schedule)
     stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
     if isinstance(order_or_rule, Schedule):
@@ -117,7 +117,7 @@ _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDiction
 """Graph -> its last unrolled step. A search simulates the same step thousands of times."""
 
 
-def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
+def _unroll_once(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
     if placed.replicas:
         return unroll(graph, micro_batches, placed)
     count, step_graph = _LAST_UNROLLED.get(graph, (0, graph))

@@ -74,7 +74,7 @@ def simulate(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         placed, info = placement.checked(graph, cluster.n), {}
     else:
-        step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        step = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, info = step.graph, step.placement, step.info
         scheduler = scheduler if schedule is None else InUnits(step)
     if graph.on_communication_lane.any():
@@ -106,7 +106,7 @@ def simulate_step(
     return timeline if graph.reuse is None else apply_buffer_reuse(graph, cluster, timeline)
 
 
-def _pipelined(
+def _make_pipelined(
     graph: OpGraph,
     cluster: Cluster,
     placement: Placement,
@@ -136,7 +136,7 @@ def makespan_and_peak(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         placed = placement.checked(graph, cluster.n)
     else:
-        step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        step = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, scheduler = step.graph, step.placement, scheduler if schedule is None else InUnits(step)
     state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()

@@ -20,7 +20,7 @@ from ..graph import Cluster, OpGraph, Step
 from ..graph.arguments import check_records
 from ..graph.columns import text
 from ..graph.costs import check_kinds
-from ..graph.formats.wire import decoded, encoded
+from ..graph.formats.wire import decode_graph, encode_graph
 from ..graph.hardware import by_kind, known_kind
 from ..identity import Unidentified, content_digest
 from ..passes.optimize import PASSES
@@ -173,7 +173,7 @@ def _key_of_result(subject: object, size: int | None, reason: Unidentified, stor
             with suppress(BaechiLabError):  # the rows will say it
                 graph = subject(size)
                 key = content_digest(("graph", graph))
-                store.add_graph(key, encoded(graph))
+                store.add_graph(key, encode_graph(graph))
                 return key
     return _NOT_STORED + token_hex()
 
@@ -267,7 +267,9 @@ class _SweepRun:
         if data is None:
             self._receive_graph(size, lambda: self._build_here(size))  # type: ignore[arg-type]
         else:
-            decoded(data)  # a damaged graph ends the sweep: in the workers it would be the error of rows that are kept
+            decode_graph(
+                data
+            )  # a damaged graph ends the sweep: in the workers it would be the error of rows that are kept
             self._submit(size, data)  # type: ignore[arg-type]
         self._collect_finished(seconds=0.0)
         return True
@@ -336,14 +338,14 @@ class _SweepRun:
 
     def _build_here(self, size: int | None) -> bytes:
         if isinstance(self.subject, OpGraph):
-            return encoded(self.subject)
+            return encode_graph(self.subject)
         if isinstance(self.subject, Step):
-            return encoded(step_graph(self.subject, size, self.profiling))
+            return encode_graph(step_graph(self.subject, size, self.profiling))
         if isinstance(self.subject, str):
             return encoded_model_graph(self.subject, size, self.profiling)
         if size is None:
             raise InvalidInput("a function from batch size to graph needs batch_size")
-        return encoded(self.subject(size))
+        return encode_graph(self.subject(size))
 
 
 def _checked_placing(

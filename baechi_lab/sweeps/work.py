@@ -7,7 +7,7 @@ import numpy as np
 from ..comparison import ROW_ERRORS, summary
 from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from ..graph import OpGraph, Placement, Step
-from ..graph.formats.wire import decoded, encoded
+from ..graph.formats.wire import decode_graph, encode_graph
 from ..memo import Memo
 from ..pipeline import place_in_groups
 from ..stages import Optimize
@@ -44,7 +44,7 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
 
 def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling) -> bytes:
     """Returns `model_graph` as bytes for another process."""
-    return encoded(model_graph(name, batch_size, profiling))
+    return encode_graph(model_graph(name, batch_size, profiling))
 
 
 def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
@@ -54,7 +54,7 @@ def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
     """
     row: dict[str, object] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
-        row |= _compute_columns(decoded(data), cell, placing)
+        row |= _compute_columns(decode_graph(data), cell, placing)
     except ROW_ERRORS as error:
         row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         row["passing"] = is_transient(error)

@@ -17,7 +17,7 @@ class Bars(NamedTuple):
     row: NDArray[np.int64]
 
 
-def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> Bars:
+def merge_bars(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> Bars:
     """Merges the rows of one lane, float64[k] microseconds each, into at most `2 * limit + 1` bars.
 
     With more than `limit` rows, the lane's span is cut into `limit` cells; rows shorter than a cell that start in the

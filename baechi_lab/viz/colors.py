@@ -85,7 +85,7 @@ def _lighter(color: str, share: float) -> str:
     return "#" + "".join(f"{round(c + (255 - c) * share):02X}" for c in _channels(color))
 
 
-def faded(color: str, opacity: float) -> str:
+def with_opacity(color: str, opacity: float) -> str:
     """Returns `#RRGGBB` with an opacity as `rgba(...)`."""
     red, green, blue = _channels(color)
     return f"rgba({red},{green},{blue},{opacity:g})"

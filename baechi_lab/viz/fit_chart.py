@@ -8,7 +8,7 @@ from ..errors import InvalidInput
 from ..fitting.record import Fit, FitOption, fullest_device_bytes
 from ..graph.units import format_limit
 from .colors import INK, LIMIT, series_colors, text_color
-from .layout import BYTES, LEGEND, annotated, scale, styled
+from .layout import BYTES, LEGEND, annotate, scale, styled
 
 NAMED = 10
 """Most points with names beside them; more points have a legend."""
@@ -68,7 +68,7 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
     if len(simulated) > NAMED:
         return figure
     texts = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
-    return annotated(
+    return annotate(
         figure, [(x, y, t.name, t.marker.color) for t in texts.values() for x, y in zip(t.x, t.y, strict=True)]
     )
 

@@ -13,8 +13,8 @@ from ..checks import check_flag, check_text, check_whole
 from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
-from .bars import Bars, covered_us, merged
-from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
+from .bars import Bars, covered_us, merge_bars
+from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, text_on, with_opacity
 from .layout import scale, styled
 from .shades import HATCHED, phase_shades, pipeline_phases
 
@@ -142,7 +142,7 @@ def _traces(
             rows = np.flatnonzero((timeline.device == d) & in_lane)
             if not len(rows):
                 continue
-            bars = merged(timeline.start_us[rows], timeline.end_us[rows], limit)
+            bars = merge_bars(timeline.start_us[rows], timeline.end_us[rows], limit)
             names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
             texts = [
                 f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
@@ -201,8 +201,8 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
         return []
     # While a tensor waits for its receiver, the sender is free again, so the bar shows only the send.
     sent_us = transfers.start_us[sent_rows] + (transfers.end_us[sent_rows] - transfers.receive_us[sent_rows])
-    bars = merged(transfers.start_us[sent_rows], sent_us, limit)
-    shades = [faded(colors[target], 0.75) for target in transfers.target[sent_rows[bars.row]]]
+    bars = merge_bars(transfers.start_us[sent_rows], sent_us, limit)
+    shades = [with_opacity(colors[target], 0.75) for target in transfers.target[sent_rows[bars.row]]]
     tensors, targets = timeline.transfers.tensor[sent_rows[bars.row]], timeline.transfers.target[sent_rows[bars.row]]
     return [
         _bar(

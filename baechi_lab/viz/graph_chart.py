@@ -15,7 +15,7 @@ from ..graph.units import format_bytes, format_us
 from .colors import FONT, device_colors
 from .layout import LEGEND, styled
 from .nested.scene import Scene, build_scene, crossing_bytes, device_shares
-from .nested.svg import drawn
+from .nested.svg import draw_scene
 from .nested.tree import build_tree
 
 NO_DEVICE = "#9A9A9A"
@@ -81,7 +81,7 @@ def boxes(
     wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
         crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
-        body = drawn(scene, colors, share, crossing)
+        body = draw_scene(scene, colors, share, crossing)
         width, height = wide + 2 * EDGE, tall + 2 * EDGE
         view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'

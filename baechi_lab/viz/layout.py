@@ -84,10 +84,10 @@ def labelled(figure: go.Figure) -> go.Figure:
     for t, _ in last_points:
         t.update(line_color=colors[figure.data.index(t)])
     leftward = [bool(k > 0 and t.x[k] < t.x[k - 1]) for t, k in last_points]
-    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in last_points], leftward)
+    return annotate(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in last_points], leftward)
 
 
-def annotated(
+def annotate(
     figure: go.Figure, points: Sequence[tuple[object, float, str, str]], leftward: Sequence[bool] = ()
 ) -> go.Figure:
     """Adds texts beside points `(x, y, text, colour)`, in place of a legend; texts that would overlap are moved apart.

@@ -57,7 +57,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         subplot_titles=[_heading(timeline, d) for d in devices],
     )
     for row, device in enumerate(devices, 1):
-        time, level = thinned(*timeline.memory.levels(device), max_points)
+        time, level = thin_levels(*timeline.memory.levels(device), max_points)
         time = np.append(time, timeline.makespan_us) / time_factor
         levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
         for column, category in enumerate(MEMORY_CATEGORIES):
@@ -98,7 +98,7 @@ def _peaks(timeline: Timeline, title: str | None) -> go.Figure:
     return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)
 
 
-def thinned(
+def thin_levels(
     time: NDArray[np.float64], level: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns at most `limit` of the rows: from each run of equally many changes, the row with the largest sum.

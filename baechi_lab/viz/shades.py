@@ -17,7 +17,7 @@ MIX = (("#000000", 0.45), ("#000000", 0.0), ("#FFFFFF", 0.45), ("#FFFFFF", 0.78)
 """Per memory category (persistent, outputs, temporary, copies): the colour with which it is mixed, and its share."""
 
 
-def mixed(color: str, towards: str, share: float) -> str:
+def mix_colors(color: str, towards: str, share: float) -> str:
     """Mixes `#RRGGBB` with another colour, of which it gets `share`.
 
     >>> mixed("#000000", "#FFFFFF", 0.5)
@@ -29,7 +29,7 @@ def mixed(color: str, towards: str, share: float) -> str:
 
 def shades(color: str) -> list[str]:
     """Returns one colour per memory category, from dark (persistent) to light (received copies)."""
-    return [mixed(color, towards, share) for towards, share in MIX]
+    return [mix_colors(color, towards, share) for towards, share in MIX]
 
 
 LEGEND = shades("#8A8A8A")
@@ -44,4 +44,4 @@ def pipeline_phases(timeline: Timeline) -> NDArray[np.uint8] | None:
 
 def phase_shades(color: str) -> list[str]:
     """Returns the colour itself and one per phase: light forward, dark backward."""
-    return [color, *(mixed(color, towards, share) for towards, share in PHASE_MIX)]
+    return [color, *(mix_colors(color, towards, share) for towards, share in PHASE_MIX)]

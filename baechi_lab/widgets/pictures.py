@@ -13,7 +13,7 @@ from ..graph.device import short_device
 from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene
-from ..viz.nested.svg import drawn
+from ..viz.nested.svg import draw_scene
 from ..viz.shades import LEGEND, shades
 from .bars import Bars
 from .levels import Row, memory_rows, peaks, steps
@@ -51,7 +51,7 @@ def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], heigh
     colors = device_colors(device_names)
     wide, tall = scene.size
     k = min((WIDTH - 8) / max(wide, 1.0), height / max(tall, 1.0), 1.4)
-    body = drawn(scene, colors, paint.share, paint.crossing_bytes)
+    body = draw_scene(scene, colors, paint.share, paint.crossing_bytes)
     legend = _legend(device_names, colors)
     return f'{legend}<g transform="translate(4 22) scale({k:.4f})">{body}</g>', tall * k + 30
 

@@ -126,7 +126,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                         if not pending:
                             selector.unregister(process.stdin)  # type: ignore[arg-type]
                         continue
-                    data = _read(key.fd)
+                    data = _read_pipe(key.fd)
                     if not data:
                         selector.unregister(key.fileobj)
                         if key.data == "answers":
@@ -159,7 +159,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         except subprocess.TimeoutExpired:
             return "the worker closed its output without finishing"
         if self._process.stderr is not None and not self._process.stderr.closed:
-            while data := _read(self._process.stderr.fileno()):
+            while data := _read_pipe(self._process.stderr.fileno()):
                 self._log_chunks.append(data)
         how = f"ended with exit code {code}"
         if code < 0:
@@ -187,7 +187,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self.close()
 
 
-def _read(fd: int) -> bytes:
+def _read_pipe(fd: int) -> bytes:
     """Reads a non-blocking pipe; returns b"" at its end or when it is empty."""
     try:
         return os.read(fd, _CHUNK)

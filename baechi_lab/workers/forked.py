@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ..frameworks import require_framework
-from .isolated import child_path, current_folder, isolated
+from .isolated import child_path, current_folder, isolated_command
 
 SERVER = "baechi_lab.workers.fork_server"
 _PREFIXES = "DNNL_ GRPC_ KMP_ LD_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTHON TF_ XLA_"
@@ -36,7 +36,7 @@ def start(
     stderr: int | IO[bytes] = subprocess.PIPE,
     network: int | None = None,
 ) -> subprocess.Popen[bytes] | Forked:
-    """Runs `module` as `isolated` does, in a new session, with pipes for stdin and stdout (and stderr).
+    """Runs `module` as `isolated_command` does, in a new session, with pipes for stdin and stdout (and stderr).
 
     Raises `OSError` when no process can be started, and `MissingPackage` where TensorFlow is not installed.
     """
@@ -45,7 +45,7 @@ def start(
     if server is not None:
         with contextlib.suppress(OSError):  # it has ended, or the request is too large
             return Forked(server, module, arguments, environment, stderr, network)
-    return run(isolated(module, *arguments, network=network), environment, stderr)
+    return run(isolated_command(module, *arguments, network=network), environment, stderr)
 
 
 def run(
@@ -159,7 +159,9 @@ class _ForkServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.process = run(isolated(SERVER), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno())
+        self.process = run(
+            isolated_command(SERVER), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno()
+        )
         theirs.close()
         self._end = weakref.finalize(self, _end_server, self.control, self.process)
 

@@ -39,11 +39,11 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def isolated(module: str, *arguments: str, network: int | None = None) -> list[str]:
+def isolated_command(module: str, *arguments: str, network: int | None = None) -> list[str]:
     """The command that runs `module` as a program with `arguments`, in another network if `network.enter` is to have one.
 
     >>> import subprocess
-    >>> subprocess.run(isolated("platform", "--terse"), capture_output=True, check=True).stdout != b""
+    >>> subprocess.run(isolated_command("platform", "--terse"), capture_output=True, check=True).stdout != b""
     True
     """
     package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "folder": str(_PACKAGE)}

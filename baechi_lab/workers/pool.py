@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import ExecutionError
 from ..importing import in_existing_folder
 from .client import Worker, WorkerEnded
-from .isolated import child_path, current_folder, isolated
+from .isolated import child_path, current_folder, isolated_command
 from .messages import Message
 
 CHILD = "baechi_lab.workers.pool_process"
@@ -139,7 +139,7 @@ class _Process:
     """One process and the keys of the data that it has."""
 
     def __init__(self, imports_main: bool) -> None:
-        self.worker = Worker(isolated(CHILD))
+        self.worker = Worker(isolated_command(CHILD))
         self.sent_keys: set[str] = set()
         self.prepared = not imports_main
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..frameworks import require_framework
-from ..importing import absent, in_existing_folder, uncollected
+from ..importing import absent, in_existing_folder, without_garbage_collection
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 """Optional packages for tables, notebooks and weight files: a fifth of TensorFlow's import time, and no worker needs them."""
@@ -24,7 +24,7 @@ def import_tensorflow() -> Any:
     >>> import_tensorflow().constant(1).shape
     TensorShape([])
     """
-    with absent(*OPTIONAL), uncollected(), in_existing_folder():
+    with absent(*OPTIONAL), without_garbage_collection(), in_existing_folder():
         import tensorflow
     return tensorflow
 
@@ -55,7 +55,7 @@ def load_tensorflow() -> Any:
     require_framework("tensorflow", "a TensorFlow step")
     with _lock:  # two threads that redirect standard error would restore each other's redirection
         if not _loaded:
-            with without_notices(), uncollected(), in_existing_folder():
+            with without_notices(), without_garbage_collection(), in_existing_folder():
                 import tensorflow
 
                 tensorflow.config.list_physical_devices()

@@ -11,7 +11,7 @@ from other_users import linux
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
 from baechi_lab.executors.tensorflow.loopback import is_local, is_loopback, keep_to_loopback
-from baechi_lab.workers.isolated import isolated
+from baechi_lab.workers.isolated import isolated_command
 
 
 def interfaces(port):
@@ -85,7 +85,7 @@ def test_other_interfaces_are_refused(bind):
 
 def test_a_trusted_network_is_said():
     pytest.importorskip("tensorflow")
-    command = isolated("baechi_lab", "worker", "--bind", "0.0.0.0:0", "--trusted-network", "--follow-stdin")
+    command = isolated_command("baechi_lab", "worker", "--bind", "0.0.0.0:0", "--trusted-network", "--follow-stdin")
     started = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -17,7 +17,7 @@ from other_users import answers_to_another_user, linux, listening_ports
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server, tunnel
 from baechi_lab.executors.tensorflow.peers import Peers
-from baechi_lab.workers.isolated import isolated
+from baechi_lab.workers.isolated import isolated_command
 
 pytest.importorskip("cryptography")
 
@@ -120,7 +120,9 @@ def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, pl
     workers, addresses = [], []
     try:
         for _ in range(2):
-            command = isolated("baechi_lab", "worker", "--bind", f"{host}:0", "--secret", str(secret), "--follow-stdin")
+            command = isolated_command(
+                "baechi_lab", "worker", "--bind", f"{host}:0", "--secret", str(secret), "--follow-stdin"
+            )
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
             workers.append(
                 subprocess.Popen(
@@ -153,7 +155,7 @@ def test_what_other_users_of_the_machine_reach(with_secret, secret):
     options = ["--secret", str(secret)] if with_secret else ["--trusted-users"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     worker = subprocess.Popen(
-        isolated("baechi_lab", "worker", "--follow-stdin", *options),
+        isolated_command("baechi_lab", "worker", "--follow-stdin", *options),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ import baechi_lab as bl
 from baechi_lab.errors import CycleError, DuplicateNameError, FormatError, UnknownOpError
 from baechi_lab.graph.formats.traces import chakra, xplane
 from baechi_lab.graph.formats.traces.loading import InferredDependencies
-from baechi_lab.graph.formats.traces.protobuf import delimited, messages, with_length
+from baechi_lab.graph.formats.traces.protobuf import delimited_messages, messages, with_length
 from baechi_lab.graph.formats.traces.recording import Event, recording
 
 
@@ -211,7 +211,7 @@ def test_what_chakra_refuses(tmp_path, data, error, match):
 
 def test_lengths_of_messages():
     payloads = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
-    assert list(delimited(b"".join(map(with_length, payloads)))) == payloads
+    assert list(delimited_messages(b"".join(map(with_length, payloads)))) == payloads
 
 
 # -- Kineto ----------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_solver_that_dies_is_an_error_with_its_reason():
 
 def test_a_solver_that_goes_on_beyond_its_time_is_ended(monkeypatch):
     """Building the model counts: this process never answers."""
-    monkeypatch.setattr(pool, "isolated", lambda _: [sys.executable, "-c", "import time; time.sleep(3600)"])
+    monkeypatch.setattr(pool, "isolated_command", lambda _: [sys.executable, "-c", "import time; time.sleep(3600)"])
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
     with SolverProcess() as solver:
         answer = solver.solve(OpGraph.from_edges([1]), Cluster.uniform(1), {"seconds": 0.1})
@@ -231,7 +231,7 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     code = f"import os, sys; sys.stdin.read(1); {ending}"
-    monkeypatch.setattr(pool, "isolated", lambda *ignored: [sys.executable, "-c", code])
+    monkeypatch.setattr(pool, "isolated_command", lambda *ignored: [sys.executable, "-c", code])
     monkeypatch.setattr(placer, "SolverProcess", SolverProcess)  # not the one that is running
     graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
     cluster = Cluster.uniform(2, link=Link(1.5, 0.25))

@@ -9,7 +9,7 @@ from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
-from baechi_lab.placers.planner.credit import leave_one_out, moving_average, standardised
+from baechi_lab.placers.planner.credit import leave_one_out, moving_average, standardise
 from baechi_lab.placers.planner.embeddings import make_units
 from baechi_lab.placers.planner.groupings import metis_grouping
 from baechi_lab.placers.planner.reinforce import Trainer
@@ -121,12 +121,12 @@ def test_credit_by_hand():
     grouping, placement = moving_average(reward, counts, -4.0)
     assert placement.tolist() == [[3.0, 1.0], [2.0, 0.0], [0.0, 0.0]] and grouping.tolist() == [2.0, 1.0, 0.0]
     # Rewards -1, -3 and -2: their deviation is sqrt(2 / 3).
-    scaled = standardised((grouping, placement), reward, counts)
+    scaled = standardise((grouping, placement), reward, counts)
     assert scaled[0][0] == pytest.approx(2.0 / np.sqrt(2 / 3)) and scaled[1][0, 1] == pytest.approx(1 / np.sqrt(2 / 3))
     equal = np.full((2, 2), -0.3)
     equal[0, 0] *= 1 + 1e-15  # equal but for rounding: nothing is learned from it
     everything = np.ones((2, 2), dtype=bool)
-    assert not np.any(standardised(leave_one_out(equal, everything), equal, everything)[1])
+    assert not np.any(standardise(leave_one_out(equal, everything), equal, everything)[1])
     one = np.array([[-1.0]]), np.array([[True]])
     assert [credit.tolist() for credit in leave_one_out(*one)] == [[0.0], [[0.0]]]  # nothing to compare with
 

@@ -49,10 +49,10 @@ def test_long_budgets_are_several_searches():
 def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
     bests, begun, partners = [], [], []
-    tried, rounds = MultiStart._tried, MultiStart._rounds
+    tried, rounds = MultiStart._run_trials, MultiStart._rounds
     monkeypatch.setattr(
         MultiStart,
-        "_tried",
+        "_run_trials",
         lambda several, until: (
             bests.append(several.best[0]) or partners.append(list(several.partners)) or tried(several, until)
         ),

@@ -9,7 +9,7 @@ from baechi_lab.graph import generators
 from baechi_lab.placers.evaluation.moves import make_units
 from baechi_lab.placers.problem import groups_of
 from baechi_lab.placers.search.combine import around
-from baechi_lab.placers.search.contract import contracted, short_us
+from baechi_lab.placers.search.contract import contract_short_ops, short_us
 from baechi_lab.placers.search.structure import scopes, structures, weights
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -61,12 +61,12 @@ def test_an_op_is_merged_where_a_cut_on_its_other_side_costs_no_more():
     cluster = Cluster.uniform(2, link=Link(1.0, 1.0))
     # 0 and 1 feed the short op 2, which feeds 3: what 2 receives (2 x 5 bytes) costs more than what it makes (4 bytes).
     join = OpGraph.from_edges([9.0, 9.0, 1.0, 9.0], [(0, 2, 5), (1, 2, 5), (2, 3, 4)])
-    assert contracted(join, cluster, 2.0)[0].n == 4
+    assert contract_short_ops(join, cluster, 2.0)[0].n == 4
     wide = OpGraph.from_edges([9.0, 9.0, 1.0, 9.0], [(0, 2, 5), (1, 2, 5), (2, 3, 40)])
-    coarse, member = contracted(wide, cluster, 2.0)
+    coarse, member = contract_short_ops(wide, cluster, 2.0)
     assert member.tolist() == [0, 1, 2, 2] and coarse.duration_us.tolist() == [9.0, 9.0, 10.0]
     # Too long to be merged, unless nothing comes in between and both together are still short enough.
-    assert contracted(wide, cluster, 0.5)[0].n == 4
+    assert contract_short_ops(wide, cluster, 0.5)[0].n == 4
 
 
 def test_colocation_groups_are_not_mixed():
@@ -74,7 +74,7 @@ def test_colocation_groups_are_not_mixed():
     graph = OpGraph.from_edges(
         [1.0, 1.0, 1.0], [(0, 1, 4), (1, 2, 4)], colocation=[0, -1, 1], colocation_names=("a", "b")
     )
-    coarse, member = contracted(graph, cluster, 10.0)
+    coarse, member = contract_short_ops(graph, cluster, 10.0)
     assert member[0] != member[2] and coarse.n == 2
 
 
@@ -93,7 +93,7 @@ def test_a_contracted_plan_is_valid_for_the_graph_and_costs_nearly_the_same(seed
     short = np.where(rng.random(graph.n) < 0.6, 0.5, graph.duration_us)
     graph = graph.replace(duration_us=short)
     cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(5.0, 0.1), comm=COMMS[seed % 3])
-    coarse, member = contracted(graph, cluster, short_us(graph, cluster))
+    coarse, member = contract_short_ops(graph, cluster, short_us(graph, cluster))
     assert member.shape == (graph.n,) and coarse.duration_us.sum() == pytest.approx(graph.duration_us.sum())
     device = rng.integers(0, 3, int(groups_of(coarse).max()) + 1)[groups_of(coarse)]
     merged = simulate(coarse, cluster, Placement(device=device))

@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("fcntl")
 
+
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers import second_compiler
 from baechi_lab.placers.second_compiler import compile_in_second_process
-from baechi_lab.workers.isolated import isolated
+from baechi_lab.workers.isolated import isolated_command
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeyp
 def test_the_first_process_reads_what_the_second_compiled(tmp_path):
     """The tiny graph of the second process has the types of any graph: nothing is left to compile."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = isolated(second_compiler.__name__, "hash")
+    command = isolated_command(second_compiler.__name__, "hash")
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
         assert process.wait(timeout=100) == 0
     program = """
@@ -98,5 +99,5 @@ assert spread_units.stats.cache_hits and not spread_units.stats.cache_misses, sp
 
 @pytest.mark.subprocess
 def test_a_second_process_without_a_caller_ends():
-    command = isolated(second_compiler.__name__, *["m-etf"] * 1000)
+    command = isolated_command(second_compiler.__name__, *["m-etf"] * 1000)
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=100).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab import viz
-from baechi_lab.viz.bars import merged
+from baechi_lab.viz.bars import merge_bars
 from baechi_lab.viz.colors import (
     INK,
     LIMIT,
@@ -19,13 +19,13 @@ from baechi_lab.viz.colors import (
     SERIES,
     _luminance,
     device_colors,
-    faded,
     series_colors,
     text_color,
     text_on,
+    with_opacity,
 )
 from baechi_lab.viz.layout import spread_positions
-from baechi_lab.viz.memory_chart import thinned
+from baechi_lab.viz.memory_chart import thin_levels
 from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
 from baechi_lab.viz.shades import HATCHED, phase_shades, pipeline_phases, shades
 from baechi_lab.widgets.bars import build_bars
@@ -81,7 +81,7 @@ def test_colours_of_series_are_no_devices():
 def test_text_colour_contrasts():
     assert text_on("#FFFFFF") == "#000000"
     assert text_on("#000080") == "#FFFFFF"
-    assert faded("#FF0080", 0.5) == "rgba(255,0,128,0.5)"
+    assert with_opacity("#FF0080", 0.5) == "rgba(255,0,128,0.5)"
 
 
 def contrasts(color):
@@ -176,7 +176,7 @@ def test_few_ops_have_their_names_on_the_bars(timeline):
 
 
 def test_few_rows_stay_as_they_are():
-    bars = merged(np.array([5.0, 0.0]), np.array([6.0, 2.0]), 10)
+    bars = merge_bars(np.array([5.0, 0.0]), np.array([6.0, 2.0]), 10)
     assert bars.start.tolist() == [0.0, 5.0]
     assert bars.row.tolist() == [1, 0]
     assert bars.row_count.tolist() == [1, 1]
@@ -186,7 +186,7 @@ def test_many_rows_are_merged_without_losing_any():
     rng = np.random.default_rng(0)
     start = np.sort(rng.uniform(0, 1000, 50_000))
     end = start + rng.uniform(0, 0.02, 50_000)
-    bars = merged(start, end, 500)
+    bars = merge_bars(start, end, 500)
     assert len(bars.start) <= 2 * 500 + 1
     assert bars.row_count.sum() == 50_000
     assert bars.start[0] == start[0]
@@ -196,14 +196,14 @@ def test_many_rows_are_merged_without_losing_any():
 def test_long_row_among_short_ones_keeps_its_own_bar():
     start = np.r_[np.arange(100) * 0.1, 10.0, 60 + np.arange(100) * 0.1]
     end = np.r_[np.arange(100) * 0.1 + 0.05, 60.0, 60 + np.arange(100) * 0.1 + 0.05]
-    bars = merged(start, end, 10)
+    bars = merge_bars(start, end, 10)
     alone = (bars.start == 10.0) & (bars.end == 60.0)
     assert bars.row_count[alone].tolist() == [1]
     assert bars.row[alone].tolist() == [100]
 
 
 def test_rows_of_one_instant():
-    bars = merged(np.zeros(10), np.zeros(10), 3)
+    bars = merge_bars(np.zeros(10), np.zeros(10), 3)
     assert bars.row_count.sum() == 10
 
 
@@ -345,7 +345,7 @@ def test_memory_panels_have_one_scale_and_the_devices_colours(graph):
 def test_thinning_keeps_peaks():
     rng = np.random.default_rng(3)
     level = rng.integers(0, 1000, (10_000, 4))
-    time, kept_levels = thinned(np.arange(10_000.0), level, 100)
+    time, kept_levels = thin_levels(np.arange(10_000.0), level, 100)
     assert len(time) == 100
     assert kept_levels.sum(axis=1).max() == level.sum(axis=1).max()
     assert np.all(np.diff(time) > 0)

@@ -11,7 +11,7 @@ from baechi_lab.viz.nested.scene import build_paint, build_scene, covering, text
 from baechi_lab.viz.nested.scopes import BACKWARD, scope_paths
 from baechi_lab.viz.nested.segments import crossings as crossing_edges
 from baechi_lab.viz.nested.segments import repeats, segments
-from baechi_lab.viz.nested.svg import drawn
+from baechi_lab.viz.nested.svg import draw_scene
 from baechi_lab.viz.nested.tree import LEVEL, MOST_CHILDREN, OP, ROOT, SCOPE, build_tree
 
 
@@ -343,4 +343,4 @@ def test_covering_boxes_and_the_empty_graph(diamond):
     scene = build_scene(diamond, build_tree(diamond), ())
     assert [scene.tree.names[n] for n in covering(scene, [2])] == ["s"] and covering(scene, []) == []
     empty = bl.OpGraph.from_edges([])
-    assert drawn(build_scene(empty, build_tree(empty), ())) == ""
+    assert draw_scene(build_scene(empty, build_tree(empty), ())) == ""

@@ -11,7 +11,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError, FormatError
-from baechi_lab.graph.formats.wire import encoded
+from baechi_lab.graph.formats.wire import encode_graph
 from baechi_lab.sweeps import store as store_module
 from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, ComputedAgain, Store
 from baechi_lab.workers.executors import InlineExecutor
@@ -176,7 +176,7 @@ def test_a_row_under_the_key_of_another_is_computed_again(tmp_path):
 def test_another_graph_in_the_place_of_one_is_refused(tmp_path):
     _sweep(tmp_path / "one.db")
     base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
-    base.execute("UPDATE graphs SET graph = ?", [encoded(bl.OpGraph.from_edges([5, 5], [(0, 1, 4)]))])
+    base.execute("UPDATE graphs SET graph = ?", [encode_graph(bl.OpGraph.from_edges([5, 5], [(0, 1, 4)]))])
     base.close()
     with pytest.raises(FormatError, match="stored graph is damaged"):
         _sweep(tmp_path / "one.db", devices=[4])

@@ -88,11 +88,11 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
         try:
             if not (trusted_users or trusted_network):
                 self._start(0, CREATE_NETWORK)
-                self._read(0, rb"^(started)\n", deadline)
+                self._wait_for_line(0, rb"^(started)\n", deadline)
                 self.network = self._processes[0].pid
             for core in range(len(self._processes), n):
                 self._start(core, self.network)
-            self.addresses = tuple(self._read(i, rb"^worker (\S+)\n", deadline) for i in range(n))
+            self.addresses = tuple(self._wait_for_line(i, rb"^worker (\S+)\n", deadline) for i in range(n))
         except BaseException:  # includes Ctrl-C: no worker may stay
             self.close()
             raise
@@ -108,7 +108,7 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
             )
         )
 
-    def _read(self, index: int, line: bytes, deadline: float) -> str:
+    def _wait_for_line(self, index: int, line: bytes, deadline: float) -> str:
         """Waits until a worker prints a line that matches `line`, which has one group. Returns the group."""
         process = self._processes[index]
         if process.stdout is None:

@@ -137,7 +137,7 @@ def execute(
             worker, request, collected, timeout, cancel, bar.update, on_step, peers, local
         )
     run = _run(step, graph, placed, cluster, collected, status, message)
-    return run if unrolled is None else unrolled.described(run)
+    return run if unrolled is None else unrolled.with_pipeline_info(run)
 
 
 def _answer_of_worker(

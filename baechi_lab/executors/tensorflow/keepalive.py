@@ -17,7 +17,7 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 """Connection preface of an HTTP/2 client with empty settings (RFC 9113, 3.4). A server answers with short settings."""
 
 
-def connected(address: str, seconds: float, tls: ssl.SSLContext | None = None) -> socket.socket:
+def connect(address: str, seconds: float, tls: ssl.SSLContext | None = None) -> socket.socket:
     """Connects to `host:port`, through `tls` if given. Raises `OSError` if no server answers within `seconds`."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
@@ -47,7 +47,7 @@ def alive(
         pass
     connections[address].close()
     try:
-        connections[address] = connected(address, seconds, tls)
+        connections[address] = connect(address, seconds, tls)
     except OSError:
         return False
     return True
@@ -55,7 +55,7 @@ def alive(
 
 def speaks_plainly(address: str, seconds: float) -> bool:
     """Whether the server at `address` speaks gRPC without TLS. True as well if it is busy for `seconds` or has just ended."""
-    with connected(address, seconds) as connection:
+    with connect(address, seconds) as connection:
         connection.settimeout(seconds)
         try:
             connection.sendall(_HELLO)
@@ -69,7 +69,7 @@ def speaks_plainly(address: str, seconds: float) -> bool:
 
 def _takes_connections(address: str, seconds: float) -> bool:
     try:
-        connected(address, seconds).close()
+        connect(address, seconds).close()
     except OSError:
         return False
     return True

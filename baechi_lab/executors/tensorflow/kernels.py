@@ -49,7 +49,7 @@ def read_kernels(
     metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int], placed: NDArray[np.int32]
 ) -> list[Kernel]:
     """Returns the kernels of the ops in `op_at` on the devices in `device_at`. `placed` is each op's device."""
-    kernels = list(_executed(metadata, op_at, device_at))
+    kernels = list(_executor_kernels(metadata, op_at, device_at))
     kernel_of: dict[int, Kernel] = {}
     for kernel in kernels:
         is_copy = original_name(kernel.node) != kernel.node
@@ -73,7 +73,9 @@ def read_kernels(
     return [_as_streamed(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
 
 
-def _executed(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> Iterator[Kernel]:
+def _executor_kernels(
+    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]
+) -> Iterator[Kernel]:
     """Yields the kernels that the executors recorded."""
     for rows in metadata.step_stats.dev_stats:
         device = device_at.get(rows.device)

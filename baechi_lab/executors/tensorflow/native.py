@@ -80,7 +80,7 @@ def _run_function(
     stop: Stop | None = None,
 ) -> NativeRun:
     with _restoring(source.variables):
-        return _timed(FUNCTION, lambda k: function(*batches[k % len(batches)]), steps, warmup, stop, kind)
+        return _time_steps(FUNCTION, lambda k: function(*batches[k % len(batches)]), steps, warmup, stop, kind)
 
 
 def _run_keras(
@@ -93,7 +93,7 @@ def _run_keras(
         metric_ids = {id(v) for v in model.metrics_variables}
         try:
             model.make_train_function()
-            native_run = _timed(
+            native_run = _time_steps(
                 KERAS,
                 lambda k: model.train_function(iter([batches[k % len(batches)]] * several)),
                 steps,
@@ -119,7 +119,7 @@ def _restoring(variables: Sequence[Variable]) -> Iterator[None]:
             variable.assign(value)
 
 
-def _timed(
+def _time_steps(
     name: str, call: Callable[[int], object], steps: int, warmup: int, stop: Stop | None, kind: str
 ) -> NativeRun:
     import tensorflow as tf

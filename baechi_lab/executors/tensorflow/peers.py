@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ExecutionError, InvalidInput
-from .keepalive import alive, connected, speaks_plainly
+from .keepalive import alive, connect, speaks_plainly
 from .tunnel import context
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Peers(contextlib.AbstractContextManager["Peers"]):
         self._asked_at, self._message = 0.0, ""
         for address in dict.fromkeys(addresses if local is None else ()):
             try:
-                self._connections[address] = connected(address, seconds, self._tls)
+                self._connections[address] = connect(address, seconds, self._tls)
                 if self._tls is None and not speaks_plainly(address, seconds):
                     self.close()
                     raise ExecutionError(

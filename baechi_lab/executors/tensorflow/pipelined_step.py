@@ -30,7 +30,7 @@ class PipelinedStep:
     def placement(self) -> Placement:
         return self.pipe.placement
 
-    def described(self, run: Run) -> Run:
+    def with_pipeline_info(self, run: Run) -> Run:
         """Returns `run` with the info on micro-batches that `bl.simulate` puts into a timeline."""
         if run.timeline is None:
             return run

@@ -107,7 +107,7 @@ class Rings:
                 add_node(self.graph_def, "NoOp", name, ())
             return
         parts_of_replica = [
-            self._cut(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)
+            self._cut_into_parts(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)
         ]
         for s, k in sorted(ops):
             received, chunk = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
@@ -124,7 +124,7 @@ class Rings:
                 add_node(self.graph_def, "Size", f"{base}/size{i}", [f"{base}/flat{i}"], T=kind, out_type=self._int64)
                 for i in range(len(ring_tensors))
             ]
-            pieces = self._split(f"{base}/sum", line, sizes, kind)
+            pieces = self._split_tensor(f"{base}/sum", line, sizes, kind)
             for i, (tensor, piece) in enumerate(zip(ring_tensors, pieces, strict=True)):
                 like = [self._replica_sum(tensor, k)]
                 shape = add_node(self.graph_def, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
@@ -133,7 +133,7 @@ class Rings:
                 )
                 self._total[tensor, k] = self.sums.mean_of(tensor, kind, reshaped, f"/replica{k}")
 
-    def _cut(self, g: int, k: int, sums: Sequence[str]) -> list[str]:
+    def _cut_into_parts(self, g: int, k: int, sums: Sequence[str]) -> list[str]:
         """Concatenates one replica's sums and splits them into one part per replica."""
         base, kind, width = f"{self.prefix}/ring{g}/replica{k}", self._kind[g], self.shares.widths[g]
         every = self._integers(f"{base}/every", [-1])
@@ -148,7 +148,7 @@ class Rings:
             "Mul", f"{base}/others", part_size, self._integers(f"{base}/before", width - 1)
         )
         last_size = self._integer_op("Sub", f"{base}/last", size, equal_parts_size)
-        return self._split(f"{base}/part", line, [last_size, *[part_size] * (width - 1)], kind)
+        return self._split_tensor(f"{base}/part", line, [last_size, *[part_size] * (width - 1)], kind)
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Rings:
         self.graph_def.node[-1].attr["N"].i = len(tensors)
         return name
 
-    def _split(self, name: str, line: str, sizes: Iterable[str], kind: int) -> list[str]:
+    def _split_tensor(self, name: str, line: str, sizes: Iterable[str], kind: int) -> list[str]:
         import tensorflow as tf
 
         lengths = list(sizes)

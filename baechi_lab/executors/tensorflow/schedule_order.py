@@ -59,7 +59,7 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
         if unit == 0:
             predecessors = [op for op in ops if not readers[op]]
             continue
-        for op in _ordered(ops, readers, missing, urgency):
+        for op in _order_by_urgency(ops, readers, missing, urgency):
             waits[op], predecessors = predecessors, [op]
     ring = {op for op, kind in enumerate(graph.op_types) if kind == ALL_REDUCE}  # TensorFlow lacks some of their edges
     edges = zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
@@ -68,7 +68,7 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
     return {op: waited for op, waited in control_inputs.items() if waited}
 
 
-def _ordered(
+def _order_by_urgency(
     ops: list[int], readers: dict[int, list[int]], missing: list[int], urgency: list[tuple[bool, float, int]]
 ) -> list[int]:
     """Returns a topological order of a unit's `ops`; among ready ops the most urgent comes first."""

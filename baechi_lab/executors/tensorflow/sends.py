@@ -97,7 +97,9 @@ class Received:
     end_us: float
 
 
-def received(metadata: RunMetadata, sends: Mapping[Edge, Send], device_at: Mapping[str, int]) -> Iterator[Received]:
+def received_transfers(
+    metadata: RunMetadata, sends: Mapping[Edge, Send], device_at: Mapping[str, int]
+) -> Iterator[Received]:
     """Yields every RecvTensor row of `sends`."""
     for rows in metadata.step_stats.dev_stats:
         for stats in rows.node_stats:
@@ -133,7 +135,7 @@ def copies_held_until(
                 readers.setdefault((name, int(slot or 0), device), []).append(node.name)
                 inputs.setdefault((node.name, device), []).append(name)
     kernel_at = {(kernel.node, kernel.device): kernel for kernel in kernels}
-    rows = list(received(metadata, sends, device_at))
+    rows = list(received_transfers(metadata, sends, device_at))
     # The copies of a size which a node reads, by (node, device, bytes).
     alike: dict[tuple[str, int, int], list[Edge]] = {}
     for row in rows:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .allocations import allocations, allocator_peaks
 from .clocks import clock_offsets
 from .kernels import Kernel, read_kernels
-from .sends import Edge, Send, copies_held_until, hand_overs, read_sends, received
+from .sends import Edge, Send, copies_held_until, hand_overs, read_sends, received_transfers
 
 if TYPE_CHECKING:
     from tensorflow.core.protobuf.config_pb2 import RunMetadata
@@ -67,7 +67,7 @@ def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.i
     device_at = {name: i for i, name in enumerate(devices)}
     kernels = read_kernels(metadata, op_at, device_at, placed)
     sends = read_sends(metadata, op_at, device_at)
-    arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received(metadata, sends, device_at)}
+    arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received_transfers(metadata, sends, device_at)}
     held_until = copies_held_until(metadata, sends, device_at, kernels)
     # The microseconds to subtract from the clock of each device's task.
     matches = [re.search(r"/task:(\d+)", name) for name in devices]

@@ -35,7 +35,9 @@ def write(request: Request) -> Written:
     text = "".join(
         json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
     )
-    unsupported = _unsupported(request, length) if request.timeline is None else _unsupported_with_timeline(request)
+    unsupported = (
+        _unsupported_sentences(request, length) if request.timeline is None else _unsupported_with_timeline(request)
+    )
     return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
 
 
@@ -138,7 +140,7 @@ def _text(nodes: list[Node]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def _unsupported(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
+def _unsupported_sentences(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
     graph, sentences = request.graph, []
     off = float(np.abs(np.rint(length) - length).sum())
     if off:

@@ -6,7 +6,7 @@ two cannot be what was planned, a subclass sets the bounds.
 
 from __future__ import annotations
 
-from .layers import find_stack, split, spread, stage_devices
+from .layers import find_stack, split_into_stages, spread, stage_devices
 from .records import Request, Written, check_modules
 
 SUBCLASS = """\
@@ -29,7 +29,7 @@ class PlannedPipeline(PipelineModule):
 def write(request: Request) -> Written:
     """`{"parts": [0, 5, 9], "num_stages": 2, "layers": [...]}`, and a subclass of `PipelineModule` that follows it."""
     stack = find_stack(request)
-    stages = split(request, stack.units)
+    stages = split_into_stages(request, stack.units)
     names = [u.name for u in stack.units]
     check_modules(request, names)
     bounds = [0, *(s.stop for s in stages)]

@@ -73,7 +73,7 @@ def write(request: Request) -> Written:
     cpus = sorted(d for d, name in names.items() if name == "cpu")
     if len(cpus) > 1:
         unsupported.append(f"{', '.join(map(request.device_name, cpus))} are all 'cpu'")
-    return Written(value, json.dumps(value, indent=2) + "\n", units.written(), tuple(unsupported))
+    return Written(value, json.dumps(value, indent=2) + "\n", units.device_of_ops(), tuple(unsupported))
 
 
 _LOSS = re.compile("loss|cross_entropy|kl_div")
@@ -310,7 +310,7 @@ class _Units:
             unused += [] if users else names
         return devices or {"": first}, unused
 
-    def written(self) -> NDArray[np.int32]:
+    def device_of_ops(self) -> NDArray[np.int32]:
         """Returns the device of each op; -1 for calls that read no module's output."""
         graph = self.request.graph
         written_device = np.full(graph.n, -1, np.int32)

@@ -8,12 +8,12 @@ from .records import Request, Written
 def write(request: Request) -> Written:
     """A digraph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
     graph = request.graph
-    lines = [f"digraph {_quoted(graph.name or 'graph')} {{", "  node [shape=box];"]
+    lines = [f"digraph {_quote(graph.name or 'graph')} {{", "  node [shape=box];"]
     for d in sorted(set(request.device.tolist())):
         lines.append(f"  subgraph cluster_{d} {{")
-        lines.append(f"    label={_quoted('device ' + request.device_name(d))};")
+        lines.append(f"    label={_quote('device ' + request.device_name(d))};")
         for i in (request.device == d).nonzero()[0]:
-            lines.append(f"    n{i} [label={_quoted(f'{graph.names[i]}', f'{graph.duration_us[i]:g} us')}];")
+            lines.append(f"    n{i} [label={_quote(f'{graph.names[i]}', f'{graph.duration_us[i]:g} us')}];")
         lines.append("  }")
     for source, tensor, target in zip(graph.edge_source, graph.edge_tensor, graph.consumers, strict=True):
         crosses = ", color=red" if request.device[source] != request.device[target] else ""
@@ -22,7 +22,7 @@ def write(request: Request) -> Written:
     return Written(text, text, request.device)
 
 
-def _quoted(*lines: str) -> str:
+def _quote(*lines: str) -> str:
     """A DOT string; its only escapes are those of quotes, backslashes and line ends."""
     clean = [s.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for s in lines]
     return '"' + "\\n".join(clean) + '"'

@@ -91,7 +91,7 @@ def find_stack(request: Request) -> Stack:
     )
 
 
-def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
+def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
     """The units cut where their device changes, one stage per device; with `looped` also several, in rounds (`rounds`).
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidInput
-from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
+from ...graph.formats.onnx_file import inline_functions, load_model, onnx_package, op_names
 from .records import Request, Written
 
 CONFIGURATION = "baechi_lab"
@@ -31,7 +31,9 @@ def write(request: Request) -> Written:
     if request.model is None:
         raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
     model = onnx.ModelProto()
-    model.CopyFrom(inlined(request.model if isinstance(request.model, onnx.ModelProto) else load_model(request.model)))
+    model.CopyFrom(
+        inline_functions(request.model if isinstance(request.model, onnx.ModelProto) else load_model(request.model))
+    )
     if not hasattr(model, "configuration"):
         raise InvalidInput(f"onnx {onnx.__version__} has no device configurations; version 1.18 or newer has")
     model.ir_version = max(model.ir_version, IR_VERSION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import InvalidInput
-from .layers import Unit, rounds, split, spread, stage_devices
+from .layers import Unit, rounds, split_into_stages, spread, stage_devices
 from .records import Request, Written, check_modules, is_call, stem
 
 
@@ -21,7 +21,7 @@ def write(request: Request) -> Written:
     if not ops:
         raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
     units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
-    stages = split(request, units, looped=True)
+    stages = split_into_stages(request, units, looped=True)
     names = [_outermost(request, units, s.start) for s in stages[1:]]
     check_modules(request, names)
     entries = "".join(f"    {name!r}: SplitPoint.BEGINNING,\n" for name in names)

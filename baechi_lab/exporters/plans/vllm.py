@@ -5,14 +5,14 @@ Its numbers add up to the model's hidden layers; embeddings go with the first st
 
 from __future__ import annotations
 
-from .layers import find_stack, split, spread, stage_devices
+from .layers import find_stack, split_into_stages, spread, stage_devices
 from .records import Request, Written
 
 
 def write(request: Request) -> Written:
     """`VLLM_PP_LAYER_PARTITION=4,8`, with the number of stages."""
     stack = find_stack(request)
-    stages = split(request, stack.layers)
+    stages = split_into_stages(request, stack.layers)
     value = ",".join(str(s.stop - s.start) for s in stages)
     first, last = stages[0].device, stages[-1].device
     device = [first] * len(stack.before) + [u.device for u in stack.layers] + [last] * len(stack.after)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import FormatError
 from ..kernels.csr import Integers
 from ..timeline import MEMORY_CATEGORIES, Timeline
-from .files import compressed, write_atomically
+from .files import gzip_bytes, write_atomically
 from .reading import name_of
 
 _COMPUTE, _SEND, _RECEIVE = "compute", "send", "receive"
@@ -38,7 +38,7 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None
         data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
     except ValueError as error:
         raise FormatError(f"{name_of(path)}: the timeline has a time that is not finite; a trace cannot") from error
-    write_atomically(path, compressed(data) if name_of(path).endswith(".gz") else data)
+    write_atomically(path, gzip_bytes(data) if name_of(path).endswith(".gz") else data)
 
 
 def trace_events(timeline: Timeline) -> Iterator[dict[str, object]]:

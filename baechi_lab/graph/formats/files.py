@@ -24,7 +24,17 @@ from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
 from .json_format import FORMAT, KINDS, Record, from_document, to_document
 from .leftovers import RANDOM, clear, lock
 from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
-from .reading import PathLike, name_of, parse, program_kind, read, refuse_model_config, stem, text_of, with_file_name
+from .reading import (
+    PathLike,
+    name_of,
+    parse,
+    program_kind,
+    read_bytes,
+    refuse_model_config,
+    stem,
+    text_of,
+    with_file_name,
+)
 from .stg import graph_from_stg
 from .traces.loading import graph_of_trace, trace_reader
 
@@ -51,7 +61,7 @@ def load_graph(path: PathLike) -> OpGraph:
     ...     load_graph(f"{folder}/two.json.gz").n
     2
     """
-    data = read(path)
+    data = read_bytes(path)
     if (program := program_kind(path, data)) is not None:
         raise FormatError(
             f"{name_of(path)}: is {program}, whose operators have no times; bl.profile_program or `baechi-lab profile` "
@@ -109,17 +119,17 @@ def load_cluster(path: PathLike) -> Cluster:
     Raises:
         FormatError: an unreadable or foreign file; the message names file, field and place.
     """
-    return _expect(path, with_file_name(path, lambda: parse(read(path))), Cluster)
+    return _expect(path, with_file_name(path, lambda: parse(read_bytes(path))), Cluster)
 
 
 def load_placement(path: PathLike) -> Placement:
     """Read a placement that `save` wrote."""
-    return _expect(path, with_file_name(path, lambda: parse(read(path))), Placement)
+    return _expect(path, with_file_name(path, lambda: parse(read_bytes(path))), Placement)
 
 
 def load_timeline(path: PathLike) -> Timeline:
     """Read a timeline that `save` wrote."""
-    return _expect(path, with_file_name(path, lambda: parse(read(path))), Timeline)
+    return _expect(path, with_file_name(path, lambda: parse(read_bytes(path))), Timeline)
 
 
 def save(record: Record, path: PathLike) -> None:
@@ -135,7 +145,7 @@ def save(record: Record, path: PathLike) -> None:
     if not name.endswith((".json", ".json.gz")):
         raise FormatError(f"{name}: the name must end in .json or .json.gz")
     data = encode(to_document(record))
-    write_atomically(path, compressed(data) if name.endswith(".gz") else data)
+    write_atomically(path, gzip_bytes(data) if name.endswith(".gz") else data)
 
 
 def write_atomically(path: PathLike, data: bytes) -> None:
@@ -192,7 +202,7 @@ def _dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def compressed(data: bytes) -> bytes:
+def gzip_bytes(data: bytes) -> bytes:
     """Gzip data, the same bytes each time."""
     # No name and no time in the header: the same record must give the same bytes.
     buffer = io.BytesIO()
@@ -211,8 +221,8 @@ def _expect(path: PathLike, document: Any, cls: type[_T]) -> _T:
 
 __all__ = [
     "FORMAT",
-    "compressed",
     "encode",
+    "gzip_bytes",
     "load_cluster",
     "load_graph",
     "load_placement",

@@ -15,7 +15,7 @@ from ...errors import FormatError
 _NUMBERS = {"null": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def listed(document: Mapping[str, object], field: str, path: str) -> list[Any]:
+def list_field(document: Mapping[str, object], field: str, path: str) -> list[Any]:
     """The list under `field`; `path` is the path that leads to it, for messages."""
     if field not in document:
         raise FormatError(f"{place(path, field)} is missing; it must be a list")
@@ -32,7 +32,7 @@ def place(path: str, field: str) -> str:
 
 def integers(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.int64]:
     """A list of whole numbers as int64."""
-    return whole_numbers(listed(document, field, path), place(path, field))
+    return whole_numbers(list_field(document, field, path), place(path, field))
 
 
 def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
@@ -50,7 +50,7 @@ def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
 
 def floats(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.float64]:
     """A list of numbers as float64; `null` is NaN, "Infinity" and "-Infinity" are themselves."""
-    values, label = listed(document, field, path), place(path, field)
+    values, label = list_field(document, field, path), place(path, field)
     if not set(map(type, values)) <= {int, float}:
         values = [_number(x, label, k) for k, x in enumerate(values)]
     try:
@@ -62,7 +62,7 @@ def floats(document: Mapping[str, object], field: str, path: str = "") -> NDArra
 
 def texts(document: Mapping[str, object], field: str, path: str = "") -> tuple[str, ...]:
     """A list of texts."""
-    values = listed(document, field, path)
+    values = list_field(document, field, path)
     if not set(map(type, values)) <= {str}:
         bad = next(k for k, x in enumerate(values) if type(x) is not str)
         raise FormatError(f"{place(path, field)}[{bad}] is {_short(values[bad])}; it must be a text")
@@ -71,7 +71,7 @@ def texts(document: Mapping[str, object], field: str, path: str = "") -> tuple[s
 
 def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A list of lists of whole numbers as row pointers and their flat content."""
-    values, label = listed(document, field, path), place(path, field)
+    values, label = list_field(document, field, path), place(path, field)
     if not set(map(type, values)) <= {list}:
         bad = next(k for k, x in enumerate(values) if type(x) is not list)
         raise FormatError(f"{label}[{bad}] is {_short(values[bad])}; it must be a list of whole numbers")
@@ -86,7 +86,7 @@ def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[ND
 
 def text_rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
     """A list of lists of texts."""
-    values, label = listed(document, field, path), place(path, field)
+    values, label = list_field(document, field, path), place(path, field)
     if not all(isinstance(x, list) for x in values):
         bad = next(k for k, x in enumerate(values) if not isinstance(x, list))
         raise FormatError(f"{label}[{bad}] is {_short(values[bad])}; it must be a list of texts")

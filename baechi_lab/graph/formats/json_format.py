@@ -79,7 +79,7 @@ def check_schema(document: object) -> None:
 
     subschema = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
     errors = sorted(
-        Draft202012Validator(subschema).iter_errors(_cut(document)), key=lambda e: (len(e.path), str(e.path))
+        Draft202012Validator(subschema).iter_errors(_sample_lists(document)), key=lambda e: (len(e.path), str(e.path))
     )
     if errors:
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in errors[0].absolute_path).lstrip(".")
@@ -89,11 +89,11 @@ def check_schema(document: object) -> None:
         )
 
 
-def _cut(value: object) -> Any:
+def _sample_lists(value: object) -> Any:
     if isinstance(value, list):
-        return [_cut(x) for x in value[:_SAMPLE]]
+        return [_sample_lists(x) for x in value[:_SAMPLE]]
     if isinstance(value, dict):
-        return {k: _cut(v) for k, v in value.items()}
+        return {k: _sample_lists(v) for k, v in value.items()}
     return value
 
 

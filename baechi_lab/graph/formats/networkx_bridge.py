@@ -121,13 +121,15 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
     attributes = [graph.nodes[node] for node in nodes]
     names = [str(a.get("name", node)) for node, a in zip(nodes, attributes, strict=True)]
     groups = {x: k for k, x in enumerate(texts("colocation_groups", graph.graph.get("colocation_groups", ())))}
-    sets = {_allowed(x): k for k, x in enumerate(_listed("allowed_sets", graph.graph.get("allowed_sets", ())))}
+    sets = {
+        _allowed_kinds(x): k for k, x in enumerate(_check_list("allowed_sets", graph.graph.get("allowed_sets", ())))
+    }
     columns: dict[str, Any] = {
         "duration_us": [_duration(a, f"node {x!r}") for x, a in zip(names, attributes, strict=True)],
         "duration_by_kind": _by_kind(names, attributes),
         "op_types": tuple(str(a.get("op_type", "op")) for a in attributes),
         "colocation": [_code(a.get("colocation_group"), groups, str) for a in attributes],
-        "allowed": [_code(a.get("allowed"), sets, _allowed) for a in attributes],
+        "allowed": [_code(a.get("allowed"), sets, _allowed_kinds) for a in attributes],
         "forward_of": _forward_of(names, attributes, nodes),
     }
     if any("output_shapes" in a for a in attributes):
@@ -168,7 +170,7 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
         ]
         attributes = graph.nodes[node]
         outputs = _outputs(
-            edges, attributes.get("unread", {}), _listed("outputs", attributes.get("outputs", ())), names[op]
+            edges, attributes.get("unread", {}), _check_list("outputs", attributes.get("outputs", ())), names[op]
         )
         first = len(labels)
         slot = {key: first + k for k, key in enumerate(outputs)}
@@ -272,11 +274,11 @@ def _code(value: object, table: dict[Any, int], convert: Any) -> int:
     return table.setdefault(convert(value), len(table))
 
 
-def _allowed(value: Any) -> tuple[str, ...]:
+def _allowed_kinds(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else texts("allowed", value)
 
 
-def _listed(field: str, value: object) -> Sequence[object]:
+def _check_list(field: str, value: object) -> Sequence[object]:
     if not isinstance(value, (list, tuple)):
         raise InvalidInput(f"{field} is {value!r:.60}; it must be a list")
     return value

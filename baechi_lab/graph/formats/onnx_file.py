@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...errors import FormatError, MissingPackage
-from .reading import PathLike, absolute, name_of, read
+from .reading import PathLike, absolute, name_of, read_bytes
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,7 +41,7 @@ def load_model(path: PathLike) -> ModelProto:
     onnx = onnx_package()
     from google.protobuf.message import DecodeError
 
-    data = read(path)
+    data = read_bytes(path)
     try:
         model = onnx.ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
@@ -98,7 +98,7 @@ def _names(graph: GraphProto) -> Iterator[str | bytes]:
         yield value.name
 
 
-def inlined(model: ModelProto) -> ModelProto:
+def inline_functions(model: ModelProto) -> ModelProto:
     """The model with its local functions put in the place of their calls."""
     return onnx_package().inliner.inline_local_functions(model) if model.functions else model
 

@@ -23,7 +23,7 @@ MOST_FILE_BYTES = 1 << 29
 """A file may hold, and unpack to, half a gibibyte: graphs of a million ops are below a third of that."""
 
 
-def read(path: PathLike) -> bytes:
+def read_bytes(path: PathLike) -> bytes:
     """The bytes of a file, unpacked where it is gzip. Raises `FormatError`."""
     name = name_of(path)
     try:

@@ -37,7 +37,7 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
     >>> graph_from_stg("1\\n0 0 0\\n1 7 1 0\\n2 0 1 1\\n", "tiny").duration_us.tolist()
     [0.0, 7.0, 0.0]
     """
-    lines = _numbered(text)
+    lines = _numbered_lines(text)
     first = next(lines, None)
     if first is None:
         raise FormatError("the file is empty; its first line must hold the number of tasks")
@@ -106,7 +106,7 @@ def _check_task_count(tasks: list[_Task], first: _Line) -> None:
         )
 
 
-def _numbered(text: str) -> Iterator[_Line]:
+def _numbered_lines(text: str) -> Iterator[_Line]:
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split("#", 1)[0].split()
         if words:

@@ -12,14 +12,14 @@ from ..opgraph import OpGraph
 from .json_format import from_document, to_document
 
 
-def encoded(graph: OpGraph) -> bytes:
+def encode_graph(graph: OpGraph) -> bytes:
     """Returns a graph as compressed JSON."""
     return gzip.compress(json.dumps(to_document(graph), separators=(",", ":")).encode(), compresslevel=5, mtime=0)
 
 
 @lru_cache(maxsize=4)
-def decoded(data: bytes) -> OpGraph:
-    """Returns the graph of `encoded`, cached for further calls. Raises `FormatError` for damaged bytes."""
+def decode_graph(data: bytes) -> OpGraph:
+    """Returns the graph of `encode_graph`, cached for further calls. Raises `FormatError` for damaged bytes."""
     try:
         graph = from_document(json.loads(gzip.decompress(data)))
     except (OSError, EOFError, ValueError, zlib.error) as error:

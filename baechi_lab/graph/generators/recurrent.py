@@ -126,7 +126,7 @@ def unrolled_rnn(
     (97, True)
     """
     sizes = {"layers": layers, "batch": batch, "hidden": hidden, "vocabulary": vocabulary}
-    return _unrolled(_language_model, "rnn", steps, ops, training, {**sizes, "jitter": jitter, "seed": seed})
+    return _unrolled_graph(_language_model, "rnn", steps, ops, training, {**sizes, "jitter": jitter, "seed": seed})
 
 
 def gnmt(
@@ -150,10 +150,10 @@ def gnmt(
     'gnmt-2x3'
     """
     sizes = {"layers": layers, "batch": batch, "hidden": hidden, "vocabulary": vocabulary}
-    return _unrolled(_translator, "gnmt", length, ops, training, {**sizes, "jitter": jitter, "seed": seed})
+    return _unrolled_graph(_translator, "gnmt", length, ops, training, {**sizes, "jitter": jitter, "seed": seed})
 
 
-def _unrolled(
+def _unrolled_graph(
     build: Callable[[int, int, _Shape], _Net],
     name: str,
     steps: int,

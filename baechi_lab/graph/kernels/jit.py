@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...importing import in_existing_folder, uncollected
+from ...importing import in_existing_folder, without_garbage_collection
 from .interpreted import run_interpreted
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _compiled_by_one(kernel: Any) -> Any:
             _compiler_lock,
             holding_lock(Path(index._index_path).with_suffix(".lock")),
             in_existing_folder(),
-            uncollected(),
+            without_garbage_collection(),
             same_warning_filters(),
         ):
             return compile_it(signature)

@@ -53,7 +53,7 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
         if candidate_bytes <= max(best, threshold_bytes):
             break
         # Bytes that all devices together hold while `op` runs: O(ops + edges).
-        before, after = _reached(*graph.predecessors, op), _reached(*graph.successors, op)
+        before, after = _reachable(*graph.predecessors, op), _reachable(*graph.successors, op)
         before[op] = False
         read = np.zeros(graph.tensor_count, dtype=np.bool_)
         read[graph.edge_tensor[after[graph.consumers]]] = True
@@ -69,7 +69,7 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     return best, at
 
 
-def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:
+def _reachable(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:
     """Returns bool[n]: the op and all ops reachable from it."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order

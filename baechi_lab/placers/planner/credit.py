@@ -48,11 +48,11 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
     return grouping, placement
 
 
-def standardised(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+def standardise(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
     """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer.
 
     >>> reward, counts = np.array([[-1.0, -5.0]]), np.ones((1, 2), dtype=bool)
-    >>> [part.tolist() for part in standardised(moving_average(reward, counts, -3.0), reward, counts)]
+    >>> [part.tolist() for part in standardise(moving_average(reward, counts, -3.0), reward, counts)]
     [[0.0], [[1.0, -1.0]]]
     """
     rewards = reward[counts]

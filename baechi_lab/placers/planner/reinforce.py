@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from .adam import Adam
-from .credit import Credit, leave_one_out, moving_average, standardised
+from .credit import Credit, leave_one_out, moving_average, standardise
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
@@ -203,4 +203,4 @@ class Trainer:
             leave_one_out(reward, counts) if p.baseline == "others" else moving_average(reward, counts, self.baseline)
         )
         self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
-        return standardised(credit, reward, counts) if p.standardise else credit
+        return standardise(credit, reward, counts) if p.standardise else credit

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
 from ...frameworks import framework_part
 from ...graph import Cluster, OpGraph, Placement, Step
-from ...graph.formats.wire import decoded, encoded
+from ...graph.formats.wire import decode_graph, encode_graph
 from ...graph.kernels.csr import Integers
 from ..evaluation.batch import Batch
 
@@ -89,7 +89,7 @@ class Job:
 
     def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: object):
         self.make, self.arguments, self.key = make, arguments, uuid.uuid4().hex
-        self.graph = encoded(graph)
+        self.graph = encode_graph(graph)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.key == other.key
@@ -100,7 +100,7 @@ class Job:
 
 @lru_cache(maxsize=4)
 def _ready_for(job: Job) -> Reward:
-    return job.make(decoded(job.graph), *job.arguments)
+    return job.make(decode_graph(job.graph), *job.arguments)
 
 
 def answer(job: Job, rows: NDArray[np.int32]) -> NDArray[np.float64]:

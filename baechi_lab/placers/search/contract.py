@@ -34,7 +34,7 @@ def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SE
     return min(parameters.short_transfer * mean, parameters.short_work * float(graph.duration_us.sum()))
 
 
-def contracted(
+def contract_short_ops(
     graph: OpGraph, cluster: Cluster, short: float, parameters: SearchParameters = SEARCH
 ) -> tuple[OpGraph, Ints]:
     """Merges ops of at most `short` microseconds into a neighbour; returns the graph, and for each op the one that holds it.
@@ -71,7 +71,7 @@ def contracted(
         chained = (readers[a] == 1) & (producers[b] == 1)
         fits = (work[merged] <= short) | (chained & (work[a] + work[b] <= work_limit))
         alike = ((group[merged] < 0) | (group[merged] == group[stays])) & (allowed[merged] == allowed[stays])
-        component = _joined(a, b, alone & cheaper & fits & alike, work, group, work_limit)
+        component = _join_parts(a, b, alone & cheaper & fits & alike, work, group, work_limit)
         quiet = 0 if np.any(component != np.arange(n)) else quiet + 1
         if quiet == 2:
             break
@@ -82,7 +82,7 @@ def contracted(
     return contract(graph, label), number_groups(graph, label)
 
 
-def _joined(
+def _join_parts(
     source: Ints, target: Ints, selected: NDArray[np.bool_], work: NDArray[np.float64], group: Ints, work_limit: float
 ) -> Ints:
     """Returns int64[n]: an op of each op's part; no part has two colocation groups or more than `work_limit`."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
-from ...graph.formats.wire import decoded, encoded
+from ...graph.formats.wire import decode_graph, encode_graph
 from ...workers.executors import Calls, open_calls
 from .budget import Budget, SearchReport
 from .parameters import SEARCH
@@ -35,7 +35,7 @@ def search_on_islands(
     history: list[tuple[float, int, float]] = []
     first: SearchReport | None = None
     with open_calls(rule.executor, rule.islands) as calls:
-        shared = calls.share(encoded(graph))
+        shared = calls.share(encode_graph(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
             island_rules = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
@@ -95,7 +95,7 @@ def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cl
 
 def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
     """Runs one search on the executor; `graph` is its compressed JSON."""
-    return rule.assign(decoded(graph), cluster)
+    return rule.assign(decode_graph(graph), cluster)
 
 
 def _cost(placement: Placement) -> float:

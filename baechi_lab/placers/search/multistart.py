@@ -62,17 +62,21 @@ class MultiStart:
         """Spend the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        starts, spent_before, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self.search_count()
+        starts, spent_before, searches = (
+            sorted(candidates, key=lambda c: c.key),
+            self._spent_share(),
+            self.search_count(),
+        )
         share_left = (1.0 - spent_before) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
         bests = []
         for k in range(searches):
-            if k and self._spent() >= 1.0:
+            if k and self._spent_share() >= 1.0:
                 break
-            until, spent, used = spent_before + share_left * (k + 1) / searches, self._spent(), self.used
+            until, spent, used = spent_before + share_left * (k + 1) / searches, self._spent_share(), self.used
             self.partners.clear()  # results of an earlier search would lead this one to the same result
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
-            new_candidates = self._tried(until)
-            price = (self._spent() - spent) / max(self.used - used, 1)
+            new_candidates = self._run_trials(until)
+            price = (self._spent_share() - spent) / max(self.used - used, 1)
             self._rounds(new_candidates, until, price)
             bests.append(self.leader.best)
             self.best_known = self.best
@@ -84,20 +88,20 @@ class MultiStart:
         """Returns the number of searches into which the budget is divided."""
         if self.small:
             return 1
-        share_left, each, p = 1.0 - self._spent(), [], self.parameters
+        share_left, each, p = 1.0 - self._spent_share(), [], self.parameters
         if self.budget.seconds is not None:
             each.append(share_left * self.budget.seconds / p.search_seconds)
         if self.budget.evaluations is not None:
             each.append(share_left * self.budget.evaluations * self.instance.graph.n / len(self.chains) / p.search_ops)
         return min(max(int(min(each)), 1), p.searches)
 
-    def _spent(self) -> float:
+    def _spent_share(self) -> float:
         return self.budget.spent(self.before + self.used)
 
-    def _tried(self, until: float) -> list[Candidate]:
+    def _run_trials(self, until: float) -> list[Candidate]:
         """Run the trials of a search that may spend the budget `until` this share; returns their results, best first."""
         trials, measured = self.trials, []
-        share = trials.share * (until - self._spent())
+        share = trials.share * (until - self._spent_share())
         for k in range(0, trials.count, len(self.chains)):
             chains = self.chains[: trials.count - k]
             batch = [trials.next() for _ in chains]
@@ -124,11 +128,11 @@ class MultiStart:
 
         With `is_late` all cycles have the low temperatures of late rounds.
         """
-        p, rounds = self.parameters, self.affordable_rounds(until - self._spent(), price)
+        p, rounds = self.parameters, self.affordable_rounds(until - self._spent_share(), price)
         for k, chain in enumerate(self.chains):
             chain.start_from(candidates[min(k, len(candidates) - 1)])
         for number in range(rounds):
-            share_left = until - self._spent()
+            share_left = until - self._spent_share()
             if share_left <= 0.0:
                 break
             for chain in self.chains:

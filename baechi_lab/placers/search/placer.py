@@ -51,7 +51,7 @@ from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
 from .stages import search_stages
-from .starts import Starts, choose, contracted_graph, restricted
+from .starts import Starts, choose, contracted_graph, restrict_to_merged
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
 PIPELINES = ("throughput", "step")
@@ -294,7 +294,7 @@ class _Run:
             candidates = self.starts.from_rules(self._rules_took_long, hurried)
         else:
             first = self.starts.from_placement(self.start_placement)
-            measured_starts = self.starts.measured(first.name, first.device)
+            measured_starts = self.starts.measure_orders(first.name, first.device)
             candidates = [first, *sorted(measured_starts, key=lambda c: c.key)]
         self.chains.chains[0].start_from(candidates[0])
         self.start_name, self.start_cost = candidates[0].name, self.chains.leader.cost
@@ -361,9 +361,9 @@ class _Run:
         starts = Starts(instance, self.params.schedulers, self.params.seed)
         coarse_starts: list[Candidate] = []
         for candidate in choose(candidates, p.contracted_starts, p.fifo_share):
-            device, rank = restricted(member, candidate, self.cluster, self.instance.work)
+            device, rank = restrict_to_merged(member, candidate, self.cluster, self.instance.work)
             if instance.allowed[np.arange(coarse.n), device].all():
-                coarse_starts += starts.measured(candidate.name, device, rank)
+                coarse_starts += starts.measure_orders(candidate.name, device, rank)
         if not coarse_starts:
             return []
         coarse_budget = self.budget.portion(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
@@ -378,7 +378,7 @@ class _Run:
         projected: list[Candidate] = []
         for best in chains.results:
             rank = None if best.rank is None else best.rank[member]
-            projected += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
+            projected += self.starts.measure_orders(f"{best.name} (contracted)", best.device[member], rank)
         return sorted(projected, key=lambda c: c.key)
 
 

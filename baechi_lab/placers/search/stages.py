@@ -70,9 +70,9 @@ def search_stages(
         for unit_device in every_assignment(units.allowed, MOST_ASSIGNMENTS):
             if budget.spent(used) >= 1.0:
                 break
-            assignment = _led(unit_device, {})
+            assignment = _candidate_of_leaders(unit_device, {})
             used += 1
-            cost_of[assignment.key] = _measured(graph, cluster, objective, assignment, units)
+            cost_of[assignment.key] = _measure(graph, cluster, objective, assignment, units)
             if cost_of[assignment.key] < us * (1 - 1e-12):
                 best, us = assignment.placement(units), cost_of[assignment.key]
             tell(us, used)
@@ -80,7 +80,9 @@ def search_stages(
         unit_device = np.zeros(units.n, dtype=np.int64)
         unit_device[units.unit] = best.device
         groups = {group[0]: group for group in best.replicas}
-        candidate = _led(unit_device, groups) if np.array_equal(unit_device[units.unit], best.device) else None
+        candidate = (
+            _candidate_of_leaders(unit_device, groups) if np.array_equal(unit_device[units.unit], best.device) else None
+        )
         if candidate is None or (used > 1 and not objective.replicas):
             return best, us, used
         moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
@@ -91,7 +93,7 @@ def search_stages(
             if neighbour is None:
                 continue
             if neighbour.key not in cost_of:
-                cost_of[neighbour.key] = _measured(graph, cluster, objective, neighbour, units)
+                cost_of[neighbour.key] = _measure(graph, cluster, objective, neighbour, units)
             neighbour_us = cost_of[neighbour.key]
             if neighbour_us <= acceptance_threshold(current_us, us * hot * (cold / hot) ** progress, rng):
                 candidate, current_us = neighbour, neighbour_us
@@ -103,7 +105,7 @@ def search_stages(
     return best, us, used
 
 
-def _led(unit_device: NDArray[np.int64], groups: Groups) -> Candidate:
+def _candidate_of_leaders(unit_device: NDArray[np.int64], groups: Groups) -> Candidate:
     """Returns the groups of the leading devices; a leader without a group is alone."""
     return Candidate(unit_device, {d: groups.get(d, (d,)) for d in np.unique(unit_device).tolist()})
 
@@ -114,7 +116,7 @@ def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
     )
 
 
-def _measured(
+def _measure(
     graph: OpGraph, cluster: Cluster, objective: Objective, candidate: Candidate, units: PipelineUnits
 ) -> float:
     """Returns the period or step in microseconds; infinite if the candidate is infeasible."""
@@ -148,18 +150,20 @@ class Moves:
             unit_device = candidate.unit_device.copy()
             a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
             unit_device[candidate.unit_device == a], unit_device[candidate.unit_device == b] = b, a
-            return None if np.array_equal(unit_device, candidate.unit_device) else _led(unit_device, {})
+            return (
+                None if np.array_equal(unit_device, candidate.unit_device) else _candidate_of_leaders(unit_device, {})
+            )
         return self._shift(candidate)
 
     def _shift(self, candidate: Candidate) -> Candidate | None:
-        unit_device = self.shifted(candidate.unit_device, self._idle(candidate))
-        return None if unit_device is None else _led(unit_device, candidate.groups)
+        unit_device = self.shift_unit(candidate.unit_device, self._idle(candidate))
+        return None if unit_device is None else _candidate_of_leaders(unit_device, candidate.groups)
 
     def _idle(self, candidate: Candidate) -> list[int]:
         used = {d for group in candidate.groups.values() for d in group}
         return [d for d in range(self.devices) if d not in used]
 
-    def shifted(self, unit_device: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
+    def shift_unit(self, unit_device: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
         """Shift a unit to the previous or next stage, or to a device of `free`, with the units that must move with it."""
         line = self.line(unit_device)
         neighbour = unit_device.copy()
@@ -209,7 +213,16 @@ class SharedMoves(Moves):
 
     def any(self, candidate: Candidate) -> Candidate | None:
         """Draws another allowed candidate; None if it is the same."""
-        moves = (self._shift, self._shift, self._exchange, self._widen, self._widen, self._cut, self._join, self._spare)
+        moves = (
+            self._shift,
+            self._shift,
+            self._exchange,
+            self._widen,
+            self._widen,
+            self._cut_stage,
+            self._join,
+            self._spare,
+        )
         neighbour = moves[int(self.rng.integers(len(moves)))](candidate)
         return neighbour if neighbour is not None and _is_allowed(neighbour, self.units) else None
 
@@ -231,7 +244,7 @@ class SharedMoves(Moves):
         groups = {d: tuple(x for x in group if x != added_device) for d, group in candidate.groups.items()}
         return self._of(candidate, {**groups, leader: (*groups[leader], added_device)})
 
-    def _cut(self, candidate: Candidate) -> Candidate | None:
+    def _cut_stage(self, candidate: Candidate) -> Candidate | None:
         """Cut a stage: its first units keep some of its devices, the other units get the others."""
         wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:

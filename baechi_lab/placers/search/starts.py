@@ -17,7 +17,7 @@ from ..evaluation.work import make_work
 from ..memory.packing import packing_proof, raise_if_impossible
 from ..memory.repair import repair
 from ..metis import metis_partitions
-from .contract import contracted, short_us
+from .contract import contract_short_ops, short_us
 from .instance import Instance
 from .parameters import SEARCH, SearchParameters
 
@@ -46,7 +46,7 @@ class Starts:
             if planned is not None:
                 yield "planned", planned
 
-    def measured(
+    def measure_orders(
         self, name: str, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None, cutoff: float = np.inf
     ) -> list[Candidate]:
         """Simulates `device` under all orders; returns the candidates within `cutoff` microseconds and memory."""
@@ -69,26 +69,26 @@ class Starts:
         devices_seen: set[bytes] = set()
         # Fast placers on the optimized and the given graph; METIS and cuts also on fewer devices.
         forms = forms_of(self.graph, self.cluster, optimized=not hurried).items()
-        generators = (self._placed, self._cut_up) if hurried else (self._cut_up, self._placed)
+        generators = (self._placed_rules, self._cut_up) if hurried else (self._cut_up, self._placed_rules)
         rules = (rule for form, graph in forms for generator in generators for rule in generator(form, graph))
         for name, device, planned in rules:
             key = device.tobytes()
             if planned is None and key in devices_seen:
                 continue
             devices_seen.add(key)
-            candidates += self.measured(name, device, planned, self.instance.parameters.kept_start * best)
+            candidates += self.measure_orders(name, device, planned, self.instance.parameters.kept_start * best)
             best = min([best, *(c.makespan_us for c in candidates[-4:])])
             if enough() and candidates:
                 break
         candidates.sort(key=lambda c: c.key)
-        return candidates or [self.repaired(None)]
+        return candidates or [self.repaired_start(None)]
 
     def _cut_up(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name, device in self._cuts(graph):
             device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
             yield f"{name} on the {parts_of(form)}", device, None
 
-    def _placed(self, form: str, graph: OpGraph) -> Iterator[Rule]:
+    def _placed_rules(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name in fast_placers(graph):
             try:
                 placed = propose(name, graph, self.graph, self.cluster)
@@ -112,9 +112,9 @@ class Starts:
         group_device[self.instance.group] = start_placement.device
         together = np.array_equal(group_device[self.instance.group], start_placement.device)
         lawful = together and self.instance.allowed[np.arange(self.graph.n), start_placement.device].all()
-        return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired(start_placement)
+        return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired_start(start_placement)
 
-    def repaired(self, placement: Placement | None) -> Candidate:
+    def repaired_start(self, placement: Placement | None) -> Candidate:
         """Returns the repaired `placement`; raises `InfeasiblePlacement`, which names it, if no repair fits."""
         repair_result = repair(self.graph, self.cluster, placement, seed=self.seed)
         if repair_result is None:
@@ -148,11 +148,11 @@ def contracted_graph(
     """Contracts a large `graph`, so that simulations are much faster; returns it, and for each op the one that holds it."""
     if graph.n < parameters.contract_from_ops:
         return None
-    coarse, member = contracted(graph, cluster, short_us(graph, cluster, parameters), parameters)
+    coarse, member = contract_short_ops(graph, cluster, short_us(graph, cluster, parameters), parameters)
     return (coarse, member) if coarse.n <= parameters.contracted_share * graph.n else None
 
 
-def restricted(
+def restrict_to_merged(
     member: NDArray[np.int64], candidate: Candidate, cluster: Cluster, work: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
     """Returns device and rank per merged op: the device of most `work` of its members, and the rank of the first of them."""

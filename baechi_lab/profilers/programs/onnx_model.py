@@ -15,7 +15,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FormatError, InvalidInput
-from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx_package, op_names, opset_version
+from ...graph.formats.onnx_file import (
+    check_versions,
+    inline_functions,
+    load_model,
+    onnx_package,
+    op_names,
+    opset_version,
+)
 from ...graph.formats.reading import stem, with_file_name
 from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
@@ -224,7 +231,7 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
     for domain in sorted({n.domain for n in sized_model.graph.node} - imported_domains):  # a custom domain
         sized_model.opset_import.add(domain=domain, version=1)
     try:
-        return _infer_open_shapes(onnx.shape_inference.infer_shapes(inlined(sized_model), data_prop=True))
+        return _infer_open_shapes(onnx.shape_inference.infer_shapes(inline_functions(sized_model), data_prop=True))
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
 

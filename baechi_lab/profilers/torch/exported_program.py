@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...graph.formats.reading import read, stem, with_file_name
+from ...graph.formats.reading import read_bytes, stem, with_file_name
 from ...torch_runtime.tree import map_tensors, tensors
 from ..precision import Precision
 from ..programs.records import Program, check_sizes
@@ -44,7 +44,7 @@ def program_of(
         outputs = [reader.name_of(node) for end in output_nodes for node in end.all_input_nodes]
         check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
         return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
-    document = with_file_name(source, lambda: read_document(read(source)))
+    document = with_file_name(source, lambda: read_document(read_bytes(source)))
     return with_file_name(source, lambda: read_program(document, stem(source), open_sizes))
 
 

@@ -72,7 +72,7 @@ def arrange(
         column = np.unique(column, return_inverse=True)[1].reshape(-1)
     else:
         column, band = _bands(boxes, longest_path(boxes.order, source, target), aspect)
-    return _Frame(boxes, column, band, mirrored).arranged(source, target, weight)
+    return _Frame(boxes, column, band, mirrored).arrangement(source, target, weight)
 
 
 def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
@@ -109,7 +109,7 @@ class _Frame:
         self.through: dict[int, list[Point]] = {}
         self.band_ends: list[tuple[float, float]] = []
 
-    def arranged(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
+    def arrangement(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
             in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band

@@ -73,7 +73,7 @@ class _Levels:
         edges = self.item_of[pairs]
         if len(box.items) > limit:
             cut = self._mirror(box, key, edges) if mirrored and key in self.cuts else None
-            part_of_item, labels = cut if cut is not None else self._cut(box, edges, limit)
+            part_of_item, labels = cut if cut is not None else self._cut_box(box, edges, limit)
             if not mirrored:
                 position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
                 position_of_op[box.ops] = part_of_item[self.item_of[box.ops]]
@@ -111,7 +111,7 @@ class _Levels:
         box.items = [box.items[k] for k in order.tolist()]
         del box.ops
 
-    def _cut(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
+    def _cut_box(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
         kinds: dict[tuple[object, ...], int] = {}
         candidates = []
         for item in box.items:

@@ -60,7 +60,7 @@ def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats
         source, target, weight: per edge; heavier edges are made straighter.
     """
     graph = _with_points(layer, height, source, target, weight, order)
-    best_order = _ordered(graph)
+    best_order = _order_layers(graph)
     y = _heights(graph, best_order)
     y -= float((y - graph.height / 2).min(initial=np.inf)) if len(y) else 0.0
     through = tuple(tuple((int(graph.layer[p]), float(y[p])) for p in chain) for chain in graph.chains)
@@ -115,15 +115,15 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
     )
 
 
-def _ordered(graph: _Pointed) -> list[Ints]:
+def _order_layers(graph: _Pointed) -> list[Ints]:
     """Returns the boxes and points of each layer from top to bottom, after the sweep with fewest crossings."""
     rank = _ranks(graph.layer, graph.order)
     best, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
     for sweep in range(ORDERINGS):
         near, far = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
         degree: NDArray[np.int64] = np.bincount(near, minlength=len(rank))
-        mean = np.bincount(near, _centred(graph.layer, rank)[far], minlength=len(rank)) / np.maximum(degree, 1)
-        rank = _ranks(graph.layer, np.where(degree > 0, mean, _centred(graph.layer, rank)))
+        mean = np.bincount(near, _centre_ranks(graph.layer, rank)[far], minlength=len(rank)) / np.maximum(degree, 1)
+        rank = _ranks(graph.layer, np.where(degree > 0, mean, _centre_ranks(graph.layer, rank)))
         count = crossings(graph.layer, rank, graph.left, graph.right)
         if count < fewest:
             best, fewest = rank, count
@@ -139,7 +139,7 @@ def _ranks(layer: Ints, value: Floats) -> Floats:
     return rank
 
 
-def _centred(layer: Ints, rank: Floats) -> Floats:
+def _centre_ranks(layer: Ints, rank: Floats) -> Floats:
     """Returns ranks relative to the middle of their layer, so that layers of different size can be compared."""
     return rank - (np.bincount(layer)[layer] - 1) / 2.0
 
@@ -162,7 +162,7 @@ def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
     """Returns the middle of every box and point, after sweeps that move each layer towards its neighbours in its order."""
     y = np.zeros(len(graph.layer))
     for column in layers:
-        y[column] = _packed(np.zeros(len(column)), np.ones(len(column)), _least_distances(graph.height[column]))
+        y[column] = _pack(np.zeros(len(column)), np.ones(len(column)), _least_distances(graph.height[column]))
     n = len(y)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
@@ -174,7 +174,7 @@ def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
                     pull += np.bincount(near, graph.weight * y[far], minlength=n)
                     total += np.bincount(near, graph.weight, minlength=n)
             wish = np.where(total > 0, pull / np.maximum(total, 1e-300), y)[column]
-            y[column] = _packed(wish, np.maximum(total[column], 1e-3), _least_distances(graph.height[column]))
+            y[column] = _pack(wish, np.maximum(total[column], 1e-3), _least_distances(graph.height[column]))
     return y
 
 
@@ -185,7 +185,7 @@ def _least_distances(height: Floats) -> Floats:
     return (height[:-1] + height[1:]) / 2 + gap
 
 
-def _packed(wish: Floats, weight: Floats, distances: Floats) -> Floats:
+def _pack(wish: Floats, weight: Floats, distances: Floats) -> Floats:
     """Returns the values nearest to `wish` (least squares) that grow by at least `distances`: isotonic regression, O(n).
 
     >>> _packed(np.array([0.0, 0.0]), np.ones(2), np.array([4.0])).tolist()

@@ -193,7 +193,7 @@ class _Builder:
             if child in self.opened:
                 self._sizes(child, inside)
         sizes = np.array([self._size(c) for c in children.tolist()]).reshape(-1, 2)
-        closed_sizes = np.array([self._closed(c) for c in children.tolist()]).reshape(-1, 2)
+        closed_sizes = np.array([self._closed_size(c) for c in children.tolist()]).reshape(-1, 2)
         low, high = self.tree.low[children], self.tree.high[children]
         order = (self.position[high] - self.position[low]) / (self.timed[high] - self.timed[low])
         is_backward, twin = self.tree.backward[children], self.tree.twin[children]
@@ -221,12 +221,12 @@ class _Builder:
 
     def _size(self, node: int) -> tuple[float, float]:
         if node not in self.opened:
-            return self._closed(node)
+            return self._closed_size(node)
         inner_frame = self.inside[node]
         title = text_width(label(self.tree, node), LABEL) + 20
         return max(inner_frame.width, title) + 2 * MARGIN, inner_frame.height + TITLE + 2 * MARGIN
 
-    def _closed(self, node: int) -> tuple[float, float]:
+    def _closed_size(self, node: int) -> tuple[float, float]:
         name = text_width(label(self.tree, node), LABEL)
         if self.tree.kind[node] == OP:
             return max(name + 14, 34.0), 24.0

@@ -18,7 +18,7 @@ BAR = 5.0  # height in pixels of the bar of devices in a box
 HEAD = 7.0  # length in pixels of an arrow's head
 
 
-def drawn(
+def draw_scene(
     scene: Scene,
     colors: Sequence[str] = (),
     share: NDArray[np.float64] | None = None,

@@ -149,7 +149,7 @@ def build_tree(graph: OpGraph) -> Tree:
     ahead, backward_box = (scope.box(graph, mark) for scope in (forward, backward))
     has_both = bool(ahead.items and backward_box.items)
     with_levels(graph, ahead, backward_box, MOST_CHILDREN, MOST_CHILDREN // 2 if has_both else MOST_CHILDREN)
-    return _numbered(graph, ahead, backward_box)
+    return _number_boxes(graph, ahead, backward_box)
 
 
 class _Scope:
@@ -198,7 +198,7 @@ LONGEST_LABEL = 28
 """Length of a dotted name from which its outer parts are left out."""
 
 
-def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
+def _number_boxes(graph: OpGraph, forward: Box, backward: Box) -> Tree:
     """Returns the boxes in depth-first order as columns; the two outermost boxes become one root."""
     rows: list[tuple[Box, int, bool]] = [(Box("", "", SCOPE, []), -1, False)]
     low, high = [0], [graph.n]

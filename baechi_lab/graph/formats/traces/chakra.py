@@ -24,7 +24,7 @@ from typing import Any
 
 from ....errors import CycleError, DuplicateNameError, FormatError, UnknownOpError
 from ...kernels.csr import topological_order
-from .protobuf import delimited, messages, parsed
+from .protobuf import delimited_messages, messages, parse_message
 from .recording import MOST_BYTES, Event, Recording, recording
 
 SCHEMA = """
@@ -86,14 +86,14 @@ def nodes_of(data: bytes) -> list[Node]:
     """
     message_types = messages(SCHEMA)
     nodes: list[Node] = []
-    for k, message in enumerate(delimited(data)):
+    for k, message in enumerate(delimited_messages(data)):
         if k == 0:
-            version = parsed(message_types["GlobalMetadata"], message, "a Chakra trace").version
+            version = parse_message(message_types["GlobalMetadata"], message, "a Chakra trace").version
             if not version.isprintable() or len(version) > 80:
                 raise FormatError("not a Chakra trace: it does not begin with a GlobalMetadata message")
             _check_version(version)
             continue
-        read = parsed(message_types["Node"], message, f"node {k} of a Chakra trace")
+        read = parse_message(message_types["Node"], message, f"node {k} of a Chakra trace")
         attributes = {a.name: getattr(a, kind) for a in read.attr if (kind := a.WhichOneof("value"))}
         nodes.append(
             Node(
@@ -332,12 +332,12 @@ def _of_json(fields: object, k: int) -> Node:
         return _as_integer(_first(fields, keys, 0), f"node {k}: {keys[0]}")
 
     def integers(*keys: str) -> list[int]:
-        return [_as_integer(x, f"node {k}: {keys[0]}") for x in _listed(_first(fields, keys, []), k, keys[0])]
+        return [_as_integer(x, f"node {k}: {keys[0]}") for x in _list_of(_first(fields, keys, []), k, keys[0])]
 
     outputs = fields.get("outputs", {})
     values = outputs.get("values", "") if isinstance(outputs, dict) else ""
     attributes = {}
-    for entry in _listed(_first(fields, ("attr", "attrs"), []), k, "attr"):
+    for entry in _list_of(_first(fields, ("attr", "attrs"), []), k, "attr"):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             value = next((v for key, v in entry.items() if key.endswith(("Val", "_val")) or key == "value"), None)
             number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20
@@ -359,7 +359,7 @@ def _first(fields: Mapping[str, object], keys: Sequence[str], default: object) -
     return next((fields[key] for key in keys if key in fields), default)
 
 
-def _listed(value: object, k: int, key: str) -> list[object]:
+def _list_of(value: object, k: int, key: str) -> list[object]:
     if not isinstance(value, list):
         raise FormatError(f"node {k}: {key} is {value!r:.60}; it must be a list")
     return value

@@ -74,7 +74,7 @@ def accesses(document: Any) -> dict[int, Access]:
         if isinstance(number, int):
             schema = fields.get("op_schema")
             inputs = _values(node, "inputs")
-            changed_arguments = _changed(schema if isinstance(schema, str) else "")
+            changed_arguments = _changed_arguments(schema if isinstance(schema, str) else "")
             reads = dict(s for value in inputs for s in _storages(value))
             changes = dict(s for k, value in enumerate(inputs) if k in changed_arguments for s in _storages(value))
             output_storages = dict(s for value in _values(node, "outputs") for s in _storages(value))
@@ -102,7 +102,7 @@ def _storages(value: object) -> Iterator[tuple[int, int]]:
             yield from _storages(element)
 
 
-def _changed(schema: str) -> set[int]:
+def _changed_arguments(schema: str) -> set[int]:
     """Returns the positions of the arguments that a schema marks as changed.
 
     >>> _changed("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
@@ -177,14 +177,14 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
     for thread_nodes in threads.values():
         best: list[tuple[Row, Access]] = []
         for theirs in nodes.values():
-            for pairs in _aligned(thread_nodes, theirs):
+            for pairs in _aligned_pairs(thread_nodes, theirs):
                 if sum(id(row) in needed_ids for row, _ in pairs) >= sum(id(row) in needed_ids for row, _ in best):
                     best = pairs
         access_of_row |= {id(row): access for row, access in best}
     return access_of_row
 
 
-def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
+def _aligned_pairs(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
     """Yields the pairs of every position at which the names of the shorter list match the longer one."""
     shorter, shift = sorted((len(rows), len(nodes)))
     if shorter < _FEWEST_IN_ORDER and len(rows) != len(nodes):

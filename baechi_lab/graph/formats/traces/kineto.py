@@ -101,7 +101,7 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
             last[lane] = row
     if step.kernels:
         copy_ends = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
-        _cut(ops, [row for row in step.host if row.category in RUNTIME], copy_ends)
+        _assign_runtime_calls(ops, [row for row in step.host if row.category in RUNTIME], copy_ends)
     builder = _EventBuilder(bool(step.kernels))
     for op in ops:
         builder.host(op)
@@ -239,7 +239,7 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
     return outermost
 
 
-def _cut(ops: list[_Op], runtime: Sequence[Row], copy_ends: Mapping[int | str | None, float]) -> None:
+def _assign_runtime_calls(ops: list[_Op], runtime: Sequence[Row], copy_ends: Mapping[int | str | None, float]) -> None:
     """Assigns calls of the runtime to the ops around them; calls outside of all ops become ops.
 
     `copy_ends`: when each copy ended on its device. The host waited for a copy that ended within its call.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import FormatError, InvalidInput
 from ...opgraph import OpGraph
-from ..reading import PathLike, name_of, parse, read, refuse_model_config, stem, text_of, with_file_name
+from ..reading import PathLike, name_of, parse, read_bytes, refuse_model_config, stem, text_of, with_file_name
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
 from .execution_trace import Access, accesses, looks_like_execution_trace
 from .kineto import graph_from_kineto, looks_like_kineto
@@ -54,10 +54,10 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     if execution_trace is not None and len(paths) > 1:
         raise InvalidInput("execution_trace goes with one Kineto trace; several paths are the ranks of a Chakra trace")
     if len(paths) > 1:
-        ranks = [with_file_name(p, lambda p=p: _chakra_nodes(p, read(p))) for p in paths]  # type: ignore[misc]
+        ranks = [with_file_name(p, lambda p=p: _chakra_nodes(p, read_bytes(p))) for p in paths]  # type: ignore[misc]
         return with_file_name(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
     one = paths[0]
-    data = read(one)
+    data = read_bytes(one)
     tensors = None if execution_trace is None else _tensors_of(execution_trace)
     reader = trace_reader(one, data, tensors)
     if reader is None:
@@ -70,7 +70,7 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
 
 def _tensors_of(path: PathLike) -> dict[int, Access]:
     """Reads the storage accesses of an execution trace."""
-    data = read(path)
+    data = read_bytes(path)
     return with_file_name(path, lambda: accesses(parse(data)))
 
 

@@ -56,7 +56,7 @@ def messages(schema: str) -> dict[str, Any]:
     return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{n}")) for n in names}
 
 
-def parsed(cls: Any, data: bytes, noun: str) -> Any:
+def parse_message(cls: Any, data: bytes, noun: str) -> Any:
     """Reads a message from bytes.
 
     Raises:
@@ -85,7 +85,7 @@ def parsed_text(cls: type[Message], text: str, noun: str) -> Any:
         raise FormatError(f"not {noun} as text, or cut off: {first:.200}") from error
 
 
-def delimited(data: bytes) -> Iterator[bytes]:
+def delimited_messages(data: bytes) -> Iterator[bytes]:
     """Yields the messages of a stream, each after its length (a varint).
 
     Raises:
@@ -103,7 +103,7 @@ def delimited(data: bytes) -> Iterator[bytes]:
 
 
 def with_length(data: bytes) -> bytes:
-    """Returns a message after its length, as `delimited` reads it."""
+    """Returns a message after its length, as `delimited_messages` reads it."""
     length, prefix = len(data), bytearray()
     while length > 127:
         prefix.append(length & 127 | 128)

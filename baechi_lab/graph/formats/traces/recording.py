@@ -191,7 +191,7 @@ def _dependencies(
         for (j, label), size in rows:
             if j == i:
                 continue
-            if _contradicted(events, place, j, i):
+            if _contradicts_times(events, place, j, i):
                 contradicted.append(j)
                 continue
             table.add(place[j], label, size, [k])
@@ -202,7 +202,7 @@ def _dependencies(
         while pending:
             for j in waits[pending.pop()] - visited:
                 visited.add(j)
-                if _contradicted(events, place, j, i):
+                if _contradicts_times(events, place, j, i):
                     pending.append(j)
                 else:
                     before.add(j)
@@ -212,7 +212,7 @@ def _dependencies(
     return table, waits_for, dropped_count
 
 
-def _contradicted(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
+def _contradicts_times(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
     """Whether `i` started before `j` ended."""
     return place[j] > place[i] or events[j].end_us > events[i].start_us + CLOCK_US
 

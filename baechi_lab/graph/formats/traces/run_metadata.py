@@ -18,7 +18,7 @@ from typing import Any
 
 from ....errors import FormatError
 from .inference import chain
-from .protobuf import messages, parsed, parsed_text
+from .protobuf import messages, parse_message, parsed_text
 from .recording import MOST_BYTES, Event, Recording, recording
 
 SCHEMA = """
@@ -80,7 +80,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
         )
         metadata = parsed_text(cls, numbered, "a RunMetadata")
     else:
-        metadata = parsed(cls, data, "a RunMetadata")
+        metadata = parse_message(cls, data, "a RunMetadata")
     rows = list(_rows(metadata.step_stats.dev_stats))
     if not rows:
         raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
@@ -165,7 +165,7 @@ def _latest(rows: list[_Row]) -> dict[str, list[int]]:
     return rows_of
 
 
-def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, slot: int) -> bool:
+def _add_input(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, slot: int) -> bool:
     """Makes entry `k` read an output (-1: wait) of the last entry of that name that had ended."""
     event = rows[k][0]
     before = [j for j in entries.get(name, ()) if j != k and rows[j][0].end_us <= event.start_us]
@@ -190,7 +190,7 @@ def _by_label(rows: list[_Row]) -> bool:
         for reference in filter(None, (reference_text.strip() for reference_text in label["inputs"].split(","))):
             name, _, slot = reference.lstrip("^").partition(":")
             number = -1 if reference.startswith("^") else int(slot) if slot.isascii() and slot.isdecimal() else 0
-            any_label |= _read(rows, entries, k, name, number)
+            any_label |= _add_input(rows, entries, k, name, number)
     return any_label
 
 
@@ -206,7 +206,7 @@ def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
         pairs = [(i.preceding_node, i.preceding_port) for i in node.input_info] + [(c, -1) for c in node.control_input]
         for source, port in pairs:
             if source in nodes:
-                any_cost |= _read(rows, entries, k, nodes[source].name, port)
+                any_cost |= _add_input(rows, entries, k, nodes[source].name, port)
     return any_cost
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ....errors import FormatError
 from .inference import chain
-from .protobuf import messages, parsed
+from .protobuf import messages, parse_message
 from .recording import Event, Recording, recording
 
 SCHEMA = """
@@ -45,7 +45,7 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
     Raises:
         FormatError: the file is cut off, has another format, or no ops.
     """
-    space = parsed(messages(SCHEMA)["XSpace"], data, "an XSpace")
+    space = parse_message(messages(SCHEMA)["XSpace"], data, "an XSpace")
     origin = min((line.timestamp_ns for plane in space.planes for line in plane.lines if line.events), default=0)
     rows = [row for plane in space.planes for row in _rows(plane, origin)]
     if not rows:
