@@ -40,6 +40,8 @@ def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:
 
 PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
+RECOMPUTED = "Recomputed"
+"""Type of PyTorch's ops that make again what an op of a checkpointed region made."""
 
 
 class TensorTable:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.tensors import PARTS_TYPE
+from ..graph.tensors import PARTS_TYPE, RECOMPUTED
 
 
 def has_code_order(graph: OpGraph) -> bool:
@@ -25,9 +25,10 @@ def has_code_order(graph: OpGraph) -> bool:
 
 
 def code_order(graph: OpGraph) -> NDArray[np.int64]:
-    """Returns int64[n], PyTorch's order: the first ready op by index, and ops that produce parts before all others.
+    """Returns int64[n], PyTorch's order: the first ready op by index, and ops that take no time before all others.
 
-    Autograd also runs backward ops by index. Parts of a tensor are available as soon as the tensor is.
+    Autograd also runs backward ops by index. Parts of a tensor are available as soon as the tensor is. A checkpointed region is
+    recomputed as soon as it has a gradient.
 
     >>> graph = OpGraph.from_edges([1] * 5, [(0, 1, 30), (2, 3, 30), (1, 4, 1), (3, 4, 1)])    # two branches
     >>> code_order(graph).tolist()
@@ -35,7 +36,7 @@ def code_order(graph: OpGraph) -> NDArray[np.int64]:
     """
     pointer, successor = (a.tolist() for a in graph.successors)
     missing = np.diff(graph.predecessors[0]).tolist()
-    rank = [(kind != PARTS_TYPE, op) for op, kind in enumerate(graph.op_types)]
+    rank = [(kind not in (PARTS_TYPE, RECOMPUTED), op) for op, kind in enumerate(graph.op_types)]
     ready = [rank[op] for op in range(graph.n) if missing[op] == 0]
     heapify(ready)
     order: list[int] = []

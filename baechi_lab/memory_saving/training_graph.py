@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import inverse
+from ..graph.tensors import RECOMPUTED
 from ..passes.forward_only import backward_ops
 from ..passes.named_tensors import NAMED
 from ..passes.roles import SETUP, UPDATE, roles
@@ -66,7 +67,7 @@ class TrainingGraph:
         of_type = {name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
         repeatable, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
         repeatable = repeatable & ~(self.is_backward | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
-        is_name = np.array([name == NAMED for name in graph.op_types], dtype=np.bool_)
+        is_name = np.array([name in (NAMED, RECOMPUTED) for name in graph.op_types], dtype=np.bool_)
         hinders = (self.update & self.is_backward) | in_place | is_name
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
         repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
@@ -85,6 +86,8 @@ class TrainingGraph:
             return "an op that reads its output writes in place"
         if any(self.graph.op_types[k] == NAMED for k in self.readers(op).tolist()):
             return "the forward pass holds its output by a name until it returns"
+        if any(self.graph.op_types[k] == RECOMPUTED for k in self.readers(op).tolist()):
+            return "the model itself computes again from its output (torch.utils.checkpoint)"
         if np.any(self.update[self.readers(op)] & self.is_backward[self.readers(op)]):
             return "an update reads its output"
         return ""

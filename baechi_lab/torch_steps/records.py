@@ -50,6 +50,10 @@ class Call:
     recomputed: int = 0
     """How many checkpointed regions it is within: so often it runs again in the backward pass, or less often where
     non-reentrant checkpointing stops early."""
+    region: int = -1
+    """The outermost checkpointed region that it is within, numbered from 0; -1 for none."""
+    reentrant: bool = False
+    """Whether that region is one of reentrant checkpointing."""
     read_at: dict[int, int] = field(default_factory=dict)
     """Value -> its first position among the tensors passed in."""
     reads_batch: bool = False

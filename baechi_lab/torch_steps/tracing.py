@@ -16,8 +16,10 @@ the tensor, and runs after everything that read the tensor before. Modules that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -152,6 +154,9 @@ class Tracer(Handler):
         self.buffer_names = {name: self.buffer_of[id(b)] for name, b in buffers}
         self.drawn = generator_states()
         self.recomputing = 0
+        self.reentrant_region = -1  # the outermost region of reentrant checkpointing that is running
+        self.region_count = 0
+        self.region_of_hook: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of non-reentrant checkpointing
         self.shaped_by_values = WeakIdKeyDictionary()  # tensors whose shape may depend on values
         self.random_numbers = WeakIdKeyDictionary()  # tensors that functions draw, and what is computed of them alone
         self.random_choices: dict[str, None] = {}
@@ -237,6 +242,9 @@ class Tracer(Handler):
             inputs, start = list(tensors((args, kwargs))), len(self.calls)
             self._pin_before(inputs, why)
         self.pinned_calls.regions.append(why)
+        if recomputed and not self.recomputing:
+            with kept_activations() as hooks:
+                self.reentrant_region = self._region_number(hooks, reentrant=True)
         self.recomputing += recomputed
         try:
             outputs = plainly(run, args, kwargs) if recomputed else run(*args, **kwargs)
@@ -295,6 +303,23 @@ class Tracer(Handler):
             if reads and not outputs:
                 self.random_choices[key] = None
 
+    def _region_number(self, hooks: Sequence[Any], reentrant: bool = False) -> int:
+        """The number of the outermost checkpointed region that is running, -1 for none.
+
+        `hooks` are those of non-reentrant regions, the innermost first. With `reentrant`, such a region is beginning.
+        """
+        if self.recomputing:
+            return self.reentrant_region
+        if not hooks and not reentrant:
+            return -1
+        number = self.region_of_hook.get(hooks[-1][0]) if hooks else None
+        if number is None:
+            number = self.region_count
+            self.region_count += 1
+        if hooks:
+            self.region_of_hook[hooks[-1][0]] = number
+        return number
+
     def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
         """Pin the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
         self.pinned_calls.pin([len(self.calls) - 1], why)
@@ -336,6 +361,7 @@ class Tracer(Handler):
             buffers += [name for name in buffer_names if name is not None]
         with kept_activations() as regions:
             checkpoints = len(regions)
+            region = self._region_number(regions)
         self.calls.append(
             Call(
                 key=key,
@@ -352,6 +378,8 @@ class Tracer(Handler):
                 output_bytes=sum(fresh.values()),
                 requires_grad=any(t.requires_grad for t in outputs),
                 recomputed=self.recomputing + checkpoints,
+                region=region,
+                reentrant=self.recomputing > 0,
                 output_shapes=output_shapes(outputs),
             )
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...graph.tensors import PARTS_TYPE
+from ...graph.tensors import PARTS_TYPE, RECOMPUTED
 from ...passes.named_tensors import NAMED
 from ...torch_steps.records import UPDATE
 
@@ -45,7 +45,7 @@ def update_rows(
 
 
 def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
-    """Start and end of ops of type "Parts" and "Named", which take no time: when the last op ends that they wait for.
+    """Start and end of "Parts", "Named" and "Recomputed" ops, which take no time: when the last op ends that they wait for.
 
     >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS_TYPE])
     >>> parts_rows(graph, {0: (2.0, 5.0)})
@@ -55,6 +55,6 @@ def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
     input_ends = {
         op: [spans[k][1] for k in predecessor[pointer[op] : pointer[op + 1]].tolist() if k in spans]
         for op, kind in enumerate(graph.op_types)
-        if kind in (PARTS_TYPE, NAMED)
+        if kind in (PARTS_TYPE, NAMED, RECOMPUTED)
     }
     return {op: (max(end_times), max(end_times)) for op, end_times in input_ends.items() if end_times}

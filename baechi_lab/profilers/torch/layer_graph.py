@@ -14,6 +14,9 @@ one (`optimizer_update`).
 Parts of one tensor are produced by ops of their own (`tensor_parts`). A tensor that the forward code names until it returns
 is read by `name/named`, which waits for the last call (`named_tensors`).
 
+What the calls of a checkpointed region save is made by companions of these calls, after the gradients of the region's outputs
+(`recomputed_regions`).
+
 If a profile has timed both halves of a backward pass, a call with parameters has a second backward op, for their gradients.
 It reads what the first one reads, and no op waits for it.
 
@@ -44,6 +47,7 @@ from .memory import CallMemory
 from .memory_levels import with_measured_levels
 from .named_tensors import Named
 from .optimizer_update import Update
+from .recomputed_regions import recomputed_ops, with_recomputed_regions
 from .tensor_parts import ValueTensors, value_tensors
 
 LOSS = "Loss"
@@ -207,7 +211,7 @@ def layer_graph(
             *(NAMED for _ in named),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
-        duration_us=durations(profile),
+        duration_us=durations(profile)[: len(forward_of)],
         temp_bytes=np.r_[temporary, while_updating, writer.loss_temporary(loss)],
         persistent_bytes=persistent,
         reuse=reuse,
@@ -220,6 +224,8 @@ def layer_graph(
         **writer.table.columns(),
     )
     graph = with_measured_levels(graph, _levels(profile, backward, loss))
+    reentrant = {call.region for call in trace.calls if call.reentrant}
+    graph = with_recomputed_regions(graph, recomputed_ops(trace, values, backward), reentrant)
     return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
 
 
@@ -238,8 +244,9 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
     named = _named_ops(profile, backward, 0)
-    released, part_ops = _release_ops(profile, updates), _value_tensors(profile, 0).op
-    update = np.zeros(len(updates) + len(released) + len(part_ops) + len(named))
+    released, values = _release_ops(profile, updates), _value_tensors(profile, 0)
+    update = np.zeros(len(updates) + len(released) + len(values.op) + len(named))
+    recomputed = np.zeros(len(recomputed_ops(profile.trace, values, backward)))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
     backward_us, calls, weights_us = profile.backward_us, np.array(list(backward), dtype=np.int64), np.zeros(0)
@@ -247,7 +254,7 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
         backward_us = np.where(profile.halves.split, profile.halves.inputs_us, backward_us)
         weights_us = profile.halves.weights_us[np.array(list(weight_ops(profile, backward)), dtype=np.int64)]
     loss = [] if profile.loss is None else [profile.loss.forward_us, profile.loss.backward_us]
-    return np.r_[profile.forward_us, backward_us[calls], weights_us, update, loss]
+    return np.r_[profile.forward_us, backward_us[calls], weights_us, update, loss, recomputed]
 
 
 def backward_ops(trace: Trace) -> dict[int, int]:

@@ -8,8 +8,8 @@ its peak counter on CUDA).
 
 Checkpointed regions, reentrant or not, run without checkpointing, so that every call has autograd nodes of its own. A backward
 op within a region also takes its forward time, because it recomputes what was dropped (once per level of nested regions).
-Bytes saved there count as in a plain model, which is what the region holds when its backward pass begins. The time of a custom
-autograd Function's nodes is divided evenly among the calls in its forward, which have no other nodes.
+The graph drops what they save, and holds it again from the region's first backward op on (`recomputed_regions`). The time of
+a custom autograd Function's nodes is divided evenly among the calls in its forward, which have no other nodes.
 
 Source: paper P, section 1.3.1. Deviations: backward times are measured, while the paper annotates only forward times; saved
 activations belong to the call that saves them; if non-reentrant checkpointing stops early, calls after the last tensor that a

@@ -393,7 +393,37 @@ def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, tick
         assert (first.saves_inputs, first.saves_outputs) == (second.saves_inputs, second.saves_outputs)
         assert first.saved_bytes == second.saved_bytes
     graph = ours.graph()
-    assert (graph.forward_of >= 0).sum() == len(keys) and (graph.duration_us > 0).all()
+    companions = [kind == "Recomputed" for kind in graph.op_types]
+    assert sum(companions) == (region > 0).sum()
+    assert (graph.forward_of >= 0).sum() == len(keys) + sum(companions)
+    assert (graph.duration_us == 0).tolist() == companions
+
+
+class CheckpointedBlocks(nn.Module):
+    """Blocks that save two values each, their own output among them."""
+
+    def __init__(self, count, reentrant):
+        super().__init__()
+        layers = lambda: (nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh())  # noqa: E731
+        self.blocks, self.reentrant = nn.ModuleList(nn.Sequential(*layers()) for _ in range(count)), reentrant
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize(("reentrant", "values"), [(None, 2), (False, 1), (True, 1)])
+@pytest.mark.parametrize("options", [{"warmup": 0, "runs": 1}, {"hardware": {"gpu": "cpu-core"}}], ids=str)
+def test_a_checkpointed_block_holds_its_input_alone(reentrant, values, options):
+    """One more block costs the peak its weights and one value, without checkpointing two values."""
+    x, cluster, peaks = torch.ones(100, 8, requires_grad=True), bl.Cluster.uniform(2, memory_bytes="1GB"), []
+    for count in (4, 5):
+        graph = bl.torch.profile(CheckpointedBlocks(count, reentrant), x, **options)
+        peaks.append(bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n)).peak_bytes[0])
+    assert peaks[1] - peaks[0] == 2 * 8 * 8 * 4 + values * 100 * 8 * 4
+    placement = bl.place(graph, cluster, "random", seed=1)
+    assert not bl.check(graph, cluster, placement, bl.simulate(graph, cluster, placement))
 
 
 @pytest.mark.slow
