@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {name}", flush=True)
 
     for layer in layers():
-        if options.layers not in f"{layer.kind} {layer.sizes}":
+        if options.layers == "-" or options.layers not in f"{layer.kind} {layer.sizes}":
             continue
         attempt(f"{layer.kind} {layer.sizes}", layer_rows(layer), result["layers"], kind=layer.kind, sizes=layer.sizes)
     save()
