@@ -195,8 +195,9 @@ def real_input(name: str, value: Any, dtype: torch.dtype) -> Any:
 
 
 def free_memory() -> None:
-    """Gives back what nobody holds."""
+    """Gives back what nobody holds, and the workspaces of the products that ran."""
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 
