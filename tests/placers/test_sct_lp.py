@@ -10,7 +10,13 @@ import baechi_lab as bl
 from baechi_lab.graph.kernels.csr import topological_order
 from baechi_lab.placers.sct_program.favourites import favourites
 from baechi_lab.placers.sct_program.lp import sct_problem, sct_program
-from baechi_lab.placers.sct_program.reductions import earliest_joint_start, reduce_problem, start_bounds
+from baechi_lab.placers.sct_program.reductions import (
+    dominated_edges,
+    earliest_joint_start,
+    implied_rows,
+    reduce_problem,
+    start_bounds,
+)
 from baechi_lab.placers.sct_program.solver import solve_sct
 
 
@@ -78,11 +84,11 @@ def test_lp_is_below_every_makespan_where_the_assumption_holds(seed):
     assert objective <= best * (1 + 1e-9)
 
 
-def plain_optimum(problem):
+def plain_optimum(problem, implied=None):
     """w of the whole program: no reduction, no weights, no code of the solver module but the call of HiGHS."""
     from scipy.optimize import linprog
 
-    program = sct_program(problem)
+    program = sct_program(problem, implied)
     result = linprog(
         program.cost, -program.matrix, -program.row_lower, bounds=np.c_[program.lower, program.upper], method="highs"
     )
@@ -96,6 +102,7 @@ def test_reductions_leave_the_optimum(seed):
     reduced = reduce_problem(problem)
     expected = plain_optimum(problem)
     assert plain_optimum(reduced.problem) == pytest.approx(expected, rel=1e-7, abs=1e-6)
+    assert plain_optimum(problem, implied_rows(problem)) == pytest.approx(expected, rel=1e-7, abs=1e-6)
     assert solve_sct(problem).objective_us == pytest.approx(expected, rel=1e-7, abs=1e-6)
 
 
@@ -136,6 +143,16 @@ def test_an_edge_that_never_binds_goes():
     assert solve_sct(sct_problem(g, cluster())).x.tolist() == [0, 0, 1]
 
 
+def test_rows_that_a_longer_path_implies():
+    """c starts after b, 1 + 5 after a, whatever is saved: a transfer from a to c of less than 5 never decides, 6 may."""
+    for transfer, implied in ((4, True), (6, False)):
+        g = bl.OpGraph.from_edges([1, 5, 1], [(0, 1, 9), (0, 2, transfer), (1, 2, 9)])
+        assert implied_rows(sct_problem(g, cluster())).tolist() == [False, implied, False]
+    # two paths of the same ops without time: neither may rely on the other
+    g = bl.OpGraph.from_edges([0, 0, 0], [(0, 1, 0), (0, 2, 0), (1, 2, 0)])
+    assert not implied_rows(sct_problem(g, cluster())).any()
+
+
 def test_equal_paths_keep_what_decides():
     """Zero transfers make bounds equal: dropping all of them would lose the path."""
     g = bl.OpGraph.from_edges([1, 2, 4], [(0, 1, 0), (0, 2, 0), (1, 2, 0)])
@@ -169,6 +186,17 @@ def test_the_kernel_and_its_python_form_agree():
         arguments = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
         for compiled, readable in zip(start_bounds(*arguments), start_bounds.py_func(*arguments), strict=True):
             assert compiled.tolist() == readable.tolist()
+        leaving = np.argsort(problem.source, kind="stable")
+        arguments = (
+            order,
+            np.r_[0, np.cumsum(problem.out_degree)],
+            leaving,
+            problem.target,
+            problem.compute,
+            problem.transfer,
+            seed,
+        )
+        assert dominated_edges(*arguments).tolist() == dominated_edges.py_func(*arguments).tolist()
 
 
 def test_large_graphs_do_without_the_linear_program(monkeypatch):

@@ -69,30 +69,31 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     return SctProblem(source, target, np.where(together, 0.0, transfer), compute)
 
 
-def sct_program(problem: SctProblem) -> LinearProgram:
-    """The LP as arrays. Variables: s (one per op), x (one per edge), w.
+def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -> LinearProgram:
+    """The LP as arrays, without the rows of edges that `implied` bool[e] marks. Variables: s (one per op), x (one per edge), w.
 
     An edge that is the only one of its source and of its target has x = 0. A transfer that takes no time has x = 1, since nothing
     can be saved. `s_i + k_i <= w` is kept for ops without successors; it follows for the others.
     """
     n, e = len(problem.compute), len(problem.source)
-    edge = np.arange(e)
+    edge = np.arange(e) if implied is None else np.flatnonzero(~implied)
+    source, target, paths = problem.source[edge], problem.target[edge], np.arange(len(edge))
     sinks = np.flatnonzero(problem.out_degree == 0)
     branching, merging = np.flatnonzero(problem.out_degree > 1), np.flatnonzero(problem.in_degree > 1)
     blocks = (
-        (edge, n + edge, -problem.transfer),
-        (edge, problem.source, np.full(e, -1.0)),
-        (edge, problem.target, np.ones(e)),
-        (e + np.arange(len(sinks)), np.full(len(sinks), n + e), np.ones(len(sinks))),
-        (e + np.arange(len(sinks)), sinks, np.full(len(sinks), -1.0)),
-        _degree_rows(e + len(sinks), branching, problem.source, n + edge),
-        _degree_rows(e + len(sinks) + len(branching), merging, problem.target, n + edge),
+        (paths, n + edge, -problem.transfer[edge]),
+        (paths, source, np.full(len(edge), -1.0)),
+        (paths, target, np.ones(len(edge))),
+        (len(edge) + np.arange(len(sinks)), np.full(len(sinks), n + e), np.ones(len(sinks))),
+        (len(edge) + np.arange(len(sinks)), sinks, np.full(len(sinks), -1.0)),
+        _degree_rows(len(edge) + len(sinks), branching, problem.source, n + np.arange(e)),
+        _degree_rows(len(edge) + len(sinks) + len(branching), merging, problem.target, n + np.arange(e)),
     )
     row, column, value = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
-    rows = e + len(sinks) + len(branching) + len(merging)
+    rows = len(edge) + len(sinks) + len(branching) + len(merging)
     lower = np.concatenate(
         [
-            problem.compute[problem.source],
+            problem.compute[source],
             problem.compute[sinks],
             problem.out_degree[branching] - 1.0,
             problem.in_degree[merging] - 1.0,

@@ -13,6 +13,9 @@ backwards in time, for how long before the end `i` must have finished.
 Each opens the way for the other, so they take turns while a round removes 1% of the edges. O(ops + edges log degree)
 per round. On a GNMT step 32,102 edges become 19,000 and simplex takes half the time; optimized, 16,835 become 3,600
 to 6,600 with the link. Not from the paper, which hands the whole program to the solver.
+
+Of the edges that are left, some have a row that the rows of a longer path imply (`implied_rows`): without these 2,262 of
+21,635 rows of a GNMT step, the program takes .75 of the time and has the same optimum.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .lp import SctProblem
 
+SCANNED_OPS = 200_000_000
+"""Most ops that the search for implied rows looks at: in large graphs it leaves out edges that span many ops."""
 _ROUNDING = 1 - 1e-12  # an edge that may bind but for rounding is kept
 
 
@@ -88,6 +93,26 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
     return ReducedProblem(SctProblem(*edge_ends, problem.transfer[edge], compute[used]), edge, free)
 
 
+def implied_rows(problem: SctProblem) -> NDArray[np.bool_]:
+    """Returns bool[e]: whether the rows of a longer path between an edge's ends imply `s_j >= s_i + k_i + c_ij x_ij`.
+
+    The path takes at least `k_i + c_ij` even if all its transfers are saved. Its own edges span fewer ops, so rows that
+    imply one another cannot all go.
+
+    >>> implied_rows(SctProblem(np.array([0, 0, 1]), np.array([1, 2, 2]), np.array([9.0, 4.0, 9.0]), np.array([1.0, 5.0, 1.0])))
+    array([False,  True, False])
+    """
+    n = len(problem.compute)
+    source, target = problem.source.astype(np.int64), problem.target.astype(np.int64)
+    order = topological_order(n, source, target)
+    if order is None:
+        raise CycleError("the edges of the SCT program form a cycle")
+    edges, span = np.argsort(source, kind="stable"), SCANNED_OPS // max(n, 1)
+    return dominated_edges(
+        order.astype(np.int64), offsets(source, n), edges, target, problem.compute, problem.transfer, span
+    )
+
+
 def _may_bind(
     order: Integers, target: Integers, source: Integers, compute: NDArray[np.float64], transfer: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
@@ -127,6 +152,41 @@ def start_bounds(
             high[j] = max(high[j], high[i] + compute[i] + transfer[edge])
         low[j] = earliest_joint_start(saved, transfers)
     return low, high
+
+
+@njit(cache=True)
+def dominated_edges(
+    order: NDArray[np.int64],
+    pointer: NDArray[np.int64],
+    edges: NDArray[np.int64],
+    target: NDArray[np.int64],
+    compute: NDArray[np.float64],
+    transfer: NDArray[np.float64],
+    span: int,
+) -> NDArray[np.bool_]:
+    """bool[e]: whether a path beside the edge is longer, for edges that span at most `span` ops of `order`.
+
+    Edges `edges[pointer[i]:pointer[i+1]]` lead out of `i`.
+    """
+    dominated, position = np.zeros(len(target), np.bool_), np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    longest = np.full(len(order), -1.0)  # path from the start of `i` to that of each op without transfers; -1: none
+    for first in range(len(order)):
+        i, last = order[first], first
+        for edge in edges[pointer[i] : pointer[i + 1]]:
+            if position[target[edge]] <= first + span:
+                last = max(last, position[target[edge]])
+        longest[i] = 0.0
+        for j in order[first:last]:
+            if longest[j] >= 0:
+                for edge in edges[pointer[j] : pointer[j + 1]]:
+                    if position[target[edge]] <= last:
+                        longest[target[edge]] = max(longest[target[edge]], longest[j] + compute[j])
+        for edge in edges[pointer[i] : pointer[i + 1]]:
+            path = longest[target[edge]]
+            dominated[edge] = path > compute[i] and path * _ROUNDING >= compute[i] + transfer[edge]
+        longest[order[first : last + 1]] = -1.0
+    return dominated
 
 
 @njit(cache=True)

@@ -26,7 +26,7 @@ from ...errors import BaechiLabError
 from ...graph.kernels.jit import has_few_entries, njit
 from ...highs import row_program, silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
-from .reductions import reduce_problem
+from .reductions import implied_rows, reduce_problem
 
 PERTURBATION = 1e-4  # of the objective, so that the optimum is unique
 CACHED_SOLUTIONS = 8  # of the last graphs
@@ -78,7 +78,7 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     hashed = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
     weight = PERTURBATION * (0.5 + 0.5 * hashed[reduced.edge])
-    program = sct_program(scaled)
+    program = sct_program(scaled, implied_rows(scaled))
     if n == 0:
         value = np.zeros(1)
     elif solver.lower() in _HIGHS:
