@@ -152,6 +152,14 @@ class Collectives:
     def _share(self, us_per_byte: float) -> float:
         return self.bandwidth_share if us_per_byte <= 2 * self._fastest else self.network_share
 
+    def check_neighbours(self, source: int, target: int) -> None:
+        """Raises `InvalidInput` if two devices that send to each other have no link."""
+        if self.cluster.us_per_byte[[source, target], [target, source]].max() >= NO_LINK_US_PER_BYTE:
+            raise InvalidInput(
+                f"devices {self.cluster.names[source]} and {self.cluster.names[target]} have no link (bandwidth 0); "
+                "neighbouring pipeline stages need one"
+            )
+
     def pair_cost(self, source: int, target: int) -> tuple[float, float]:
         """Latency and microseconds per byte of sending from one device to another."""
         per_byte = float(self.cluster.us_per_byte[source, target])

@@ -258,5 +258,7 @@ def _group_cluster(
         latency, per_byte = collectives.pair_cost(a * width, b * width)
         return Link(latency, per_byte)
 
+    for s in range(layout.stages - 1):
+        collectives.check_neighbours(stage_device(layout, s) * width, stage_device(layout, s + 1) * width)
     links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
     return Cluster(tuple(devices), links, comm="duplex")

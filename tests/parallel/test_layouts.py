@@ -119,6 +119,18 @@ def test_gradients_are_reduced_in_float32_unless_half_precision_is_said(
     assert table.reduce_precision == (precision or "float32")
 
 
+def test_neighbouring_stages_need_a_link() -> None:
+    """Of four devices in a row without a link from the first to the last; interleaved stages go around."""
+    model = {**GPT, "tie_word_embeddings": False}
+    near, none = bl.Link(1.0, 1e-5), bl.Link(1.0, 1e6)
+    links = [[none if {a, b} == {0, 3} else near for b in range(4)] for a in range(4)]
+    cluster = bl.Cluster(a100(4).devices, links)
+    options = {"global_batch": 8, "sequence_length": 1024}
+    assert bl.layouts(model, cluster, layouts=[bl.Layout(pp=4)], **options).best.step_us < 1e7
+    with pytest.raises(bl.InvalidInput, match=r"a100:0 have no link .* neighbouring pipeline stages need one"):
+        bl.layouts(model, cluster, layouts=[bl.Layout(pp=4, schedule="interleaved-1f1b")], **options)
+
+
 def test_gathered_parameters_of_zero_2_are_part_of_the_bound_on_memory() -> None:
     """They stay until the backward pass of their block: 2 bytes of each parameter at the end of the forward pass."""
     bounds = [step_of(bl.Layout(dp=8, zero=zero)).least_bytes for zero in (2, 3)]
