@@ -273,8 +273,7 @@ def layouts(
         record("hardware", hardware_record, Hardware)
     if efficiency is not None:
         record("efficiency", efficiency, Efficiency)
-    if callback is not None and not callable(callback):
-        raise InvalidInput(f"callback is {callback!r:.60}; it must be a function of one text, or None")
+    check_callback("callback", callback, "text")
     measured = record_list("measured", measured, MeasuredCollective)
     fused_loss = check_flag("fused_loss", fused_loss)
     options = StepOptions(
@@ -295,27 +294,40 @@ def layouts(
     slowest = hardware_of(cluster, range(cluster.n), hardware_record)
     efficiencies = efficiency or Efficiency.of(slowest)
     collectives = Collectives(cluster, tuple(measured), efficiencies.collective_share, efficiencies.network_share)
-    if layouts is None:
-        candidates = list(_legal_layouts(transformer, cluster, global_batch, sequence_length))
-        if not candidates:
-            raise InvalidInput(
-                f"no layout of {transformer.name} on {cluster.n} devices is legal for global_batch {global_batch} and "
-                f"sequence_length {sequence_length}: heads, experts and batch must divide"
-            )
-    else:
-        candidates = record_list("layouts", layouts, Layout)
-        if not candidates:
-            raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
-        for layout in candidates:
-            reason = why_illegal(transformer, layout, cluster.n, global_batch, sequence_length)
-            if reason:
-                raise InvalidInput(f"{layout!r}: {reason}")
-    check_callback("callback", callback, "text")
+    candidates = _candidates(layouts, transformer, cluster.n, global_batch, sequence_length)
     costs = StageCosts(transformer, cluster, sequence_length, options, collectives)
     search = _Search(costs, global_batch, callback)
     rows = search.rows(candidates, all_of_them=layouts is not None)
     memory_bytes = int(cluster.memory_bytes.min())
     return Layouts(transformer, global_batch, sequence_length, tuple(rows), memory_bytes, reduce_precision)
+
+
+def _candidates(
+    layouts: Iterable[Layout] | None, model: Transformer, devices: int, global_batch: int, sequence_length: int
+) -> list[Layout]:
+    """Returns the layouts to simulate: those that are given, or every legal one.
+
+    Raises:
+        InvalidInput: a given layout is not legal; there is none.
+    """
+    if layouts is None:
+        candidates = list(_legal_layouts(model, devices, global_batch, sequence_length))
+        if not candidates:
+            copies = Layout(dp=devices)
+            raise InvalidInput(
+                f"no layout of {model.name} on {devices} devices is legal for global_batch {global_batch} and sequence_length "
+                f"{sequence_length}; for example, {copies!r}: "
+                f"{why_illegal(model, copies, devices, global_batch, sequence_length)}"
+            )
+        return candidates
+    candidates = record_list("layouts", layouts, Layout)
+    if not candidates:
+        raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
+    for layout in candidates:
+        reason = why_illegal(model, layout, devices, global_batch, sequence_length)
+        if reason:
+            raise InvalidInput(f"{layout!r}: {reason}")
+    return candidates
 
 
 def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> str:
@@ -353,16 +365,16 @@ def _divisors(number: int) -> list[int]:
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
-def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequence_length: int) -> Iterator[Layout]:
+def _legal_layouts(model: Transformer, devices: int, global_batch: int, sequence_length: int) -> Iterator[Layout]:
     """Yields every legal layout of the combinations that `layouts` lists."""
     micro_batches = [2**k for k in range(MOST_MICRO_BATCH.bit_length())]
-    for tp in _divisors(cluster.n):
+    for tp in _divisors(devices):
         if model.heads % tp:
             continue
-        for cp, pp in product(_divisors(cluster.n // tp), repeat=2):
-            if (cluster.n // tp) % (cp * pp) or pp > model.layers or sequence_length % (cp * tp):
+        for cp, pp in product(_divisors(devices // tp), repeat=2):
+            if (devices // tp) % (cp * pp) or pp > model.layers or sequence_length % (cp * tp):
                 continue
-            dp = cluster.n // (tp * cp * pp)
+            dp = devices // (tp * cp * pp)
             if global_batch % dp:
                 continue
             eps = [ep for ep in _divisors(dp * cp) if model.experts % ep == 0] if model.experts else [1]
@@ -374,7 +386,7 @@ def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequ
                 if (global_batch // dp) % micro_batch:
                     continue
                 layout = Layout(tp, pp, dp, ep, cp, zero, micro_batch, schedule, recompute, tp > 1)
-                if not why_illegal(model, layout, cluster.n, global_batch, sequence_length):
+                if not why_illegal(model, layout, devices, global_batch, sequence_length):
                     yield layout
 
 

@@ -322,6 +322,9 @@ def test_heads_and_experts_that_do_not_divide_are_named() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
+    message = r"for example, Layout\(dp=5\): dp \* micro_batch is 5 \* 1; it must divide global_batch, which is 8"
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.layouts({**GPT, "n_layer": 4}, a100(5), global_batch=8, sequence_length=1024)
     with pytest.raises(bl.InvalidInput, match="layouts is empty"):
         bl.layouts(GPT, a100(2), global_batch=8, sequence_length=1024, layouts=[])
     with pytest.raises(bl.InvalidInput, match="devices of the cluster are of kind 'gpu'"):
