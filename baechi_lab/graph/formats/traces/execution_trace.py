@@ -165,7 +165,7 @@ def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) ->
 def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]) -> dict[int, Access]:
     """Joins by the order of ops on each thread, if the names of one trace's thread occur in this order in the other's."""
     threads: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row.start, -row.end)):
+    for row in sorted(rows, key=lambda row: (row.start_us, -row.end_us)):
         if "::" in row.name:
             threads.setdefault(row.thread, []).append(row)
     nodes: dict[str, list[Access]] = {}

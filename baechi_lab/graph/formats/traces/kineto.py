@@ -51,8 +51,8 @@ class _Op:
 
     name: str
     thread: str
-    start: float
-    end: float
+    start_us: float
+    end_us: float
     row: Row | None = None
     input_bytes: int = 0
     cuts: list[_Cut] = field(default_factory=list)
@@ -62,8 +62,8 @@ class _Op:
 class _Cut:
     """A time at which the host launches a kernel (`correlation`), waits for the device from `start` to `end`, or both."""
 
-    start: float
-    end: float
+    start_us: float
+    end_us: float
     correlation: int | str | None
     launches: bool
     waits: bool
@@ -90,17 +90,17 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     # A kernel of a stream ends before the next begins: coarse clocks make them overlap. Kernels that lie within another
     # one, or overlap by more, ran in parallel (branches of a CUDA graph).
     last: dict[str, Row] = {}
-    for row in sorted(step.kernels, key=lambda row: (row.start, row.end)):
+    for row in sorted(step.kernels, key=lambda row: (row.start_us, row.end_us)):
         lane = _lane(row)
         before = last.get(lane)
-        if before is not None and row.start < before.end <= row.end:
-            overlap = before.end - row.start
-            if overlap <= max(CLOCK_US, _ROUNDING * min(before.end - before.start, row.end - row.start)):
-                before.end = max(before.start, row.start)
-        if before is None or row.end >= before.end:
+        if before is not None and row.start_us < before.end_us <= row.end_us:
+            overlap = before.end_us - row.start_us
+            if overlap <= max(CLOCK_US, _ROUNDING * min(before.end_us - before.start_us, row.end_us - row.start_us)):
+                before.end_us = max(before.start_us, row.start_us)
+        if before is None or row.end_us >= before.end_us:
             last[lane] = row
     if step.kernels:
-        copy_ends = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
+        copy_ends = {row.correlation: row.end_us for row in step.kernels if row.category != "kernel"}
         _assign_runtime_calls(ops, [row for row in step.host if row.category in RUNTIME], copy_ends)
     builder = _EventBuilder(bool(step.kernels))
     for op in ops:
@@ -108,11 +108,11 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     for row in step.kernels:
         builder.kernel(row)
     builder.wait_for_device()
-    calls = {row.correlation: row.end for row in rows if row.category in RUNTIME}
+    calls = {row.correlation: row.end_us for row in rows if row.category in RUNTIME}
     latencies = [
-        row.start - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
+        row.start_us - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
     ]
-    other_kernels = [(_lane(row), row.end) for row in step.other_kernels]
+    other_kernels = [(_lane(row), row.end_us) for row in step.other_kernels]
     blocked = blocked_until(builder.events, builder.waits, other_kernels)
     if tensors is not None:
         notes = builder.by_tensors(ops, rows, tensors)
@@ -145,10 +145,10 @@ class _EventBuilder:
 
     def host(self, op: _Op) -> None:
         """Add the parts of an op on the host, one after the other."""
-        start, before, pending = op.start, -1, False
+        start, before, pending = op.start_us, -1, False
         self.of_op[id(op)] = []
-        for cut in [*sorted(op.cuts, key=lambda c: c.start), None]:
-            end = op.end if cut is None else min(max(start, cut.start if cut.waits else cut.end), op.end)
+        for cut in [*sorted(op.cuts, key=lambda c: c.start_us), None]:
+            end = op.end_us if cut is None else min(max(start, cut.start_us if cut.waits else cut.end_us), op.end_us)
             # A call that launches and waits, such as a blocking copy, has launched as soon as it begins.
             if cut is None and before >= 0 and end - start < CLOCK_US / 10 and not pending:
                 break
@@ -160,7 +160,7 @@ class _EventBuilder:
                 self.waits.append((start, k))
             if cut is not None and cut.launches:
                 self.launched[cut.correlation] = (k, op)
-            start = end if cut is None or not cut.waits else min(max(end, cut.end), op.end)
+            start = end if cut is None or not cut.waits else min(max(end, cut.end_us), op.end_us)
             before, pending = k, cut is not None and cut.waits
             self.first.setdefault(id(op), k)
 
@@ -170,13 +170,13 @@ class _EventBuilder:
 
     def kernel(self, row: Row) -> None:
         """Add an event on a stream, after the part of the op that launched it."""
-        k = self._add(Event(row.name, row.category, _lane(row), row.start, row.end, "gpu", fixed=True))
+        k = self._add(Event(row.name, row.category, _lane(row), row.start_us, row.end_us, "gpu", fixed=True))
         if row.correlation is None or row.correlation not in self.launched:
             return
         launch, op = self.launched[row.correlation]
         event = self.events[launch]
-        if event.end_us > row.start:  # the device began before the call returned
-            event.end_us = max(event.start_us, row.start)
+        if event.end_us > row.start_us:  # the device began before the call returned
+            event.end_us = max(event.start_us, row.start_us)
         self.events[k].after.add(launch)
         self.launch_of[k] = launch
         self.of_op[id(op)].append(k)
@@ -221,7 +221,7 @@ def _op(row: Row) -> _Op:
             ):
                 sizes.append(prod(shape) * _WIDTH.get(kind, 0) if isinstance(kind, str) else 0)
         input_bytes = min(max(sizes), 2**50)
-    return _Op(row.name, row.thread, row.start, row.end, row, input_bytes)
+    return _Op(row.name, row.thread, row.start_us, row.end_us, row, input_bytes)
 
 
 def _outermost(ops: list[_Op]) -> list[_Op]:
@@ -229,13 +229,13 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
     real = [
         op for op in ops if "::" in op.name and not op.name.startswith(("autograd::", "torch::autograd", "profiler::"))
     ]
-    real.sort(key=lambda op: (op.start, -op.end))
+    real.sort(key=lambda op: (op.start_us, -op.end_us))
     end_of: dict[str, float] = {}
     outermost = []
     for op in real:
-        if op.end > end_of.get(op.thread, float("-inf")):
+        if op.end_us > end_of.get(op.thread, float("-inf")):
             outermost.append(op)
-            end_of[op.thread] = op.end
+            end_of[op.thread] = op.end_us
     return outermost
 
 
@@ -248,13 +248,13 @@ def _assign_runtime_calls(ops: list[_Op], runtime: Sequence[Row], copy_ends: Map
     for op in ops:
         by_thread.setdefault(op.thread, []).append(op)
     alone = []
-    for row in sorted(runtime, key=lambda row: row.start):
+    for row in sorted(runtime, key=lambda row: row.start_us):
         synchronizes = "Synchronize" in row.name
-        blocks = "Memcpy" in row.name and copy_ends.get(row.correlation, float("inf")) <= row.end + CLOCK_US
-        cut = _Cut(row.start, row.end, row.correlation, not synchronizes, synchronizes or blocks)
-        enclosing_op = _holding(by_thread.get(row.thread, []), row.start)
+        blocks = "Memcpy" in row.name and copy_ends.get(row.correlation, float("inf")) <= row.end_us + CLOCK_US
+        cut = _Cut(row.start_us, row.end_us, row.correlation, not synchronizes, synchronizes or blocks)
+        enclosing_op = _holding(by_thread.get(row.thread, []), row.start_us)
         if enclosing_op is None:
-            enclosing_op = _Op(row.name, row.thread, row.start, row.end)
+            enclosing_op = _Op(row.name, row.thread, row.start_us, row.end_us)
             alone.append(enclosing_op)
         enclosing_op.cuts.append(cut)
     ops += alone
@@ -264,5 +264,5 @@ def _holding(ops: list[_Op], start: float) -> _Op | None:
     """Returns the op, of a list sorted by start, that contains the time `start`; None if there is none."""
     from bisect import bisect_right
 
-    k = bisect_right(ops, start, key=lambda op: op.start) - 1
-    return ops[k] if k >= 0 and ops[k].end >= start else None
+    k = bisect_right(ops, start, key=lambda op: op.start_us) - 1
+    return ops[k] if k >= 0 and ops[k].end_us >= start else None

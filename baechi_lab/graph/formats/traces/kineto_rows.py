@@ -25,7 +25,7 @@ _OLD_NAMES = {
     "Memset": "gpu_memset",
 }
 _ANNOTATION = "user_annotation"
-_READ = ("cpu_op", _ANNOTATION, *KERNELS, *RUNTIME)
+_READ_CATEGORIES = ("cpu_op", _ANNOTATION, *KERNELS, *RUNTIME)
 LATEST_US = 1e16
 """Largest time in microseconds since 1970: the year 2286. Times in nanoseconds are larger."""
 _SIMILAR = 0.1
@@ -34,13 +34,13 @@ _SIMILAR = 0.1
 
 @dataclass(eq=False)
 class Row:
-    """A complete event; times in microseconds since the first row."""
+    """A complete event; times are since the first row."""
 
     name: str
     category: str
     thread: str
-    start: float
-    end: float
+    start_us: float
+    end_us: float
     args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,25 +69,25 @@ def rows_of(document: Mapping[str, object]) -> list[Row]:
     entries = document.get("traceEvents")
     if not isinstance(entries, list):
         raise FormatError(f"field traceEvents is {type(entries).__name__}; it must be a list")
-    rows = [_row(entry) for entry in _complete(entry for entry in entries if isinstance(entry, Mapping))]
-    first = min((row.start for row in rows), default=0.0)
+    rows = [_row(entry) for entry in _complete_events(entry for entry in entries if isinstance(entry, Mapping))]
+    first = min((row.start_us for row in rows), default=0.0)
     for row in rows:
-        row.start, row.end = float(row.start - first), float(row.end - first)
+        row.start_us, row.end_us = float(row.start_us - first), float(row.end_us - first)
     return rows
 
 
-def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
+def _complete_events(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
     """Yields the entries of the categories that are read, each with a duration; entries without an end are left out."""
     open_entries: dict[tuple[object, object], list[Mapping[str, object]]] = {}
     for entry in entries:
         phase, lane = entry.get("ph"), (str(entry.get("pid")), str(entry.get("tid")))
-        if phase == "X" and _category(entry) in _READ:
+        if phase == "X" and _category(entry) in _READ_CATEGORIES:
             yield entry
         elif phase == "B":
             open_entries.setdefault(lane, []).append(entry)
         elif phase == "E" and open_entries.get(lane):
             start_entry = open_entries[lane].pop()
-            if _category(start_entry) in _READ:
+            if _category(start_entry) in _READ_CATEGORIES:
                 arguments = {**_args(start_entry), **_args(entry)}
                 duration = _time(entry, "ts") - _time(start_entry, "ts")
                 yield {**start_entry, "ph": "X", "dur": duration, "args": arguments}
@@ -109,8 +109,8 @@ def _row(entry: Mapping[str, object]) -> Row:
         name=str(entry.get("name")),
         category=_category(entry),
         thread=f"cpu/thread {entry.get('tid')!s:.40}",
-        start=start,
-        end=start + duration,
+        start_us=start,
+        end_us=start + duration,
         args=_args(entry),
     )
 
@@ -142,15 +142,15 @@ def one_step(rows: Sequence[Row]) -> Step:
     The first step may have ops that run once, and the last step may be cut off.
     """
     marks = [r for r in rows if r.category == _ANNOTATION and r.name.startswith("ProfilerStep#")]
-    marks.sort(key=lambda row: (row.start, row.end))
+    marks.sort(key=lambda row: (row.start_us, row.end_us))
     every_host = [row for row in rows if row.category in ("cpu_op", *RUNTIME)]
     every_kernel = [row for row in rows if row.category in KERNELS]
     if not marks:
         return Step(every_host, every_kernel, [], [])
     host: list[list[Row]] = [[] for _ in marks]
     for row in every_host:
-        k = bisect_right(marks, row.start, key=lambda mark: mark.start) - 1
-        if k >= 0 and row.start < marks[k].end:
+        k = bisect_right(marks, row.start_us, key=lambda mark: mark.start_us) - 1
+        if k >= 0 and row.start_us < marks[k].end_us:
             host[k].append(row)
     kernels = _kernels_of(host, every_host, every_kernel, marks)
     step_index = _usual_step(
@@ -179,8 +179,8 @@ def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row]
         if row.correlation not in launches:
             k = step_of_op.get(external) if isinstance(external, (int, str)) else None
             if k is None:
-                k = bisect_right(marks, row.start, key=lambda mark: mark.start) - 1
-                k = k if k >= 0 and row.start < marks[k].end and not launches else None
+                k = bisect_right(marks, row.start_us, key=lambda mark: mark.start_us) - 1
+                k = k if k >= 0 and row.start_us < marks[k].end_us and not launches else None
         if k is not None:
             kernels_by_step[k].append(row)
     return kernels_by_step
