@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .layers import Unit, find_stack, spread
+from .layers import Stack, Unit, find_stack, spread
 from .records import Request, Written, heaviest, is_call, stem
 
 ATTENTION = "attn_[qkvos].*"
@@ -76,14 +76,14 @@ def write(request: Request) -> Written:
     head = heaviest(request, [i for u in stack.after for i in u.ops]) if stack.after else stack.layers[-1].device
     layers = [_layer_device(request, unit, ops_of) for unit, ops_of in zip(stack.layers, tensor_ops, strict=True)]
     planned_gpus = [gpus.get(d) for d in (*layers, head)]
-    base = _rising_split(planned_gpus, len(gpus)) if gpus else []
-    shares = [base.count(g) for g in range(len(gpus))]
+    layer_gpus = _rising_split(planned_gpus, len(gpus)) if gpus else []
+    shares = [layer_gpus.count(g) for g in range(len(gpus))]
     tensors = [
         {name: gpus.get(heaviest(request, ops)) for name, ops in ops_of.items() if name is not None}
         for ops_of in tensor_ops
     ]
-    overrides = _overrides(tensors, base) if gpus else []
-    if gpus and planned_gpus[-1] != base[-1]:
+    overrides = _overrides(tensors, layer_gpus) if gpus else []
+    if gpus and planned_gpus[-1] != layer_gpus[-1]:
         overrides.append(f"^output={_buffer(planned_gpus[-1])}")
     value = {"tensor_split": shares, "override_tensor": overrides}
     split = f" -sm layer -ts {','.join(map(str, shares))}" if gpus else ""
@@ -95,17 +95,29 @@ def write(request: Request) -> Written:
     index = {gpu: device for device, gpu in gpus.items()}
     for k, ops_of in enumerate(tensor_ops if gpus else ()):
         for name, ops in ops_of.items():
-            written_device[ops] = index[base[k]] if name is None else heaviest(request, ops)
+            written_device[ops] = index[layer_gpus[k]] if name is None else heaviest(request, ops)
     backward = np.flatnonzero(request.graph.forward_of >= 0)
     written_device[backward] = written_device[request.graph.forward_of[backward]]
+    sentences = _unsupported_sentences(request, stack, tensor_ops, tensors, layer_gpus)
+    return Written(value, text, written_device, (*stack.unsupported, *sentences))
+
+
+def _unsupported_sentences(
+    request: Request,
+    stack: Stack,
+    tensor_ops: list[dict[str | None, list[int]]],
+    tensors: list[dict[str, int | None]],
+    layer_gpus: list[int],
+) -> list[str]:
+    """Returns what the options cannot say: `tensors` are planned GPUs by layer and tensor, `layer_gpus` those of the split."""
     sentences = []
     if stack.before:
         sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
     caches = [
         k
-        for k, devices in enumerate(tensors if base else ())
+        for k, devices in enumerate(tensors if layer_gpus else ())
         for name, device in devices.items()
-        if device != base[k] and (not name or name.startswith("attn_"))
+        if device != layer_gpus[k] and (not name or name.startswith("attn_"))
     ]
     if caches:
         sentences.append(
@@ -113,7 +125,7 @@ def write(request: Request) -> Written:
         )
     unnamed = [
         request.graph.names[i]
-        for ops_of, gpu in zip(tensor_ops, base, strict=False)
+        for ops_of, gpu in zip(tensor_ops, layer_gpus, strict=False)
         for i in ops_of.get(None, ())
         if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
     ]
@@ -125,7 +137,7 @@ def write(request: Request) -> Written:
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
     if numbers != list(range(len(numbers))):
         sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
-    return Written(value, text, written_device, (*stack.unsupported, *sentences))
+    return sentences
 
 
 def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
@@ -197,19 +209,19 @@ def _rising_split(planned: list[int | None], gpus: int) -> list[int]:
         best = [min(range(g + 1), key=lambda h: (costs[h], -h)) for g in range(gpus)]
         choices.append(best)
         costs = [costs[best[g]] + (target not in (g, None)) for g in range(gpus)]
-    base = [min(range(gpus), key=costs.__getitem__)]
+    layer_gpus = [min(range(gpus), key=costs.__getitem__)]
     for best in reversed(choices[1:]):
-        base.append(best[base[-1]])
-    return base[::-1]
+        layer_gpus.append(best[layer_gpus[-1]])
+    return layer_gpus[::-1]
 
 
-def _overrides(tensors: list[dict[str, int | None]], base: list[int]) -> list[str]:
+def _overrides(tensors: list[dict[str, int | None]], layer_gpus: list[int]) -> list[str]:
     """Returns one pattern per device and set of tensors that the split puts on another device."""
     layers: dict[tuple[int | None, tuple[str, ...]], list[int]] = defaultdict(list)
     for k, devices in enumerate(tensors):
         for device in dict.fromkeys(devices.values()):
             names = tuple(name for name, d in devices.items() if d == device)
-            if device != base[k]:
+            if device != layer_gpus[k]:
                 layers[device, names].append(k)
     return [
         rf"^blk\.({'|'.join(map(str, numbers))})\.{_any_of(names)}={_buffer(device)}"
