@@ -147,11 +147,15 @@ def run_placed(
     graph: OpGraph,
     warmup: int = SETTLED,
 ) -> Run:
-    """Run the step on the cluster. `info["all_seconds"]` has every step. Raises `ExecutionError` if it does not end ok."""
+    """Runs the step on the cluster. Raises `ExecutionError` if it does not end ok."""
     run = execute(
         step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker, progress=False
     )
     if run.status != "ok":
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
-    run.info["all_seconds"] = [*run.info["warmup_seconds"], *run.info["traced_seconds"], *run.step_seconds.tolist()]
     return run
+
+
+def seconds_of_all_steps(run: Run) -> float:
+    """Returns the seconds of the run's steps together: warm-up steps, traced ones and measured ones."""
+    return float(sum(run.info["warmup_seconds"]) + sum(run.info["traced_seconds"]) + run.step_seconds.sum())

@@ -23,7 +23,7 @@ from ..workers.client import Worker
 from .gradient_pairs import Pairs, graph_under_placement, mean_pairs, measured_apart
 from .message_costs import predicted_us, with_shared_caches
 from .peaks import fullest, predicted_timelines
-from .profiles import SETTLED, SETTLED_BEFORE, beside_us, mean_graph, measured_graph, run_placed
+from .profiles import SETTLED, SETTLED_BEFORE, beside_us, mean_graph, measured_graph, run_placed, seconds_of_all_steps
 from .quiet_machine import busy_machine_error, own_processes, wait_for_quiet
 from .report import Report, Row
 
@@ -196,7 +196,7 @@ def _measure(
                 before = [process_seconds(pid) for pid in local.pids]
                 run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
-                share[name] = min(share[name], spent / max(sum(run.info["all_seconds"]), 1e-9))
+                share[name] = min(share[name], spent / max(seconds_of_all_steps(run), 1e-9))
                 disturbed[name] = max(disturbed[name], other_programs.share())
                 runs_by_placement[name].append(run)
                 bar.update()

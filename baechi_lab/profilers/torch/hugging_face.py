@@ -42,9 +42,11 @@ CHOICES = 2
 _OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes", "target_sizes")
 """Arguments, beside the images, of models that cut each image into parts by its size; their values are unknown here."""
 LARGEST_CONFIG = 1 << 24
+"""Largest size of a configuration file in bytes."""
 MOST_MODULES = 10_000
 """Largest number of layers, blocks or experts in one model."""
 _COUNT_FIELDS = ("layers", "n_layer", "depth", "num_block", "experts", "num_stage")
+"""Parts of the names of fields that count layers, blocks or experts."""
 _SECOND_INPUT = re.compile(
     "pixel_values(?!_videos)|input_features(?!_mask)|^input_values$|image_patches|flattened_patches|^protein_input_ids$"
 )
@@ -57,8 +59,6 @@ _RANDOM_SETTINGS = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdr
 """Settings by which training drops layers or masks frames at random; an estimate includes all of them."""
 IMAGE_SIZE = 224
 """Side of an image in pixels, for models that take images of any size."""
-
-
 MOST_TOKENS = 2**28
 """Largest number of tokens, because tokens have values of 8 bytes each."""
 
