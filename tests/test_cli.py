@@ -202,9 +202,17 @@ def test_a_time_limit_is_a_finite_number_of_seconds(call, graph_file, command, s
     check_refused(call(*command, graph_file, *placer, f"--time-limit={seconds}"), f"--time-limit is {seconds!r}"[:15])
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400"])
-def test_fidelity_waits_for_a_finite_time(call, seconds):
-    check_refused(call("fidelity", f"--wait={seconds}"), f"--wait is {seconds}; it must be a number of seconds")
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400", "0"])
+def test_fidelity_waits_and_grades_for_a_finite_time(call, seconds, tmp_path):
+    if seconds != "0":
+        check_refused(call("fidelity", f"--wait={seconds}"), f"--wait is {seconds}; it must be a number of seconds")
+    message = f"--seconds is {seconds}; it must be a number of seconds above 0"
+    check_refused(call("grade", tmp_path, f"--seconds={seconds}"), message)
+
+
+def test_a_worker_names_the_option_of_a_bad_address(call):
+    for address in ("foo", "127.0.0.1:99999", ""):
+        check_refused(call("worker", f"--bind={address}"), f"--bind is {address!r}; it must be HOST:PORT")
 
 
 @pytest.mark.parametrize(
@@ -391,10 +399,11 @@ def test_module_is_the_command(graph_file):
         (["--memory", "-8GB"], "'-8GB' is not an amount of memory"),
         (["--memory", "lots"], "'lots' is not an amount of memory"),
         (["--memory", "1GB,2GB,3GB"], "3 values for 4 devices"),
-        (["--link-latency", "-1"], "latency_us is -1"),
-        (["--link-us-per-byte", "nan"], "us_per_byte is nan"),
+        (["--link-latency", "-1"], "--link-latency is -1; it must be a number from 0 to 1e+150"),
+        (["--link-us-per-byte", "nan"], "--link-us-per-byte is nan; it must be a number from 0 to 1e+150"),
         (["--comm", "paralel"], "did you mean 'parallel'"),
-        (["--speed", "0"], "speed of device 'gpu:0' is 0"),
+        (["--speed", "0"], "--speed is 0; it must be a number from 1e-150 to 1e+150"),
+        (["--speed", "1,x,1,1"], "--speed is 'x'; it must be a number"),
         (["--seed", "x"], "--seed is 'x'"),
         (["--scheduler", "fifi"], "did you mean 'fifo'"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..lessons.grading import grade_folder
 
     options.check_output(arguments.output, (".csv",))
-    grades = grade_folder(arguments.folder, options.number(arguments.seconds, "--seconds"))
+    grades = grade_folder(arguments.folder, options.seconds(arguments.seconds, "--seconds", above_zero=True))
     if arguments.output:
         text = io.StringIO()
         rows = [{**asdict(grade), "remarks": "; ".join(grade.remarks)} for grade in grades]

@@ -15,7 +15,7 @@ from ..graph.costs import estimated_hardware
 from ..graph.device import default_memory, device_count
 from ..graph.hardware import FAMILIES, HARDWARE, kind_named, known_kind
 from ..graph.link_presets import default_link, named_link
-from ..graph.units import parse_bytes
+from ..graph.units import MOST_US, parse_bytes
 
 GRAPH = "graph file: .json, .json.gz, .stg, a trace, or PipeDream's graph.txt"
 """What `--help` says of GRAPH."""
@@ -77,7 +77,7 @@ def cluster_from(arguments: argparse.Namespace, graph: OpGraph | None = None) ->
     kind, link, comm = transfers_from(arguments, graph)
     sizes = [str(memory_of(kind))] if arguments.memory is None else arguments.memory.split(",")
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in sizes], count)
-    speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)
+    speed = _per_device("--speed", [number(s, "--speed", 1 / MOST_US) for s in arguments.speed.split(",")], count)
     devices = tuple(Device(f"{kind}:{i}", kind, memory[i], speed[i]) for i in range(count))
     return Cluster(devices, link, comm)
 
@@ -192,20 +192,28 @@ def whole_number(text: str, option: str, lowest: int) -> int:
     return number
 
 
-def number(text: str, option: str) -> float:
-    """Parses a number. The record checks its range."""
+def number(text: str, option: str, lowest: float = 0.0) -> float:
+    """Parses a number from `lowest` to the largest one of a link or device."""
+    value = _float(text, option)
+    if not lowest <= value <= MOST_US:
+        raise InvalidInput(f"{option} is {text:.60}; it must be a number from {lowest:g} to {MOST_US:g}")
+    return value
+
+
+def seconds(text: str, option: str, *, above_zero: bool = False) -> float:
+    """Parses a finite number of seconds of at least 0, or above 0."""
+    value = _float(text, option)
+    if not 0 <= value < math.inf or (above_zero and value == 0):
+        least = "above 0" if above_zero else "of at least 0"
+        raise InvalidInput(f"{option} is {text:.60}; it must be a number of seconds {least}, and finite")
+    return value
+
+
+def _float(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"{option} is {text!r}; it must be a number") from None
-
-
-def seconds(text: str, option: str) -> float:
-    """Parses a number of seconds, finite and at least 0."""
-    value = number(text, option)
-    if not 0 <= value < math.inf:
-        raise InvalidInput(f"{option} is {text:.60}; it must be a number of seconds of at least 0, and finite")
-    return value
+        raise InvalidInput(f"{option} is {text!r:.60}; it must be a number") from None
 
 
 def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:

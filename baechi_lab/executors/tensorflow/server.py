@@ -40,7 +40,9 @@ def parse_bind(bind: str) -> tuple[str, int]:
     """
     match = _BIND.fullmatch(bind.strip()) if isinstance(bind, str) else None
     if match is None or int(match["port"]) > 65535:
-        raise InvalidInput(f"bind is {bind!r}; write host:port or port, for example 127.0.0.1:2222")
+        raise InvalidInput(
+            f"--bind is {bind!r:.60}; it must be HOST:PORT or a port up to 65535, for example 127.0.0.1:2222"
+        )
     return match["host"] or LOOPBACK, int(match["port"])
 
 
@@ -68,7 +70,7 @@ def start(
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
     if why := refusal(host, secret is not None, trusted_network, trusted_users):
-        raise InvalidInput(why if is_loopback(host) else f"bind names {host}: {why}")
+        raise InvalidInput(why if is_loopback(host) else f"--bind names {host}: {why}")
     require_framework("tensorflow", "a worker")
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])
