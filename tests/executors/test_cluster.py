@@ -267,7 +267,7 @@ def test_port_taken():
 
 @pytest.mark.parametrize("bind", ["", "host:", "1.2.3.4:99999", "a b:1", "[::1]", ":22"])
 def test_bad_bind(bind):
-    with pytest.raises(bl.InvalidInput, match="--bind is .*; it must be HOST:PORT or a port"):
+    with pytest.raises(bl.InvalidInput, match=r"--bind is .*; it must be HOST:PORT or a port"):
         server.main(bind)
 
 

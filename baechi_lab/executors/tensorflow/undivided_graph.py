@@ -6,6 +6,7 @@ depends on the number of samples (`batch_values`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -45,17 +46,21 @@ def undivided_graph(step: Step, axes: Mapping[str, int | None], micro_batches: i
         return None
 
 
-def other_forward_op(one: GraphDef, whole: GraphDef) -> str | None:
-    """Returns the first forward op behind a variable that only one of the two graphs has; None if there is none."""
-    ops = [_behind_variables(graph) for graph in (one, whole)]
-    return next((name for k in (0, 1) for name, op in ops[k].items() if ops[1 - k].get(name) != op), None)
+def other_number_of_ops(one: GraphDef, whole: GraphDef) -> str | None:
+    """Returns the first type of which the two graphs have different numbers of forward ops behind variables, with the numbers.
+
+    None if there is no such type. Names say less: TensorFlow may number the same ops in another way.
+    """
+    counts, whole_counts = (_types_behind_variables(graph) for graph in (one, whole))
+    kind = next((kind for kind in (*counts, *whole_counts) if counts[kind] != whole_counts[kind]), None)
+    return None if kind is None else f"{counts[kind]} ops of type {kind!r}, and {whole_counts[kind]}"
 
 
-def _behind_variables(graph: GraphDef) -> dict[str, str]:
-    """Returns the types of the forward ops that read variables, by name; `graph` is in topological order."""
-    ops: dict[str, str] = {}
+def _types_behind_variables(graph: GraphDef) -> Counter[str]:
+    """Returns the number of forward ops that read variables, by type; `graph` is in topological order."""
+    behind: dict[str, str] = {}
     for node in graph.node:
-        reads = any(producer in ops for producer, _ in data_inputs(node))
+        reads = any(producer in behind for producer, _ in data_inputs(node))
         if (node.op == "VarHandleOp" or reads) and not is_backward(node.name):
-            ops[node.name] = node.op
-    return ops
+            behind[node.name] = node.op
+    return Counter(behind.values())

@@ -49,7 +49,7 @@ from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
 from .sends import SUMS
 from .session import PREFIX, parse_graph
-from .undivided_graph import other_forward_op
+from .undivided_graph import other_number_of_ops
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -252,7 +252,7 @@ class _Unroller:
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
         """Warn about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
-        other_op = None if self.undivided is None else other_forward_op(self.source_def, self.undivided)
+        other_ops = None if self.undivided is None else other_number_of_ops(self.source_def, self.undivided)
         while self.nodes[name].op == "Identity":
             name = next(data_inputs(self.nodes[name]))[0]
         if loss.problems or (
@@ -266,10 +266,10 @@ class _Unroller:
                 f"the loss of step {label!r} may be neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
                 f"{reason}: gradients are those of the {self.reduction}, and may differ from those of the undivided batch"
             )
-        elif other_op is not None:
+        elif other_ops is not None:
             message = (
-                f"the graph of step {label!r} depends on the number of samples: only one of the graphs of a micro-batch and of "
-                f"the undivided batch has op {other_op!r}, so gradients may differ from those of the undivided batch"
+                f"the graph of step {label!r} depends on the number of samples: it has {other_ops} for the undivided batch, so "
+                "gradients may differ from those of the undivided batch"
             )
         elif powers == {1} and loss.unclear and reduction is None:
             name, reason = next(iter(loss.unclear.items()))
