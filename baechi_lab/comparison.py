@@ -326,6 +326,7 @@ def _simulate_row(
     optimize: Optimize,
     memo: Memo,
 ) -> tuple[dict[str, Any], Placement | None]:
+    """Places `prepared` or smaller groups, simulates `graph`; returns the columns of its row and the placement, if any."""
     from .placers import place
     from .simulator import simulate
 

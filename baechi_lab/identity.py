@@ -83,6 +83,8 @@ def content_digest(value: object) -> str:
 
 
 class _Digester:
+    """Describes objects as bytes that are equal for equal objects, in every process."""
+
     def __init__(self) -> None:
         self.path: dict[int, int] = {}  # id of an object that is being digested -> its depth
         self.digests: dict[int, str] = {}

@@ -125,6 +125,8 @@ class _Worker:
 
 
 class _Executor:
+    """Simulates the executors of the workers, event by event: threads, kernels, and the messages between workers."""
+
     def __init__(
         self, extended: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
     ) -> None:

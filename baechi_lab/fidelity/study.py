@@ -167,6 +167,7 @@ def _measure(
     counts: tuple[int, int, int],
     progress: bool,
 ) -> _Measured:
+    """Profiles, calibrates and runs the placements in several rounds, so that changes of the machine affect all."""
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts

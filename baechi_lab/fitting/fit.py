@@ -146,6 +146,7 @@ def with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
 def _try_as_it_is(
     subject: Subject, cluster: Cluster, placing: BestOfPlacers, placement: Placement | None
 ) -> tuple[FitOption, int]:
+    """Returns the option "as it is", and the bytes that its fullest device lacks."""
     count = count_computing(cluster)
     choice = f"{count} devices" if count > 1 else "1 device"
     fastest, why = placing.fastest(subject.graph, cluster, placement, other_limits=True)

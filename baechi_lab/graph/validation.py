@@ -150,6 +150,7 @@ def validate(graph: GraphColumns) -> None:
 
 
 def _validate_tensors(graph: GraphColumns) -> None:
+    """Checks the producers, consumers and sizes of tensors."""
     n, tensors = graph.n, len(graph.tensor_producer)
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
@@ -182,6 +183,7 @@ def _validate_tensors(graph: GraphColumns) -> None:
 
 
 def _validate_groups(graph: GraphColumns) -> None:
+    """Checks the columns of forward ops, colocation groups, allowed devices, copies and reuse of memory."""
     n = graph.n
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
     self_forward = np.flatnonzero(graph.forward_of == np.arange(n))

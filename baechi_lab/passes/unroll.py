@@ -134,6 +134,7 @@ class Unroll(Pass):
 
 
 def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
+    """Warns if the graph has ops that compute statistics of the whole batch."""
     if not np.any(role == BACKWARD):
         return  # inference uses stored statistics
     normalizing = [
@@ -188,6 +189,7 @@ def check_micro_batches(count: object) -> None:
 
 
 def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
+    """Makes the graph of all micro-batches."""
     origin = np.empty(at.total, dtype=np.int64)  # the original of an addition is the op whose gradient it adds
     batch = np.full(at.total, -1, dtype=np.int32)
     for ops in (at.setup, at.update):

@@ -75,6 +75,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, object]:
+    """Places and simulates the graph for one cell of the sweep; returns the columns of its row."""
     from ..placers import place
     from ..simulator import simulate
     from ..simulator.bounds import bounds

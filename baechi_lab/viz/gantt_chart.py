@@ -133,6 +133,7 @@ def _placed_differently(first: Timeline, timeline: Timeline) -> NDArray[np.bool_
 def _traces(
     timeline: Timeline, factor: float, differs: NDArray[np.bool_], max_bars: int, transfers: bool, color_by: str
 ) -> list[go.Bar]:
+    """Returns the bars of all devices: ops, collectives and sends, a lane each."""
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
     traces = []
@@ -195,6 +196,7 @@ def _names(timeline: Timeline, rows: NDArray[np.int64], shades: list[str]) -> di
 
 
 def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, factor: float) -> list[go.Bar]:
+    """Returns the bars of what a device sends, in the colours of the receivers; none if it sends nothing."""
     transfers = timeline.transfers
     sent_rows = np.flatnonzero(transfers.source == device)
     if not len(sent_rows):
@@ -230,6 +232,7 @@ def _bar(
     width: float,
     marked: NDArray[np.bool_] | bool = False,
 ) -> go.Bar:
+    """Returns one lane of bars with their hover texts; marked bars have a dark outline."""
     outline: dict[str, Any] = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
     if np.any(marked):
         outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, INK, outline["color"])}

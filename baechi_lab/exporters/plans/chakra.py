@@ -89,6 +89,7 @@ def _add(
 
 
 def _binary(nodes: list[Node]) -> bytes:
+    """Returns the nodes as a Chakra file: messages of protocol buffers, each after its length."""
     message_types = messages(SCHEMA)
     chunks = [with_length(message_types["GlobalMetadata"](version=VERSION).SerializeToString())]
     for node in nodes:
@@ -141,6 +142,7 @@ def _text(nodes: list[Node]) -> str:
 
 
 def _unsupported_sentences(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
+    """Returns what a Chakra trace cannot say: rounded durations, memory, and how transfers wait."""
     graph, sentences = request.graph, []
     off = float(np.abs(np.rint(length) - length).sum())
     if off:

@@ -101,6 +101,7 @@ def _sample_lists(value: object) -> Any:
 
 
 def _write_graph(graph: OpGraph) -> Document:
+    """Returns the columns of a graph, without those that hold only defaults."""
     types = {name: k for k, name in enumerate(dict.fromkeys(graph.op_types))}
     ops: Document = {"name": list(graph.names), "duration_us": column(graph.duration_us)}
     if set(types) - {"op"}:
@@ -152,6 +153,7 @@ def _write_groups(record: OpGraph | Placement) -> dict[str, object]:
 
 
 def _read_graph(document: Document) -> OpGraph:
+    """Returns the graph of a checked document."""
     ops, tensors = document["ops"], document["tensors"]
     names = texts(ops, "name", "ops")
     n = len(names)
@@ -275,6 +277,7 @@ def _write_placement(placement: Placement) -> Document:
 
 
 def _read_placement(document: Document) -> Placement:
+    """Returns the placement of a checked document."""
     order_fields: Document = {key: floats(document, key) for key in _ORDERS if key in document}
     device = integers(document, "device")
     if len(device) and device.max() > 2**31 - 1:
@@ -302,6 +305,7 @@ _VIOLATION = ("kind", "message", "device", "time_us", "op")
 
 
 def _write_timeline(timeline: Timeline) -> Document:
+    """Returns the columns of a timeline."""
     return {
         "origin": timeline.origin,
         "makespan_us": plain(float(timeline.makespan_us)),
@@ -321,6 +325,7 @@ def _write_timeline(timeline: Timeline) -> Document:
 
 
 def _read_timeline(document: Document) -> Timeline:
+    """Returns the timeline of a checked document."""
     ops, tensors, devices = document["ops"], document["tensors"], document["devices"]
     op_names, device_names = texts(document, "op_names"), texts(devices, "name", "devices")
     n, tensor_count, device_count = len(op_names), len(tensors["producer"]), len(device_names)

@@ -77,6 +77,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
 
 
 def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
+    """Returns the attributes of the node of an op, without those that are defaults."""
     out: dict[str, object] = {
         "name": graph.names[op],
         "op_type": graph.op_types[op],
@@ -235,6 +236,7 @@ def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], prod
 
 
 def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> object:
+    """Returns int32[n]: the forward op of each node, which names it by its node or by its name; -1 without one."""
     index = {name: i for i, name in enumerate(names)}
     forward_of = np.full(len(names), -1, dtype=np.int32)
     for i, attribute in enumerate(attributes):

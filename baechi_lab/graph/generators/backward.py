@@ -109,6 +109,7 @@ class _Plan:
 
 
 def _plan(forward: OpGraph) -> _Plan:
+    """Numbers the gradients, sums of gradients and updates that a backward pass needs."""
     n = forward.n
     source = np.diff(forward.inputs[0]) == 0
     variable = np.flatnonzero(source & (forward.persistent_bytes > 0))

@@ -214,6 +214,7 @@ def _language_model(steps: int, layers: int, shape: _Shape) -> _Net:
 
 
 def _translator(length: int, layers: int, shape: _Shape) -> _Net:
+    """Makes an encoder, and a decoder with attention to all encoder states."""
     net = _Net()
     source = _embed(net, "encoder/embedding", length, shape)
     memory = _stack(net, "encoder", source, length, layers, shape)

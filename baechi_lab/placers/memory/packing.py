@@ -129,6 +129,7 @@ def describe_op(graph: OpGraph, op: int) -> str:
 def _prove_op_too_large(
     graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], allowed: NDArray[np.bool_], shared: bool
 ) -> str | None:
+    """Returns a sentence if an op needs more memory than any device that may run it has, else None."""
     persistent_bytes = persistent_bytes_beside(graph, shared)
     running = bytes_while_running(graph, shared) + persistent_bytes
     largest_memory = np.where(allowed, cluster.memory_bytes, -1).max(axis=1)[group]

@@ -291,6 +291,7 @@ def _size_of_open_dimension(
 
 
 def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Returns the shapes of values that are known, and the types of all values; rejects sizes that no tensor has."""
     shapes: dict[str, Shape] = {}
     types: dict[str, str] = {}
     for tensor in graph.initializer:

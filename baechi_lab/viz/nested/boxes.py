@@ -51,6 +51,8 @@ def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermo
 
 
 class _Levels:
+    """Divides boxes with too many items into levels of boxes, from the outermost inwards."""
+
     def __init__(self, graph: OpGraph, limit: int):
         self.graph, self.most = graph, limit
         self.item_of = np.full(graph.n, -1, dtype=np.int64)

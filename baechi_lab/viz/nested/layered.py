@@ -81,6 +81,7 @@ class _Pointed:
 
 
 def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> _Pointed:
+    """Adds a point on every layer that an edge passes, so that edges join neighbours; edges from one box share points."""
     layers, heights, orders = layer.tolist(), height.tolist(), order.tolist()
     links: dict[tuple[int, int], float] = {}
     shared: dict[tuple[int, int, bool], int] = {}

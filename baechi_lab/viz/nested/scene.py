@@ -93,6 +93,8 @@ def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int], aspect: f
 
 
 class _Builder:
+    """Collects the visible boxes and arrows, and arranges frames from the innermost outwards."""
+
     def __init__(self, graph: OpGraph, tree: Tree, expanded: frozenset[int]):
         self.graph, self.tree = graph, tree
         self.nodes, self.frames = tree.visible(expanded), tree.frames(expanded)

@@ -54,6 +54,7 @@ def _frame(scene: Scene, k: int) -> str:
 
 
 def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
+    """Returns an arrow as a curve through its points, with a head."""
     points = arrows.points[arrows.pointer[k] : arrows.pointer[k + 1]].copy()
     upright, width = bool(arrows.upright[k]), float(arrow_widths(arrows)[k])
     axis = 1 if upright else 0
@@ -78,6 +79,7 @@ def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
 
 
 def _box(scene: Scene, k: int, colors: Sequence[str], share: NDArray[np.float64] | None) -> str:
+    """Returns a box with its colour, the bar of device shares, its label and its note."""
     w, h = float(scene.width[k]), float(scene.height[k])
     x, y = float(scene.x[k]) - w / 2, float(scene.y[k]) - h / 2
     main = -1 if share is None or share.max() < 0.995 else int(share.argmax())

@@ -211,6 +211,7 @@ def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[li
 
 
 def _event(node: Node, several: bool) -> Event:
+    """Returns the event of a node. Its lane is that of a CPU thread, a GPU stream, or a unit for its type."""
     if node.attributes.get("is_cpu_op") is True:
         unit, kind = f"cpu/thread {node.attributes.get('tid', 0)!s:.40}", "cpu"
     elif "stream" in node.attributes:
@@ -318,6 +319,7 @@ def _objects(text: str) -> Iterable[dict[str, object]]:
 
 
 def _of_json(fields: object, k: int) -> Node:
+    """Returns node `k` of the JSON form of a trace, whose versions name fields differently."""
     if not isinstance(fields, dict):
         raise FormatError(f"node {k} is {fields!r:.60}; it must be an object")
     name, kind = fields.get("name", ""), fields.get("type", 0)

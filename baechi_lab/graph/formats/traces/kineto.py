@@ -206,6 +206,7 @@ class _EventBuilder:
 
 
 def _op(row: Row) -> _Op:
+    """Returns the op of a row, with the bytes of its largest input."""
     dims = row.args.get("Input Dims")
     types = row.args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):

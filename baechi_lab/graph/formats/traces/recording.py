@@ -251,6 +251,7 @@ def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
 
 
 def _notes(dropped_count: int, waited_us: float, lanes_us: float, separated_count: int) -> list[str]:
+    """Returns sentences about what the recording leaves out of the trace or adds to it."""
     sentences = []
     if separated_count:
         sentences.append(
