@@ -84,9 +84,13 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
     """And no third user does. The kernel goes on to end the process with its parent."""
     python = [sys.executable] if rights == "this user" else other_user()
     with subprocess.Popen(
-        [*python, "-c", LISTEN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*python, "-c", LISTEN, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         cwd="/",
-    ) as listening:  # fmt: skip
+    ) as listening:
         address = listening.stdout.readline().split()
         if not address and network.REFUSED in listening.stderr.read():
             pytest.skip("this system does not let users make namespaces")

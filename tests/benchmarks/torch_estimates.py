@@ -27,10 +27,17 @@ from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.torch.layers import in_mode, run_once
 
 LLAMA_70B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
-    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
 
 
 def perceptron(width: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
@@ -63,11 +70,20 @@ WIDE_CORE = replace(
 """A core with two 16-wide units, twice the width and bandwidth of `cpu-core`: shares of peak are at most 1."""
 
 CASES: list[tuple[Any, tuple[int, ...]]] = [
-    (perceptron, (256, 32)), (perceptron, (256, 256)), (perceptron, (512, 64)), (perceptron, (512, 512)),
-    (perceptron, (1024, 128)), (encoder, (128, 4, 64)), (encoder, (256, 4, 128)), (encoder, (512, 2, 128)),
-    (convolutions, (32, 4, 32)), (convolutions, (64, 2, 32)), (convolutions, (64, 1, 56)), (points, (1024, 512)),
+    (perceptron, (256, 32)),
+    (perceptron, (256, 256)),
+    (perceptron, (512, 64)),
+    (perceptron, (512, 512)),
+    (perceptron, (1024, 128)),
+    (encoder, (128, 4, 64)),
+    (encoder, (256, 4, 128)),
+    (encoder, (512, 2, 128)),
+    (convolutions, (32, 4, 32)),
+    (convolutions, (64, 2, 32)),
+    (convolutions, (64, 1, 56)),
+    (points, (1024, 512)),
     (points, (512, 64)),
-]  # fmt: skip
+]
 
 
 def measured_us(model: nn.Module, x: torch.Tensor, mode: str, repeats: int = 8) -> float:
@@ -126,12 +142,14 @@ def llama() -> dict[str, Any]:
     graph = bl.torch.profile(model, inputs, hardware=["h100", "b200"], dtype="bf16", optimizer="adam")
     ended = time.perf_counter()
     return {
-        "parameters": sum(p.numel() for p in model.parameters()), "ops": graph.n,
-        "seconds_to_build": round(built - started, 1), "seconds_to_profile": round(ended - built, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "ops": graph.n,
+        "seconds_to_build": round(built - started, 1),
+        "seconds_to_profile": round(ended - built, 1),
         "processor_seconds_in_all": round(time.process_time() - processor, 1),
         "peak_memory_of_the_process_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "work_ms": {kind: round(float(us.sum()) / 1e3, 1) for kind, us in graph.duration_by_kind.items()},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -142,10 +160,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     result = {
-        "command": "python tests/benchmarks/torch_estimates.py " + " ".join(sys.argv[1:]), "seed": 0,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "machine": f"{os.cpu_count()} cores",
-        "load": [round(x, 1) for x in os.getloadavg()], "torch": torch.__version__,
-    }  # fmt: skip
+        "command": "python tests/benchmarks/torch_estimates.py " + " ".join(sys.argv[1:]),
+        "seed": 0,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores",
+        "load": [round(x, 1) for x in os.getloadavg()],
+        "torch": torch.__version__,
+    }
     if options.llama:
         result["llama_70b"] = llama()
         print(result["llama_70b"], flush=True)

@@ -149,8 +149,10 @@ def test_accelerate_takes_the_map_of_any_placement(model, graph):
         plan = bl.write_plan(graph, bl.Placement(device=[chance.randrange(3) for _ in graph.names]), model=model)
         utils.check_device_map(model, plan.value)  # every parameter and buffer is covered
         assert {k for k in plan.value if k not in modules} <= {"steps"}
-        home = [next(d for k, d in plan.value.items() if name == k or name.startswith(f"{k}.") or not k)
-                for name in ("embed.weight", "head.weight")]  # fmt: skip
+        home = [
+            next(d for k, d in plan.value.items() if name == k or name.startswith(f"{k}.") or not k)
+            for name in ("embed.weight", "head.weight")
+        ]
         assert home[0] == home[1]
 
 
@@ -228,8 +230,9 @@ def test_weights_tied_in_a_chain_follow_the_first():
     plan = bl.write_plan(graph, bl.Placement(device=[2, 1, 0]), model=model)
     assert plan.value == {"": 2}
     assert [sentence.split(" are ")[0] for sentence in plan.unsupported[:2]] == [
-        "'0.weight' and '1.weight'", "'1.bias' and '2.bias'",
-    ]  # fmt: skip
+        "'0.weight' and '1.weight'",
+        "'1.bias' and '2.bias'",
+    ]
 
 
 class Functional(torch.nn.Module):
@@ -346,24 +349,66 @@ def test_bug_outputs_that_meet_inputs_are_on_the_main_device(mask_code):
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 SEQUENCES = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 99,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
     "decoder_start_token_id": 2,
-}  # fmt: skip
+}
 STRANGERS = {
-    "LlamaForCausalLM": SMALL, "MistralForCausalLM": {**SMALL, "num_key_value_heads": 2},
+    "LlamaForCausalLM": SMALL,
+    "MistralForCausalLM": {**SMALL, "num_key_value_heads": 2},
     "Qwen2ForCausalLM": {**SMALL, "num_key_value_heads": 2},
-    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 99, "n_positions": 64, "bos_token_id": 0,
-                        "eos_token_id": 1},
-    "OPTForCausalLM": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99,
-                       "word_embed_proj_dim": 32, "max_position_embeddings": 64},
-    "GPTNeoXForCausalLM": SMALL, "BertForMaskedLM": SMALL, "RobertaForMaskedLM": SMALL,
-    "T5ForConditionalGeneration": {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 3, "num_heads": 4, "vocab_size": 99,
-                                   "decoder_start_token_id": 0},
+    "GPT2LMHeadModel": {
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 99,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    },
+    "OPTForCausalLM": {
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 99,
+        "word_embed_proj_dim": 32,
+        "max_position_embeddings": 64,
+    },
+    "GPTNeoXForCausalLM": SMALL,
+    "BertForMaskedLM": SMALL,
+    "RobertaForMaskedLM": SMALL,
+    "T5ForConditionalGeneration": {
+        "d_model": 32,
+        "d_ff": 64,
+        "d_kv": 8,
+        "num_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 99,
+        "decoder_start_token_id": 0,
+    },
     "BartForConditionalGeneration": {**SEQUENCES, "max_position_embeddings": 64},
-    "ViTForImageClassification": {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8},
-    "WhisperForConditionalGeneration": {**SEQUENCES, "num_mel_bins": 8, "max_source_positions": 30, "max_target_positions": 40},
-}  # fmt: skip
+    "ViTForImageClassification": {
+        **{k: v for k, v in SMALL.items() if k != "vocab_size"},
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "WhisperForConditionalGeneration": {
+        **SEQUENCES,
+        "num_mel_bins": 8,
+        "max_source_positions": 30,
+        "max_target_positions": 40,
+    },
+}
 """Architectures of transformers, small."""
 
 

@@ -18,9 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 CHROMIUM_ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-quic", "--no-first-run",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+]
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / ".pytest_cache" / "screenshots"
 
@@ -84,11 +90,14 @@ def _environment(folder: Path) -> dict[str, str]:
     """Jupyter's configuration, data and runtime folders below `folder`; this checkout on the path."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
     return {
-        **environment, "HOME": str(folder), "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        **environment,
+        "HOME": str(folder),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -132,12 +141,18 @@ def running_lab(folder: Path):
     notices.parent.mkdir(parents=True)
     notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     options = {
-        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
         "IdentityProvider.token": token,
-        "ServerApp.root_dir": notebooks, "ServerApp.open_browser": False, "LabApp.collaborative": False,
-        "LabApp.expose_app_in_browser": True, "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
-        "LabApp.user_settings_dir": folder / "settings", "LabApp.workspaces_dir": folder / "workspaces",
-    }  # fmt: skip
+        "ServerApp.root_dir": notebooks,
+        "ServerApp.open_browser": False,
+        "LabApp.collaborative": False,
+        "LabApp.expose_app_in_browser": True,
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.user_settings_dir": folder / "settings",
+        "LabApp.workspaces_dir": folder / "workspaces",
+    }
     command = [sys.executable, "-m", "jupyterlab", "--allow-root", *(f"--{k}={v}" for k, v in options.items())]
     lab = Lab(f"http://127.0.0.1:{port}", token, notebooks)
     with _serving(command, folder, f"{lab.url}/api/status?token={token}"):

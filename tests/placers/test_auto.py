@@ -102,9 +102,12 @@ def test_bug_groups_were_judged_by_the_step_of_groups():
 def x_y_and_a_reader_of_y():
     """s leads to x and y of 10 us in one colocation group, z of 10 us reads y; a tensor takes 1 us."""
     graph = OpGraph.from_edges(
-        [0.0, 10.0, 10.0, 10.0], [(0, 1, 4), (0, 2, 4), (2, 3, 8)], names=["s", "x", "y", "z"],
-        colocation=[0, 0, 0, -1], colocation_names=("g",),
-    )  # fmt: skip
+        [0.0, 10.0, 10.0, 10.0],
+        [(0, 1, 4), (0, 2, 4), (2, 3, 8)],
+        names=["s", "x", "y", "z"],
+        colocation=[0, 0, 0, -1],
+        colocation_names=("g",),
+    )
     return graph, Cluster.uniform(2, link=Link(1.0, 0.0))
 
 

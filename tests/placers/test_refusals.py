@@ -165,9 +165,13 @@ def test_no_proof_where_outputs_lie_in_others():
 def test_what_an_op_needs_is_told_apart_from_what_is_tied_to_it():
     """Op a keeps 10 and makes 5; two others of its colocation group keep 40 each: 95 on a device of 90."""
     graph = bl.OpGraph.from_edges(
-        [1, 1, 1], [(0, 1, 5)], names=["a", "b", "c"], persistent_bytes=[10, 40, 40],
-        colocation=[0, 0, 0], colocation_names=("g",),
-    )  # fmt: skip
+        [1, 1, 1],
+        [(0, 1, 5)],
+        names=["a", "b", "c"],
+        persistent_bytes=[10, 40, 40],
+        colocation=[0, 0, 0],
+        colocation_names=("g",),
+    )
     with pytest.raises(bl.InfeasiblePlacement) as error:
         bl.place(graph, bl.Cluster.uniform(2, memory_bytes=90), "m-etf")
     assert str(error.value).startswith(

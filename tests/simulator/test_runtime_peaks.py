@@ -17,9 +17,13 @@ def towers(names=NAMES):
     """Two towers and their join. `a` (30 bytes) and `b` (20) are read by the join (4); gradients are as large."""
     edges = [(0, 2, 30), (1, 2, 20), (2, 3, 4), (3, 4, 20), (3, 5, 30), (0, 5, 30), (1, 4, 20)]
     return bl.OpGraph.from_edges(
-        [1, 1, 1, 1, 1, 1], edges, names=names, forward_of=[-1, -1, -1, 2, 1, 0], temp_bytes=[0, 90, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1],
+        edges,
+        names=names,
+        forward_of=[-1, -1, -1, 2, 1, 0],
+        temp_bytes=[0, 90, 0, 0, 0, 0],
         reuse=[0] * 6,
-    )  # fmt: skip
+    )
 
 
 def test_devices_that_work_in_turns_hold_more_than_devices_at_once():

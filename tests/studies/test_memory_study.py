@@ -81,9 +81,14 @@ def test_temporary_bytes_of_a_measured_timeline():
     line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0]))
     temporary, outputs = MEMORY_CATEGORIES.index("temporary"), MEMORY_CATEGORIES.index("outputs")
     rows = [
-        (0.0, temporary, 30, 0), (0.0, outputs, 8, 0), (2.0, temporary, -30, 0), (2.0, temporary, 20, 1),
-        (3.0, temporary, -20, 1), (3.0, temporary, 25, 1), (5.0, temporary, -25, 1),
-    ]  # fmt: skip
+        (0.0, temporary, 30, 0),
+        (0.0, outputs, 8, 0),
+        (2.0, temporary, -30, 0),
+        (2.0, temporary, 20, 1),
+        (3.0, temporary, -20, 1),
+        (3.0, temporary, 25, 1),
+        (5.0, temporary, -25, 1),
+    ]
     time, category, delta, op = zip(*rows, strict=True)
     log = MemoryLog([0] * len(rows), time, category, delta, op)
     assert temporary_bytes(dataclasses.replace(line, memory=log), 2).tolist() == [30, 25]

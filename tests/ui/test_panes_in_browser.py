@@ -309,9 +309,12 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
 
 @pytest.mark.parametrize(
     ("pane_name", "pane", "key", "side"),
-    [("setting", ".bl-setting", "ArrowRight", "width"), ("details", ".bl-details-pane", "ArrowLeft", "width"),
-     ("graph", f".bl-view:has({GRAPH})", "ArrowDown", "height")],
-)  # fmt: skip
+    [
+        ("setting", ".bl-setting", "ArrowRight", "width"),
+        ("details", ".bl-details-pane", "ArrowLeft", "width"),
+        ("graph", f".bl-view:has({GRAPH})", "ArrowDown", "height"),
+    ],
+)
 def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, pane_name, pane, key, side):
     """An arrow is 16 pixels, a drag goes as far as the mouse. What one part gets its neighbour gives, and Escape undoes it."""
     tab(page, "Graph")

@@ -100,8 +100,9 @@ def shows(page, text, timeout=90_000):
     page.wait_for_function(
         "(text) => { const f = document.querySelector('.bl-header .bl-facts'); return f && f.textContent.includes(text) "
         "&& !document.querySelector('.bl-stale'); }",
-        arg=text, timeout=timeout,
-    )  # fmt: skip
+        arg=text,
+        timeout=timeout,
+    )
 
 
 def _equal(value, expected_value):
@@ -684,7 +685,7 @@ def test_a_real_run_arrives_live(page, expected):
         "() => ![...document.querySelectorAll('.bl-pane-run button')].some((b) => b.textContent === 'Profile here first' "
         "&& b.offsetParent) && !document.querySelector('.bl-stale')",
         timeout=120_000,
-    )  # fmt: skip
+    )
     page.wait_for_function("() => document.querySelector('.bl-workbench textarea').value.includes(\"mode='measured'\")")
     page.click('button:text-is("Undo")')
     shows(page, f"step {format_us(line.makespan_us)}")

@@ -9,9 +9,12 @@ import baechi_lab as bl
 def diamond():
     """a 5 us -> b 10 us, c 10 us -> d 5 us; b and c in scope s; every tensor 8 bytes."""
     return bl.OpGraph.from_edges(
-        [5, 10, 10, 5], [(0, 1, 8), (0, 2, 8), (1, 3, 8), (2, 3, 8)], names=["a", "s/b", "s/c", "d"],
-        op_types=("Const", "MatMul", "MatMul", "Add"), output_shapes=("f32[2]", "f32[1,2]", "i64[1]", ""),
-    )  # fmt: skip
+        [5, 10, 10, 5],
+        [(0, 1, 8), (0, 2, 8), (1, 3, 8), (2, 3, 8)],
+        names=["a", "s/b", "s/c", "d"],
+        op_types=("Const", "MatMul", "MatMul", "Add"),
+        output_shapes=("f32[2]", "f32[1,2]", "i64[1]", ""),
+    )
 
 
 @pytest.fixture

@@ -35,9 +35,11 @@ def test_types_beyond_the_last_colour_are_one():
 
 def test_parts_of_a_training_step():
     graph = bl.OpGraph.from_edges(
-        [0, 5, 9, 1], [(0, 1, 4), (1, 2, 4), (2, 3, 4)], forward_of=[-1, -1, 1, -1],
+        [0, 5, 9, 1],
+        [(0, 1, 4), (1, 2, 4), (2, 3, 4)],
+        forward_of=[-1, -1, 1, -1],
         op_types=["Variable", "MatMul", "MatMulGrad", "Update"],
-    )  # fmt: skip
+    )
     colors = coloring(graph, "pass")
     assert [colors.labels[k] for k in colors.kind] == ["done once before", "forward", "backward", "update"]
 
@@ -118,8 +120,9 @@ def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compar
     drawn = bench.timeline.drawn
     moved_ops = np.flatnonzero(first.placement.device != current.placement.device)
     assert bench.timeline.makespans == {
-        "m-etf": current.timeline.makespan_us, "before: m-topo": first.timeline.makespan_us,
-    }  # fmt: skip
+        "m-etf": current.timeline.makespan_us,
+        "before: m-topo": first.timeline.makespan_us,
+    }
     assert np.unique(drawn.op[drawn.elsewhere > 0]).tolist() == moved_ops.tolist()
     bench.tasks.compare(["m-etf", "m-sct"])
     assert [key for key, _ in bench.timeline.choices] == ["before", "row:m-sct"]
@@ -148,8 +151,11 @@ def test_a_pipeline_has_shades_of_its_devices_and_a_key_per_phase():
     view.show(bl.unroll(graph, 2), [timeline])
     phases = np.frombuffer(view.phases, dtype=np.uint8)
     assert {name.split("/")[0]: int(phases[k]) for k, name in enumerate(timeline.op_names)} == {
-        "forward0": 1, "forward1": 1, "backward1": 2, "backward0": 2,
-    }  # fmt: skip
+        "forward0": 1,
+        "forward1": 1,
+        "backward1": 2,
+        "backward0": 2,
+    }
     assert len(view.phase_colors) == 4 * 2 and view.phase_colors[::4] == view.colors
     keys = {key["label"]: key["time"] for key in view.legend if "hatched" in key}
     assert keys == {"forward": 2 * 8, "backward": 2 * 16}

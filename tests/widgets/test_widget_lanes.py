@@ -11,8 +11,11 @@ def test_neighbours_without_op_and_transfer_are_folded(diamond):
     assert idle_folds(line) == ["gpu:0 idle", None, "gpu:2 to gpu:3 idle", "", None, "gpu:5 idle"]
     lanes = build_bars(diamond, [line]).lanes
     assert [(lane["folded"], lane["fold_label"]) for lane in lanes[4:8]] == [
-        (True, "gpu:2 to gpu:3 idle"), (True, ""), (True, ""), (True, ""),
-    ]  # fmt: skip
+        (True, "gpu:2 to gpu:3 idle"),
+        (True, ""),
+        (True, ""),
+        (True, ""),
+    ]
 
 
 def test_an_empty_graph_is_one_line():

@@ -15,9 +15,12 @@ from tests.helpers.messages import receive
 def line(pair):
     """a keeps 100 bytes; b needs 7 while it runs, 5-15; c runs 7-17 on the other device."""
     graph = bl.OpGraph.from_edges(
-        [5, 10, 10, 5], [(0, 1, 8), (0, 2, 8), (1, 3, 8), (2, 3, 8)], names=["a", "s/b", "s/c", "d"],
-        persistent_bytes=[100, 0, 0, 0], temp_bytes=[0, 7, 0, 0],
-    )  # fmt: skip
+        [5, 10, 10, 5],
+        [(0, 1, 8), (0, 2, 8), (1, 3, 8), (2, 3, 8)],
+        names=["a", "s/b", "s/c", "d"],
+        persistent_bytes=[100, 0, 0, 0],
+        temp_bytes=[0, 7, 0, 0],
+    )
     return bl.simulate(graph, pair, bl.Placement(device=[0, 0, 1, 0]))
 
 

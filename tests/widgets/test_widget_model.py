@@ -29,18 +29,31 @@ SETTINGS = [
     Setting(bl.Cluster.uniform(4)),
     Setting(bl.Cluster.uniform(2, memory_bytes="2GB", kind="cpu", speed=0.5), source="file:data/x.json.gz", passes=()),
     Setting(
-        bl.Cluster.uniform(3).replace(comm="duplex"), source="model:gnmt", batch_size=64, model_params={"layers": 2},
-        hardware="a100", placer="m-sct", params={"threshold": 0.2}, scheduler="fifo", forward_only=True,
+        bl.Cluster.uniform(3).replace(comm="duplex"),
+        source="model:gnmt",
+        batch_size=64,
+        model_params={"layers": 2},
+        hardware="a100",
+        placer="m-sct",
+        params={"threshold": 0.2},
+        scheduler="fifo",
+        forward_only=True,
         moves=(("a/b", "gpu:1"), ("c/", "gpu:0")),
     ),
     Setting(
         bl.Cluster((bl.Device("x", "gpu", 5), bl.Device("y", "cpu", 7, 0.5)), [[bl.Link(0, 0), bl.Link(1, 2)]] * 2)
     ),
     Setting(
-        bl.Cluster.uniform(4), source="model:gnmt", batch_size=64, placer="contiguous", params={"objective": "throughput"},
-        micro_batches=8, schedule="gpipe", replicas=2,
+        bl.Cluster.uniform(4),
+        source="model:gnmt",
+        batch_size=64,
+        placer="contiguous",
+        params={"objective": "throughput"},
+        micro_batches=8,
+        schedule="gpipe",
+        replicas=2,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

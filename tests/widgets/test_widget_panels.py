@@ -99,9 +99,12 @@ def test_a_box_more_leaves_the_others_with_what_was_selected_of_them(diamond, sp
 
 def test_a_selected_scope_is_named_with_what_moves_along(pair):
     graph = bl.OpGraph.from_edges(
-        [1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)], names=["n/w", "n/x", "m/y", "m/z"],
-        colocation=[0, -1, 0, -1], colocation_names=("n/w",),
-    )  # fmt: skip
+        [1] * 4,
+        [(0, 1, 4), (1, 2, 4), (2, 3, 4)],
+        names=["n/w", "n/x", "m/y", "m/z"],
+        colocation=[0, -1, 0, -1],
+        colocation_names=("n/w",),
+    )
     view = GraphView()
     view.show_graph(graph)
     view.open_nodes(())
@@ -527,9 +530,15 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel.devices.value, panel.memory.value, panel.placers.value = "1, 2", "1kB", "m-etf"
     panel.start.click()
     expected = bl.sweep(
-        bench.outcome.graph, devices=[1, 2], memory_bytes="1kB", placer="m-etf", cluster=bench.model.setting.cluster,
-        passes=(), executor="here", progress=False,
-    )  # fmt: skip
+        bench.outcome.graph,
+        devices=[1, 2],
+        memory_bytes="1kB",
+        placer="m-etf",
+        cluster=bench.model.setting.cluster,
+        passes=(),
+        executor="here",
+        progress=False,
+    )
     # One device: 5 + 10 + 10 + 5. Two: c from 7 to 17 beside b from 5 to 15, whose tensor is there at 17; d 17 to 22.
     assert panel.table["makespan_us"].tolist() == expected["makespan_us"].tolist() == [30.0, 22.0]
     assert "bl-good" in panel.verdict.value and "faster" not in panel.verdict.value

@@ -56,8 +56,13 @@ def test_rows_come_as_they_end(graph):
     )
     steps = [text for text in events if isinstance(text, list) or text.startswith("comparing")]
     assert steps == [
-        "comparing: single", NAMES[:1], "comparing: m-topo", NAMES[:2], "comparing: m-etf", NAMES,
-    ]  # fmt: skip
+        "comparing: single",
+        NAMES[:1],
+        "comparing: m-topo",
+        NAMES[:2],
+        "comparing: m-etf",
+        NAMES,
+    ]
     for shares, makespan, balance in zip(table["busy_shares"], table["makespan_us"], table["balance"], strict=True):
         busy = shares.mean(axis=1) * makespan
         assert busy.sum() == pytest.approx(graph.duration_us.sum(), rel=1e-4)
@@ -422,10 +427,13 @@ def test_the_table_is_shown_best_first(graph):
 
     from baechi_lab.widgets.comparing import best_first
 
-    table = pd.DataFrame({
-        "placer": ["none", "tight", "slow", "fast"], "makespan_us": [float("nan"), 1.0, 9.0, 5.0],
-        "feasible": [False, False, True, True],
-    })  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "placer": ["none", "tight", "slow", "fast"],
+            "makespan_us": [float("nan"), 1.0, 9.0, 5.0],
+            "feasible": [False, False, True, True],
+        }
+    )
     assert best_first(table)["placer"].tolist() == ["fast", "slow", "tight", "none"]
 
 

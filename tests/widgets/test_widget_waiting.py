@@ -92,10 +92,17 @@ def test_measured_ops_are_matched_by_name(diamond, split):
     transfers = split.transfers
     tensors = replace(transfers, tensor=3 - split.tensor_producer[transfers.tensor])
     measured = replace(
-        split, origin="measured", op_names=names, op=np.append(3 - split.op, 4), device=np.append(split.device, 1),
-        start_us=np.append(split.start_us, 20.0), end_us=np.append(split.end_us, 22.0), transfers=tensors,
-        tensor_producer=np.arange(4), tensor_bytes=np.full(4, 8),
-    )  # fmt: skip
+        split,
+        origin="measured",
+        op_names=names,
+        op=np.append(3 - split.op, 4),
+        device=np.append(split.device, 1),
+        start_us=np.append(split.start_us, 20.0),
+        end_us=np.append(split.end_us, 22.0),
+        transfers=tensors,
+        tensor_producer=np.arange(4),
+        tensor_bytes=np.full(4, 8),
+    )
     gaps = waits(diamond, measured)
     assert rows(gaps, 0) == [(15, 17, "op"), (17, 19, "transfer")]
     assert rows(gaps, 1)[2:] == [(17, 20, "order"), (22, 24, "nothing")]

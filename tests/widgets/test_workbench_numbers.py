@@ -115,9 +115,9 @@ def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
     assert f"the fastest of {len(fits)} that fit" in why_won(outcome)
     assert first_setting(diamond, pair, {"placer": "m-etf"}).placer == "m-etf"
     # A step is estimated for the devices that it is placed on.
-    assert [first_setting(diamond, bl.Cluster.uniform(2, kind=kind), {}).hardware for kind in ("gpu", "NVIDIA A100", "cpu")] == [
-        "rtx2080", "a100", "cpu-core"
-    ]  # fmt: skip
+    assert [
+        first_setting(diamond, bl.Cluster.uniform(2, kind=kind), {}).hardware for kind in ("gpu", "NVIDIA A100", "cpu")
+    ] == ["rtx2080", "a100", "cpu-core"]
     assert first_setting(diamond, bl.Cluster.uniform(2, kind="cpu"), {"hardware": "h100"}).hardware == "h100"
 
 
@@ -300,9 +300,18 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     bench.setting.replicas.value = "2"
     assert bench.model.setting.replicas == 2 and bench.outcome.placement.replicas == ((0, 1),)
     rows = bl.sweep(
-        graph, devices=2, placer="contiguous", memory_bytes=int(cluster.memory_bytes[0]), cluster=cluster, passes=(),
-        replicas=2, progress=False, executor="here", params={"contiguous": {"objective": "step"}}, **pipeline,
-    )  # fmt: skip
+        graph,
+        devices=2,
+        placer="contiguous",
+        memory_bytes=int(cluster.memory_bytes[0]),
+        cluster=cluster,
+        passes=(),
+        replicas=2,
+        progress=False,
+        executor="here",
+        params={"contiguous": {"objective": "step"}},
+        **pipeline,
+    )
     assert bench.outcome.timeline.makespan_us == rows["makespan_us"][0]
     bench.setting.replicas.value = "3"
     assert "cannot be divided" in bench.header.problem.value and bench.setting.replicas.value == "2"
@@ -328,9 +337,12 @@ def test_more_memory_and_a_longer_step_are_explained():
     from baechi_lab.widgets.sweep_reasons import surprises
 
     rows = sweep_rows(
-        placer=["contiguous"] * 3, memory_bytes=[2e9, 4e9, 8e9], makespan_us=[9.0, 5.0, 6.0], feasible=[True] * 3,
+        placer=["contiguous"] * 3,
+        memory_bytes=[2e9, 4e9, 8e9],
+        makespan_us=[9.0, 5.0, 6.0],
+        feasible=[True] * 3,
         groups=[6088, 6088, 1111],
-    )  # fmt: skip
+    )
     (sentence,) = surprises(rows)
     assert sentence.startswith("contiguous on 2 devices: 6.00 us with 8 GB each, 5.00 us with 4 GB")
     assert "1,111 groups of forward ops instead of 6,088" in sentence
@@ -338,9 +350,11 @@ def test_more_memory_and_a_longer_step_are_explained():
     assert surprises(rows[:2]) == []
     # Five rules that all get slower at 4 and again at 8 GB: one sentence, where three of ten cases were told.
     many = sweep_rows(
-        placer=[name for name in "abcde" for _ in range(3)], memory_bytes=[2e9, 4e9, 8e9] * 5, feasible=[True] * 15,
+        placer=[name for name in "abcde" for _ in range(3)],
+        memory_bytes=[2e9, 4e9, 8e9] * 5,
+        feasible=[True] * 15,
         makespan_us=[5.0, 6.0, 7.0] * 4 + [5.0, 6.0, 9.0],
-    )  # fmt: skip
+    )
     (sentence,) = surprises(many)
     assert sentence.startswith("e on 2 devices: 9.00 us with 8 GB each, 5.00 us with 2 GB; d on 2 devices: 7.00 us")
     assert "; 2 more settings likewise: this rule does not" in sentence
@@ -350,10 +364,13 @@ def test_a_heat_map_has_the_best_of_every_cell():
     from baechi_lab.widgets.charts import heat_map, varied_axes
 
     rows = sweep_rows(
-        placer=["a", "a", "b", "b", "b"], memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9], devices=[1, 1, 1, 1, 2],
-        makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0], feasible=[False, True, True, True, True],
+        placer=["a", "a", "b", "b", "b"],
+        memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9],
+        devices=[1, 1, 1, 1, 2],
+        makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0],
+        feasible=[False, True, True, True, True],
         peak_bytes=[None, 2e9, 1e9, 1e9, 2e9],
-    )  # fmt: skip
+    )
     assert varied_axes(rows) == ["devices", "memory", "placer"]
     spec, notes = heat_map(rows, "memory", "placer", "step time")
     assert (spec["title"], spec["labels"], spec["rows"]) == ("step time (ms)", ["2 GB", "4 GB"], ["a", "b"])
@@ -375,9 +392,12 @@ def test_the_pareto_front_of_a_sweep():
     from baechi_lab.widgets.charts import pareto_chart, pareto_front
 
     rows = sweep_rows(
-        placer=["a", "b", "a", "b", "a", "a"], memory_bytes=[4e9] * 6, peak_bytes=[3e9, 2e9, 2e9, 1e9, 1e9, None],
-        makespan_us=[10.0, 20.0, 20.0, 30.0, 5.0, None], feasible=[True, True, True, True, False, False],
-    )  # fmt: skip
+        placer=["a", "b", "a", "b", "a", "a"],
+        memory_bytes=[4e9] * 6,
+        peak_bytes=[3e9, 2e9, 2e9, 1e9, 1e9, None],
+        makespan_us=[10.0, 20.0, 20.0, 30.0, 5.0, None],
+        feasible=[True, True, True, True, False, False],
+    )
     # The row of 5 us does not fit; two rows are alike; 30 us is the smallest in memory.
     assert pareto_front(rows) == [0, 1, 2, 3]
     spec = pareto_chart(rows)
@@ -394,9 +414,12 @@ def test_bug_kilobytes_on_an_axis_of_gigabytes():
     from baechi_lab.widgets.charts import heat_map
 
     rows = sweep_rows(
-        placer=["a", "a"], memory_bytes=[75_000, 150_000], makespan_us=[0.5, 0.4], peak_bytes=[60_000, 60_000],
+        placer=["a", "a"],
+        memory_bytes=[75_000, 150_000],
+        makespan_us=[0.5, 0.4],
+        peak_bytes=[60_000, 60_000],
         feasible=[True, True],
-    )  # fmt: skip
+    )
     spec, _ = heat_map(rows, "memory", "", "peak memory")
     assert (spec["title"], spec["cells"][0]["text"]) == ("peak memory (kB)", "60")
     assert spec["cells"][0]["tip"].endswith(": 60.00 kB")
@@ -425,9 +448,14 @@ def test_a_column_has_one_unit():
     assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.0", "1.2", "0.0")
     assert quantity("none", [None, nan]).texts == ("", "")
     rows = sweep_rows(
-        placer=["a", "a"], memory_bytes=[4 << 30, 8 << 30], makespan_us=[50.0, 4000.0], peak_bytes=[1e9, 5e8],
-        samples_per_second=[None, None], bubble=[0.25, 0.5], feasible=[True, False],
-    )  # fmt: skip
+        placer=["a", "a"],
+        memory_bytes=[4 << 30, 8 << 30],
+        makespan_us=[50.0, 4000.0],
+        peak_bytes=[1e9, 5e8],
+        samples_per_second=[None, None],
+        bubble=[0.25, 0.5],
+        feasible=[True, False],
+    )
     columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
     assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.00", "0.50"]
     assert columns["memory (GiB)"] == ["4", "8"] and columns["bubble (%)"] == ["25", "50"]
@@ -457,9 +485,7 @@ def test_bug_the_same_plan_on_another_equal_device_is_no_other_plan(diamond, pai
     from baechi_lab.widgets.bars import build_bars
     from baechi_lab.widgets.comparing import difference
 
-    first, second = (
-        bl.simulate(diamond, pair, bl.Placement(device=[d] * 4)) for d in (0, 1)
-    )  # fmt: skip
+    first, second = (bl.simulate(diamond, pair, bl.Placement(device=[d] * 4)) for d in (0, 1))
     assert not build_bars(diamond, [first, second], against=1).elsewhere.any()
     slower = pair.replace(devices=(pair.devices[0], replace(pair.devices[1], speed=0.5)))
     third = bl.simulate(diamond, slower, bl.Placement(device=[1] * 4))

@@ -115,9 +115,13 @@ def use_timeline(path, folder):
 
 
 USES = {
-    "graph": use_graph, "partitioning": use_graph, "stg": use_graph, "cluster": use_cluster,
-    "placement": use_placement, "timeline": use_timeline,
-}  # fmt: skip
+    "graph": use_graph,
+    "partitioning": use_graph,
+    "stg": use_graph,
+    "cluster": use_cluster,
+    "placement": use_placement,
+    "timeline": use_timeline,
+}
 
 
 def file_cases(kinds, count, seed):
