@@ -36,7 +36,6 @@ _DESCRIBED = frozenset({"", "llama", "mistral", "mixtral", "gpt2", "gpt_bigcode"
 def write(request: LayoutRequest) -> WrittenPlan:
     """The arguments: value is {argument: value, or None for a switch}, text one line of them."""
     layout, model = request.layout, request.transformer
-    unsupported = []
     arguments: dict[str, object] = {
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
@@ -51,25 +50,37 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "--tensor-model-parallel-size": layout.tp,
         "--pipeline-model-parallel-size": layout.pp,
         "--context-parallel-size": layout.cp,
+        **_RECOMPUTATION[layout.recompute],
     }
-    switches = [_SWITCHES[request.model_type]] if request.model_type in _SWITCHES else []
-    if request.model_type not in _DESCRIBED:
-        unsupported.append(
-            f"{request.model_type} models may have norms, biases, residual paths or routers that these arguments do not describe"
+    unsupported = _describe_blocks(request, arguments)
+    unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
+    unsupported += [*_divide_tensors_and_copies(request, arguments), *_divide_into_stages(request, arguments)]
+    text = shlex.join(str(word) for pair in arguments.items() for word in pair if word is not None) + "\n"
+    return WrittenPlan("megatron", arguments, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+
+
+def _describe_blocks(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
+    """Adds the arguments of what a block computes, besides its sizes; returns what they cannot express."""
+    model, kind = request.transformer, request.model_type
+    sentences = []
+    if kind not in _DESCRIBED:
+        sentences.append(
+            f"{kind} models may have norms, biases, residual paths or routers that these arguments do not describe"
         )
     if model.projection_parameters:
-        unsupported.append(
+        sentences.append(
             f"Megatron has no tables of tokens of another width than the model; {model.embedding_size} is left out"
         )
     if model.kv_heads != model.heads:
-        arguments["--num-query-groups"] = model.kv_heads
-        switches.append("--group-query-attention")
-    if model.gated:
-        switches.append("--swiglu")
-    if not model.bias:
-        switches += ["--disable-bias-linear"]
-    if not model.tied:
-        switches.append("--untie-embeddings-and-output-weights")
+        arguments |= {"--group-query-attention": None, "--num-query-groups": model.kv_heads}
+    switches = {
+        "--swiglu": model.gated,
+        "--disable-bias-linear": not model.bias,
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--multi-latent-attention": bool(model.key_rank),
+        _SWITCHES.get(kind, ""): kind in _SWITCHES,
+    }
+    arguments |= {switch: None for switch, is_on in switches.items() if is_on}
     arguments |= {"--hidden-dropout": 0.1 * model.dropout, "--attention-dropout": 0.1 * model.dropout}
     for argument, names in _FIELDS.items():
         number = next((request.fields[name] for name in names if name in request.fields), None)
@@ -78,43 +89,45 @@ def write(request: LayoutRequest) -> WrittenPlan:
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         activation, trained = str(request.fields.get(name) or ""), "silu" if model.gated else "gelu"
         if activation and trained not in activation:
-            unsupported.append(f"{name} is {activation}; these arguments train with {trained}")
-    unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
-    if layout.tp == 1 and model.vocabulary % VOCABULARY_MULTIPLE:
-        unsupported.append(
-            f"Megatron pads the vocabulary to a multiple of {VOCABULARY_MULTIPLE}; {model.vocabulary} were simulated"
-        )
+            sentences.append(f"{name} is {activation}; these arguments train with {trained}")
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
-    arguments |= _expert_arguments(model, layout) if model.experts else {}
-    if model.key_rank:
-        switches.append("--multi-latent-attention")
-        arguments |= _latent_attention_arguments(model)
-    if layout.sequence_parallel:
-        switches.append("--sequence-parallel")
-    elif layout.tp > 1 and model.experts:
-        unsupported.append("Megatron requires sequence parallelism where experts meet tensor parallelism")
-    if layout.dp * layout.cp > 1:
-        switches.append("--overlap-grad-reduce")
-    if layout.zero:
-        switches += ["--use-distributed-optimizer", "--overlap-param-gather", "--overlap-grad-reduce"]
-    if layout.zero > 1:
-        switches.append("--use-megatron-fsdp")
-        arguments |= {"--data-parallel-sharding-strategy": _SHARDING[layout.zero], "--ckpt-format": "fsdp_dtensor"}
-    if request.precision == "mixed-bf16":
-        switches.append("--bf16")
+    arguments |= _expert_arguments(model, request.layout) if model.experts else {}
+    arguments |= _latent_attention_arguments(model) if model.key_rank else {}
+    return sentences
+
+
+def _divide_tensors_and_copies(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
+    """Adds the arguments of tensor and data parallelism and of precision; returns what they cannot express."""
+    layout, model = request.layout, request.transformer
+    sentences = []
+    if layout.tp == 1 and model.vocabulary % VOCABULARY_MULTIPLE:
+        sentences.append(
+            f"Megatron pads the vocabulary to a multiple of {VOCABULARY_MULTIPLE}; {model.vocabulary} were simulated"
+        )
+    if layout.tp > 1 and model.experts and not layout.sequence_parallel:
+        sentences.append("Megatron requires sequence parallelism where experts meet tensor parallelism")
+    switches = {
+        "--sequence-parallel": layout.sequence_parallel,
+        "--overlap-grad-reduce": layout.dp * layout.cp > 1 or layout.zero > 0,
+        "--use-distributed-optimizer": layout.zero > 0,
+        "--overlap-param-gather": layout.zero > 0,
+        "--use-megatron-fsdp": layout.zero > 1,
+        "--bf16": request.precision == "mixed-bf16",
+    }
+    arguments |= {switch: None for switch, is_on in switches.items() if is_on}
     halves = request.reduce_precision == "half"
     if layout.zero > 1:
-        reduced = "bf16" if halves else "fp32"
-        arguments |= {"--megatron-fsdp-main-grads-dtype": "fp32", "--megatron-fsdp-grad-comm-dtype": reduced}
+        arguments |= {
+            "--data-parallel-sharding-strategy": _SHARDING[layout.zero],
+            "--ckpt-format": "fsdp_dtensor",
+            "--megatron-fsdp-main-grads-dtype": "fp32",
+            "--megatron-fsdp-grad-comm-dtype": "bf16" if halves else "fp32",
+        }
     elif halves:
-        switches.append("--grad-reduce-in-bf16")
-        unsupported.append("with --grad-reduce-in-bf16, Megatron also adds gradients up in bfloat16")
-    arguments |= _RECOMPUTATION[layout.recompute]
-    unsupported += _divide_into_stages(request, arguments)
-    value = arguments | dict.fromkeys(switches)
-    text = shlex.join(str(word) for pair in value.items() for word in pair if word is not None) + "\n"
-    return WrittenPlan("megatron", value, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+        arguments["--grad-reduce-in-bf16"] = None
+        sentences.append("with --grad-reduce-in-bf16, Megatron also adds gradients up in bfloat16")
+    return sentences
 
 
 def _expert_arguments(model: Transformer, layout: Layout) -> dict[str, object]:
