@@ -38,40 +38,14 @@ def write(request: LayoutRequest) -> WrittenPlan:
     """
     transformers = _import_transformers()
     layout = request.layout
-    for axis, degree in (("cp", layout.cp), ("ep", layout.ep)):
-        if degree > 1:
-            raise InvalidInput(
-                f"{axis} is {degree}; the script runs layouts with {axis} 1 (format megatron runs others)"
-            )
-    if layout.pp > 1 and layout.schedule not in SCHEDULES:
-        raise InvalidInput(f"schedule is {layout.schedule!r}; the script runs {', '.join(SCHEDULES)}")
-    if layout.pp > 1 and request.model_type not in STAGED:
-        raise InvalidInput(f"pp is {layout.pp}; the script divides only these models into stages: {', '.join(STAGED)}")
-    if layout.recompute == "selective":
-        raise InvalidInput("recompute is 'selective'; the script recomputes 'none' or 'full'")
+    _refuse_layouts(request)
     config, architecture = _architecture(transformers, request)
     plan = _tensor_parallel_plan(request, config, architecture) if layout.tp > 1 else {}
-    unsupported: list[str] = []
     tied = bool(config.tie_word_embeddings)
-    if tied and layout.tp > 1:
-        plan = {
-            pattern: style
-            for pattern, style in plan.items()
-            if pattern.startswith(f"{architecture.base_model_prefix}.layers")
-        }
-        unsupported.append(
-            "the output layer is tied to the embedding; every tensor-parallel rank holds both and computes them whole"
-        )
-    elif layout.tp > 1:
-        unsupported += request.uneven_vocabulary()
-        unsupported.append(
-            "every tensor-parallel rank gathers the logits, and computes the loss of the whole vocabulary"
-        )
-    if layout.sequence_parallel:
-        unsupported.append("the script does not divide norms along the sequence (sequence_parallel)")
-    if request.reduce_precision == "half" and layout.zero < 2 and layout.dp > 1:
-        does = "also adds gradients up in bfloat16" if layout.zero else "reduces gradients in float32"
-        unsupported.append(f"with ZeRO-{layout.zero}, the script {does}")
+    if tied:
+        layers = f"{architecture.base_model_prefix}.layers"
+        plan = {pattern: style for pattern, style in plan.items() if pattern.startswith(layers)}
+    unsupported = _differences(request, tied)
     settings: dict[str, object] = {
         "tp": layout.tp,
         "dp": layout.dp,
@@ -106,6 +80,41 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "README.md": f"    {command}\n\n".encode() + _readme(unsupported).encode(),
     }
     return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported), layout_fields)
+
+
+def _refuse_layouts(request: LayoutRequest) -> None:
+    """Raises `InvalidInput` for a layout that the script does not run."""
+    layout = request.layout
+    for axis, degree in (("cp", layout.cp), ("ep", layout.ep)):
+        if degree > 1:
+            raise InvalidInput(
+                f"{axis} is {degree}; the script runs layouts with {axis} 1 (format megatron runs others)"
+            )
+    if layout.pp > 1 and layout.schedule not in SCHEDULES:
+        raise InvalidInput(f"schedule is {layout.schedule!r}; the script runs {', '.join(SCHEDULES)}")
+    if layout.pp > 1 and request.model_type not in STAGED:
+        raise InvalidInput(f"pp is {layout.pp}; the script divides only these models into stages: {', '.join(STAGED)}")
+    if layout.recompute == "selective":
+        raise InvalidInput("recompute is 'selective'; the script recomputes 'none' or 'full'")
+
+
+def _differences(request: LayoutRequest, tied: bool) -> list[str]:
+    """Returns sentences on what the script does in another way than the layout."""
+    layout = request.layout
+    sentences = []
+    if tied and layout.tp > 1:
+        sentences.append(
+            "the output layer is tied to the embedding; every tensor-parallel rank holds both and computes them whole"
+        )
+    elif layout.tp > 1:
+        sentences += request.uneven_vocabulary()
+        sentences.append("every tensor-parallel rank gathers the logits, and computes the loss of the whole vocabulary")
+    if layout.sequence_parallel:
+        sentences.append("the script does not divide norms along the sequence (sequence_parallel)")
+    if request.reduce_precision == "half" and layout.zero < 2 and layout.dp > 1:
+        does = "also adds gradients up in bfloat16" if layout.zero else "reduces gradients in float32"
+        sentences.append(f"with ZeRO-{layout.zero}, the script {does}")
+    return sentences
 
 
 def _readme(unsupported: list[str]) -> str:
