@@ -500,5 +500,5 @@ def test_other_bad_input(format):
 
 
 def test_a_device_map_needs_the_model():
-    with pytest.raises(bl.InvalidInput, match=r"model is a NoneType; a device_map needs the PyTorch model"):
+    with pytest.raises(bl.InvalidInput, match=r"model is missing; a device_map needs the PyTorch model"):
         write(TWO, "device_map")
