@@ -89,9 +89,9 @@ def _elapsed(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArr
 
 
 def name_of(outcome: Outcome) -> str:
-    """Returns the name of an outcome: its placer, and the number of moves by hand."""
-    moves = len(outcome.setting.moves)
-    return outcome.setting.placer + (f" + {moves} move{'s' if moves > 1 else ''}" if moves else "")
+    """Returns the name of an outcome: its placer, and the number of ops that were moved by hand."""
+    count = outcome.moved_by_hand
+    return outcome.setting.placer + (f" + {count:,} op{'' if count == 1 else 's'} moved by hand" if count else "")
 
 
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:

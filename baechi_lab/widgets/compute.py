@@ -74,6 +74,16 @@ class Outcome:
         return None if built_from is None else built_from.batch_size * (self.setting.micro_batches or 1)
 
     @property
+    def moved_by_hand(self) -> int:
+        """The number of ops of `graph` that moves by hand put on another device than the placer's."""
+        setting = self.setting
+        if not setting.moves:
+            return 0
+        placed_device = self.base.checked(self.graph, setting.share.n).device
+        moved_device = move(self.base, self.graph, setting.share, setting.moves).device
+        return int(np.count_nonzero(moved_device != placed_device))
+
+    @property
     def bubble(self) -> float:
         """The idle share of all devices; NaN for a step of 0 us."""
         span = self.timeline.makespan_us * self.setting.cluster.n

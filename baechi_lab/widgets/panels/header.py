@@ -12,6 +12,7 @@ from ...graph.units import format_bytes, format_us
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..advice import MOST_ADVICE, Advice
+from ..comparing import name_of
 from ..compute import Outcome
 from ..glossary import explained
 from ..guard import Guard, Problem
@@ -195,8 +196,6 @@ class Header:
 def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str, str]]:
     """Returns the facts of an outcome as names and texts; `before` is the previous outcome, with which it is compared."""
     line, setting = outcome.timeline, outcome.setting
-    moves = len(setting.moves)
-    placed_by = setting.placer + (f" + {moves} move{'' if moves == 1 else 's'} by hand" if moves else "")
     count, transfer_count = outcome.coarse.n, len(line.transfers)
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
@@ -216,7 +215,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
             "moved",
             f"{format_bytes(line.moved_bytes)} in {transfer_count:,} transfer{'' if transfer_count == 1 else 's'}",
         ),
-        ("placed by", f"{placed_by} in {max(outcome.base.seconds, 0.0005):.3g} s"),
+        ("placed by", f"{name_of(outcome)} in {max(outcome.base.seconds, 0.0005):.3g} s"),
         ("graph", f"{outcome.graph.n:,} op{'' if outcome.graph.n == 1 else 's'}{groups}"),
         ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.finer_groups),

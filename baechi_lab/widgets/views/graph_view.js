@@ -344,7 +344,7 @@ function render({ model, el }) {
   const allButton = button("Open all", "open every box one level further, as many as can be drawn", () => { fitted = false; model.send({ type: "open_all" }); });
   const noneButton = button("Overview", "back to the first picture", () => { fitted = false; model.send({ type: "overview" }); });
   const criticalButton = button("Critical path", "mark the ops that determine the makespan, and the tensors between them; where no marked arrow leads to an op, its device was busy with the op before (c)", () => toggleCritical());
-  const fitButton = button("Fit", "show the whole graph (0)", () => fit());
+  const fitButton = button("Whole", "show the whole graph (0)", () => fit());
   let moveButtons = [];
   const moves = element("span", { class: "bl-group bl-moves" });
 

@@ -30,7 +30,7 @@ function render({ model, el }) {
   const axis = timeAxis(model, () => view, () => model.get("devices"));
   const { scaleX, xOf, timeAt } = axis;
   const legend = element("span", { class: "bl-group" });
-  const reset = button("Fit", "show the whole step (0)", axis.fit);
+  const reset = button("Whole", "show the whole step (0)", axis.fit);
   const title = element("span", { class: "bl-title" });
   view.describe(
     "Bytes that each device holds over time, by category, against its limit; peaks are told below it.",

@@ -8,7 +8,7 @@ function render({ model, el }) {
   const { span, setWindow, scaleX, xOf, timeAt } = axis;
   const strip = overviewStrip(() => view, axis);
   const { draw, extent } = timelinePainter(s, model, () => view, axis, strip, () => explained());
-  const reset = button("Fit", "show the whole step (0)", axis.fit);
+  const reset = button("Whole", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan; an op with no transfer before it waited for an op of its device (c)", () => toggleCritical());
   const trace = button("Chrome trace", "download this timeline as a trace for Perfetto or chrome://tracing", () => model.send({ type: "trace" }));
