@@ -12,6 +12,7 @@ from whole_screen import CONTRAST, tab, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.step_summary import change_in_words
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME
 from baechi_lab.widgets.levels import live_bytes
@@ -27,7 +28,13 @@ import baechi_lab as bl
 graph = bl.generators.random_dag(60, seed=1)
 cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
 """
-CELLS = [SETUP, 'bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())\nbench']
+FIGURES = """
+from baechi_lab import viz
+alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
+for figure in (viz.gantt(alone), viz.memory(alone), viz.fit_options(bl.fit(graph, cluster, every_option=True))):
+    figure.show()
+"""
+CELLS = [SETUP, 'bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())\nbench', FIGURES]
 GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", "Timeline", "Memory"))
 
 
@@ -392,4 +399,55 @@ def test_an_error_moves_nothing(page, height):
     memory.press("Enter")
     jb.settle(page)
     page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
+def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
+    """Every row is an option of `bl.fit`, a faster step than the header's says so, and a slower one gives something up."""
+    graph, line = outcome
+    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
+    fit = bl.fit(graph, cluster, every_option=True, placement=bl.place(graph, cluster, "m-etf"))
+    tab(page, "Fit")
+    page.click('button:text-is("Will it fit?")')
+    rows = page.locator(".bl-pane-fit .bl-table tr:has(td)")
+    rows.first.wait_for()
+    shown = [[cell.strip() for cell in row.replace("\xa0", " ").split("\t")] for row in rows.all_inner_texts()]
+    assert shown == [option.texts() for option in fit.options]
+    change = change_in_words(fit.options[0].step_us, line.makespan_us)
+    page.wait_for_selector(
+        f'.bl-pane-fit .bl-good:has-text("({change} against the {format_us(line.makespan_us)} above)")'
+    )
+    for option in fit.options:
+        assert option.gives_up != "nothing" or option.step_us <= line.makespan_us
+    shot(page, "fit")
+    assert page.problems == []
+
+
+def test_figures_show_every_device_on_one_scale_without_a_background(page, outcome):
+    """The plot of a device without ops is empty, but there; no legend lies below the buttons; a dark page shines through."""
+    graph, _ = outcome
+    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
+    alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
+    page.evaluate("() => [...document.querySelectorAll('.jp-Cell')].at(-1).scrollIntoView()")
+    page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
+    gantt, memory, _ = (page.locator(".js-plotly-plot").nth(k) for k in range(3))
+    assert {"gpu:0", "gpu:1", "gpu:2", "gpu:3"} < set(gantt.locator(".ytick").all_text_contents())
+    assert format_us(alone.makespan_us) in gantt.locator(".gtitle").text_content()
+    scales = [memory.locator(f".{axis}tick").all_text_contents() for axis in ("y", "y2", "y3", "y4")]
+    assert scales[0] and scales == scales[:1] * 4
+    peaks = " ".join(memory.locator(".annotation-text").all_text_contents())
+    assert all(f"peak {format_bytes(int(peak))} of" in peaks for peak in alone.peak_bytes)
+    themed(page, "Dark")
+    opaque = """() => [...document.querySelectorAll('.js-plotly-plot :is(.main-svg, .bg, .modebar-group)')].filter((e) => {
+      const { backgroundColor, fill, fillOpacity } = getComputedStyle(e);
+      return e.matches('.bg') ? fill !== 'none' && Number(fillOpacity) > 0 : !/, 0\\)$/.test(backgroundColor);
+    }).length"""
+    assert page.evaluate(opaque) == 0
+    apart = """() => [...document.querySelectorAll('.js-plotly-plot')].every((plot) => {
+      const [legend, buttons] = ['.legend', '.modebar'].map((part) => plot.querySelector(part)?.getBoundingClientRect());
+      return !legend || !buttons || legend.top >= buttons.bottom || legend.right <= buttons.left;
+    })"""
+    assert page.evaluate(apart)
+    page.screenshot(path=jb.ARTIFACTS / "panes-figures-dark.png")
+    themed(page, "Light")
     assert page.problems == []

@@ -23,9 +23,9 @@ pytestmark = [
 
 SETUP = """
 import baechi_lab as bl
-graph = bl.generators.with_backward(bl.generators.chain(8, size_bytes=1000, duration_us=100.0, seed=0))
-cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 1e-4))
-bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), micro_batches=4, schedule="1f1b")
+graph = bl.generators.pipeline([8.0] * 4, [8.0] * 4, weight_us=[8.0] * 4, output_bytes=4)
+cluster = bl.Cluster.machines(4, 2, link=bl.Link(1.0, 1e-4), network=bl.Link(5.0, 1e-2))
+bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), micro_batches=4, schedule="zb-h1")
 """
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
@@ -39,12 +39,13 @@ def page():
         yield opened
 
 
-def test_phases_are_in_the_legend_and_bubbles_in_the_title(lab, page):
+def test_phases_are_in_the_legend_machines_over_their_lanes_and_bubbles_in_the_title(lab, page):
+    """Four stages on two machines of two devices; each of F, B and W takes 8 us for each of 4 micro-batches and stages."""
     names: dict[str, bl.Workbench] = {}
     exec(SETUP, names)
     timeline = names["bench"].timeline.timelines[0]
     phases = {row["label"]: row for row in phase_legend(timeline)}
-    assert set(phases) == set(PHASES[:2])
+    assert {label: row["time"] for label, row in phases.items()} == pytest.approx(dict.fromkeys(PHASES, 128.0))
     jb.open_notebook(page, lab.add_notebook("pipelines.ipynb", [SETUP, "bench"]))
     jb.run_all(page, TIMELINE, 120_000)
     tab(page, "Timeline")
@@ -57,6 +58,9 @@ def test_phases_are_in_the_legend_and_bubbles_in_the_title(lab, page):
         page.wait_for_selector(key)
         color = page.locator(f"{key} .bl-swatch").evaluate("(box) => getComputedStyle(box).backgroundColor")
         assert color == "rgb({}, {}, {})".format(*bytes.fromhex(row["color"][1:]))
+        hatch = page.locator(f"{key} .bl-swatch").evaluate("(box) => getComputedStyle(box).backgroundImage")
+        assert ("gradient" in hatch) == (label == PHASES[2])
+    jb.eventually(page, lambda: _equal(page.locator(TIMELINE).get_attribute("data-headings"), "machine 1|machine 2"))
     assert page.problems == []
 
 

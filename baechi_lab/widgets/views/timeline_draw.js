@@ -64,9 +64,12 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.fillStyle = theme.background;
     context.fillRect(0, STRIP, axis.gutter - 2, canvas().height);
     context.textAlign = "left";
+    /** @type {string[]} */
+    const headings = [];
     s.lanes.forEach((lane, k) => {
       const [top, height] = s.tops[k];
       if (lane.heading) {
+        headings.push(lane.heading);
         context.font = `600 11px ${theme.font}`;
         context.fillStyle = theme.text;
         context.fillText(lane.heading, 4, top - HEADING / 2);
@@ -93,6 +96,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.textAlign = "left";
       }
     });
+    canvas().canvas.dataset.headings = headings.join("|");
   }
 
   /** Beside selected ops, and the neighbours of the explained one, all others are faint. */
