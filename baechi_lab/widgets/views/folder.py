@@ -10,10 +10,8 @@ from .base import View, source
 class Folder(View):
     """A button with `title` and the tooltip `hint`; each click inverts `unfolded`.
 
-    >>> folder = Folder("Cluster")
-    >>> folder.click()
-    >>> folder.unfolded
-    False
+    >>> Folder("Cluster").unfolded
+    True
     """
 
     _esm = source("js", "folder")
@@ -25,7 +23,3 @@ class Folder(View):
 
     def __init__(self, title: str, **traits: object):
         super().__init__(title=title, **traits)
-
-    def click(self) -> None:
-        """Fold, or unfold, as a click in the page does."""
-        self.unfolded = not self.unfolded
