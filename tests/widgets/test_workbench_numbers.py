@@ -14,6 +14,7 @@ from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
+from baechi_lab.widgets.views.verdict_view import VerdictView
 from tests.helpers.messages import receive
 
 
@@ -48,8 +49,20 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
     assert ("", "1.25 times faster than one device") in facts  # 30 / 24
     assert ("against the setting before", "-20 %") in facts  # 24 / 30 - 1
     assert mood(model.outcome) == "good"
+    assert dict(facts)["placed by"].startswith("single + 1 op moved by hand in ")
     model.undo()
     assert ("against the setting before", "+25 %") in facts_of(model.outcome, model.before)  # 30 / 24 - 1
+
+
+def test_ops_that_were_moved_by_hand_are_counted(pair):
+    """Three ops of one scope are one entry of `moves`, and so is the op of them that goes back."""
+    graph = bl.OpGraph.from_edges([1.0] * 4, names=["x", "s/a", "s/b", "s/c"])
+    model = computed(graph, pair, placer="single", passes=())
+    here = int(model.outcome.placement.device[0])
+    model.move([1, 2, 3], 1 - here, "s")
+    assert model.outcome.moved_by_hand == 3 and len(model.setting.moves) == 1
+    model.move([2], here)
+    assert model.outcome.moved_by_hand == 2 and len(model.setting.moves) == 2
 
 
 def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
@@ -589,6 +602,18 @@ def _fork():
     graph.add_edge(0, 1, size_bytes=8, tensor="a")
     graph.add_edge(0, 2, size_bytes=8, tensor="b")
     return graph
+
+
+def test_many_devices_with_little_of_the_step_are_one_part_of_the_verdict():
+    """A chain over 41 devices, 60 us on the first and 1 us on each other; a link costs nothing."""
+    cluster = bl.Cluster.uniform(41, link=bl.Link(0.0, 0.0))
+    graph = bl.OpGraph.from_edges([60.0] + [1.0] * 40, [(k, k + 1, 4) for k in range(40)])
+    moves = tuple(zip(graph.names, cluster.names, strict=True))
+    view = VerdictView()
+    view.show(computed(graph, cluster, placer="single", passes=(), moves=moves).outcome)
+    assert [(part["label"], part["kind"]) for part in view.parts] == [("gpu:0", "compute"), ("40 devices", "compute")]
+    assert [part["share"] for part in view.parts] == pytest.approx([0.6, 0.4])
+    assert view.parts[1]["text"] == "40 devices: 40.00 us, 40% of the step; each of them has less than 3%"
 
 
 def test_the_verdict_divides_the_step_by_what_its_critical_path_does(diamond, pair):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import traitlets
 
 from ...graph.device import short_device
 from ...graph.units import format_us
-from ...step_summary import step_parts
+from ...step_summary import StepPart, step_parts
 from ...viz.colors import device_colors, text_on
 from ..compute import Outcome
 from .base import Message, View, source
@@ -20,6 +20,8 @@ MEANINGS = {
     "queue": "the critical path waits for a tensor that stands in the queue of a link",
     "idle": "nothing of the critical path runs or is under way: a planned order, or what a runtime does besides",
 }
+NARROW, MOST_NARROW = 0.03, 8
+"""Share of the step below which a part has no room for its name, and most devices of such a share with a part each."""
 
 
 class VerdictView(View):
@@ -46,12 +48,17 @@ class VerdictView(View):
         timeline = outcome.timeline
         names, span = timeline.device_names, timeline.makespan_us
         colors = device_colors(len(names))
-        step_sections = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
+        every_section = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
+        step_sections, together_count = with_narrow_devices_together(every_section, span)
         self._windows = [section.window_us for section in step_sections]
         segments = []
         for section in step_sections:
-            device = section.kind == "compute"
-            label = short_device(names[section.device]) if device else WORDS[section.kind]
+            device = section.device >= 0
+            together = section.kind == "compute" and not device
+            label = (
+                short_device(names[section.device]) if device else WORDS.get(section.kind, f"{together_count} devices")
+            )
+            meaning = MEANINGS[section.kind] if not together else f"each of them has less than {NARROW:.0%}"
             share = section.us / span
             segments.append(
                 {
@@ -60,7 +67,7 @@ class VerdictView(View):
                     "color": colors[section.device] if device else "",
                     "ink": text_on(colors[section.device]) if device else "",
                     "share": share,
-                    "text": f"{label}: {format_us(section.us)}, {share:.0%} of the step; {MEANINGS[section.kind]}",
+                    "text": f"{label}: {format_us(section.us)}, {share:.0%} of the step; {meaning}",
                 }
             )
         bound = outcome.lower_bound_us
@@ -75,3 +82,14 @@ class VerdictView(View):
     def _clicked(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "zoom" and 0 <= int(content["part"]) < len(self._windows):
             self.on_zoom(*self._windows[int(content["part"])])
+
+
+def with_narrow_devices_together(sections: Sequence[StepPart], span_us: float) -> tuple[list[StepPart], int]:
+    """Returns the sections with those of many devices with little of the step as one, of device -1, and their number."""
+    narrow = [s for s in sections if s.kind == "compute" and s.us < NARROW * span_us]
+    if len(narrow) <= MOST_NARROW:
+        return list(sections), 0
+    longest = max(narrow, key=lambda s: s.window_us[1] - s.window_us[0])
+    together = StepPart("compute", -1, sum(s.us for s in narrow), longest.window_us)
+    wide = [s for s in sections if s not in narrow]
+    return sorted([*wide, together], key=lambda s: s.kind != "compute"), len(narrow)
