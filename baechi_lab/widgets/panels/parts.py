@@ -26,7 +26,8 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
     """Makes the title of a part, with a grey hint behind it."""
     note_html = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
-    return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{note_html}</div>', layout=WIDE)
+    title_html = f'<span role="heading" aria-level="3">{html.escape(text)}</span>'
+    return ipywidgets.HTML(f'<div class="bl-heading">{title_html}{note_html}</div>', layout=WIDE)
 
 
 def note(text: str = "") -> ipywidgets.HTML:

@@ -52,7 +52,7 @@ function traceArrow(scene, a, line, heads) {
  * @returns {HTMLElement[]} */
 function graphKeys(paint, colours, showCritical) {
   if (!paint.fits) return [];
-  const keys = [lineKey("bl-within", "tensors within a device")];
+  const keys = paint.crossing.length ? [lineKey("bl-within", "tensors within a device")] : [];
   if (paint.crossing.some((bytes) => bytes > 0)) keys.push(lineKey("bl-moving", "tensors to another device"));
   if (showCritical) keys.push(lineKey("bl-critical", "critical path"));
   if (paint.shares.size) {
