@@ -30,7 +30,7 @@ def framework_of(subject: object) -> str:
     return "torch" if is_module else str(getattr(subject, "framework", "tensorflow"))
 
 
-def framework_part(room: str, framework: str) -> Any:
+def framework_part(package: str, framework: str) -> Any:
     """Imports the module `framework` of a framework in `profilers`, `executors` or `exporters`.
 
     Raises:
@@ -43,7 +43,7 @@ def framework_part(room: str, framework: str) -> Any:
     if framework not in FRAMEWORKS:
         raise UnknownNameError.of("framework", framework, FRAMEWORKS)
     require_framework(framework, f"a cluster or step of {FRAMEWORKS[framework]}")
-    return import_module(f"baechi_lab.{room}.{framework}.framework")
+    return import_module(f"baechi_lab.{package}.{framework}.framework")
 
 
 def require_framework(name: str, purpose: str) -> None:
@@ -62,7 +62,7 @@ def require_framework(name: str, purpose: str) -> None:
 
 
 def options_of(
-    framework: str, options: Mapping[str, object], known: Mapping[str, Collection[str]], function: str
+    framework: str, options: Mapping[str, object], known_options: Mapping[str, Collection[str]], function: str
 ) -> dict[str, Any]:
     """Returns the options of `function` that are set; raises for an option of the other framework.
 
@@ -81,12 +81,12 @@ def options_of(
     baechi_lab.errors.InvalidInput: virtual is 2; that option is for TensorFlow steps, not for a PyTorch step
     """
     for name, value in options.items():
-        owners = [FRAMEWORKS[owner] for owner in known if name in known[owner]]
+        owners = [FRAMEWORKS[owner] for owner in known_options if name in known_options[owner]]
         if not owners:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-        if name not in known[framework] and value is not None and value != ():
+        if name not in known_options[framework] and value is not None and value != ():
             text = " ".join(f"{value!r:.60}".split())
             raise InvalidInput(
                 f"{name} is {text}; that option is for {owners[0]} steps, not for a {FRAMEWORKS[framework]} step"
             )
-    return {name: value for name, value in options.items() if name in known[framework]}
+    return {name: value for name, value in options.items() if name in known_options[framework]}

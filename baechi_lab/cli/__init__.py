@@ -59,7 +59,9 @@ class _Parser(argparse.ArgumentParser):
 class _Formatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Fills every paragraph to the width of the terminal."""
-        return "\n\n".join(super(_Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+        return "\n\n".join(
+            super(_Formatter, self)._fill_text(paragraph, width, indent) for paragraph in text.split("\n\n")
+        )
 
 
 def _one_line(text: str) -> str:

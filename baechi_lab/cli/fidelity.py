@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
-    parts = arguments.parts.replace("speed-up", "speedup")  # its previous name
-    sections = [options.one_of(p, "--parts", ("study", "speedup")) for p in options.distinct(parts, "--parts")]
+    part_names = arguments.parts.replace("speed-up", "speedup")  # its previous name
+    sections = [options.one_of(p, "--parts", ("study", "speedup")) for p in options.distinct(part_names, "--parts")]
     names = options.distinct(arguments.models, "--models") if arguments.models else list(MODELS)
     for name in names:
         if ".py:" in name:

@@ -21,8 +21,8 @@ def join_groups(n: int, groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...
             i = root[i]
         return i
 
-    for first, *rest in groups:
-        for member in rest:
+    for first, *other_members in groups:
+        for member in other_members:
             a, b = sorted((find(first), find(member)))
             root[b] = a
     members: dict[int, list[int]] = {}

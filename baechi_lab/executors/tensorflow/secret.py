@@ -39,15 +39,15 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
         raise MissingPackage.of("cryptography", "cluster", "make_secret") from error
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "baechi-lab workers")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    issued_at = datetime.datetime.now(datetime.timezone.utc)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .not_valid_before(issued_at - datetime.timedelta(days=1))
+        .not_valid_after(issued_at + datetime.timedelta(days=365 * YEARS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, None)
     )

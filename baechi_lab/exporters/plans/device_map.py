@@ -173,8 +173,8 @@ class _Units:
 
     def join(self, units: list[str | int]) -> int:
         """Gives units the device of the first of them in code order, and returns it."""
-        first, *others = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
-        self.parent.update(dict.fromkeys(others, first))
+        first, *other_roots = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
+        self.parent.update(dict.fromkeys(other_roots, first))
         return self.device[first]
 
     # -- what must share a device ------------------------------------------------------------------------

@@ -37,9 +37,9 @@ def check_size(arguments: str, ops: float, edges: float = 0) -> None:
     Traceback (most recent call last):
     baechi_lab.errors.InvalidInput: degree 1e+300 makes more than 50000000 edges, the most of a generated graph
     """
-    for noun, count, most in (("ops", ops, MOST_OPS), ("edges", edges, MOST_EDGES)):
-        if count > most:
-            raise InvalidInput(f"{arguments} makes more than {most} {noun}, the most of a generated graph")
+    for noun, count, largest in (("ops", ops, MOST_OPS), ("edges", edges, MOST_EDGES)):
+        if count > largest:
+            raise InvalidInput(f"{arguments} makes more than {largest} {noun}, the most of a generated graph")
 
 
 def check_bytes(field: str, value: object) -> int:
