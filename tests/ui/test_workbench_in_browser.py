@@ -833,7 +833,25 @@ def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
     # In a narrow window the buttons beside the tabs go to the next line; they were cut.
     page.set_viewport_size({"width": 900, "height": 720})
     jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Graph")["sideways"], []))
+    # 1280 x 720 at 200 %: parts stand below each other, each as wide as the workbench.
+    page.set_viewport_size({"width": 640, "height": 360})
+    wide = "(canvas) => canvas.closest('.bl-workbench').clientWidth - canvas.clientWidth"
+    jb.eventually(page, lambda: _at_most(page.locator(GRAPH).evaluate(wide), 30))
+    jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Graph")["sideways"], []))
     page.set_viewport_size({"width": 1500, "height": 2000})
+
+
+def test_colours_that_mean_something_stay_in_high_contrast(page):
+    colours = """() => [...document.querySelectorAll('.bl-verdict-part, .bl-legend .bl-swatch, .bl-legend .bl-line')]
+      .filter((e) => e.offsetParent).map((e) => getComputedStyle(e).backgroundColor)"""
+    tab(page, "Timeline")
+    before = page.evaluate(colours)
+    page.emulate_media(forced_colors="active")
+    try:
+        assert page.evaluate(colours) == before
+        assert len(set(before)) > 2
+    finally:
+        page.emulate_media(forced_colors="none")
 
 
 def test_no_two_elements_have_one_id(page):
