@@ -158,6 +158,7 @@ def test_accelerate_file():
     }
     assert set(plan.value) == known_keys | {"fsdp_config", "parallelism_config"}  # accelerate refuses other keys
     undivided = written(bl.Layout(tp=2, dp=2), "accelerate")
+    assert any("gather the logits on every rank" in sentence for sentence in undivided.unsupported)
     assert undivided.value["parallelism_config"]["parallelism_config_dp_shard_size"] == 2
     assert undivided.unsupported[0].startswith("FSDP 2 has no ZeRO-0")
     assert "gradient_accumulation_steps=8 to the Accelerator" in undivided.unsupported[-1]

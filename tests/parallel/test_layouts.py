@@ -117,6 +117,8 @@ def test_gradients_are_reduced_in_float32_unless_half_precision_is_said(
     expected = links.us(kind, reduced_bytes * (50257 + 1024) * 1024, range(8))
     assert graph.duration_us[graph.names.index(f"stage0/embedding/{kind}")] == pytest.approx(expected)
     assert table.reduce_precision == (precision or "float32")
+    fp16 = bl.layouts(GPT, cluster, **options, precision="mixed-fp16")
+    assert fp16.reduce_precision == "half"  # that in which gradients are added up
 
 
 def test_neighbouring_stages_need_a_link() -> None:
