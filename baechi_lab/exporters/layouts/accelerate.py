@@ -59,7 +59,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         unsupported.append(f"accelerate has no expert parallelism; ep={layout.ep} is left out")
     if layout.tp > 1:
         unsupported.append(
-            "tensor-parallel plans of transformers leave the embedding whole, and gather the logits on every rank"
+            "most tensor-parallel plans of transformers leave the embedding whole and gather the logits on every rank"
         )
     if layout.sequence_parallel:
         unsupported.append("the model's tensor-parallel plan says whether norms are divided along the sequence")
