@@ -35,8 +35,8 @@ def write(request: Request) -> Written:
     """
     model = request.model
     if not hasattr(model, "named_modules"):
-        value = "missing" if model is None else f"a {type(model).__name__}"
-        raise InvalidInput(f"model is {value}; a device_map needs the PyTorch model of the graph")
+        description = "missing" if model is None else f"a {type(model).__name__}"
+        raise InvalidInput(f"model is {description}; a device_map needs the PyTorch model of the graph")
     units = _Units(request, dict(model.named_modules(remove_duplicate=False)))
     unsupported = [*units.keep_tied(), *units.keep_inputs_of_calls()]
     module_devices, unused = units.module_devices()
