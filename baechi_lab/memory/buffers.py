@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.kernels.csr import distinct
+from ..graph.kernels.csr import Floats, Ints, distinct
 from ..graph.kernels.jit import njit
 from ..graph.opgraph import GROWS, OVERWRITES, VIEW, OpGraph
 from ..graph.timeline import MEMORY_CATEGORIES
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(len(MEMORY_CATEGORIES))
 START, END, RECEIVE, ARRIVED = range(4)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
@@ -32,8 +31,6 @@ from .recompute_groups import RecomputeGroups
 from .recomputed_graph import graph_with_copies
 from .state_search import MemoryStates, StateSearch
 from .training_graph import TrainingGraph
-
-Bools = NDArray[np.bool_]
 
 GROUPS = (200, 60, 20)
 """Numbers of groups into which chains are cut; above `MANY_OPS` ops only the smaller numbers."""

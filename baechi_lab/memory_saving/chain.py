@@ -31,12 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
+from ..graph.kernels.csr import Bools, Floats, Ints
 from .checkpoints import is_read_by_backward_op
 from .training_graph import TrainingGraph
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 MOST_GROUPS = 200
 CELLS = 10**8

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError, UnknownOpError
 from ..graph import OpGraph
+from ..graph.kernels.csr import Bools
 from .training_graph import TrainingGraph
-
-Bools = NDArray[np.bool_]
 
 KEEP = ("all", "boundaries", "sqrt")
 """Names of choices."""

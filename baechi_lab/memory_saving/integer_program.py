@@ -32,14 +32,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..graph.kernels.csr import Bools
 from .op_sequence import OpSequence
 from .program_rows import Answer, Rows, Terms, minus, times
 from .recompute_groups import RecomputeGroups
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Columns = dict[tuple[int, int], int]
 """Columns by (stage, group)."""
 INFEASIBLE = "Infeasible"

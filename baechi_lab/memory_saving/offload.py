@@ -35,8 +35,6 @@ from ..passes.base import Pass
 from ..simulator import simulate
 from .training_graph import TrainingGraph
 
-Ints = NDArray[np.int64]
-
 OFFLOADED, STATE, STORED = "Offloaded", "State", "Stored"
 """Types of the ops on the host."""
 LAYER_UPDATE = "Update"

@@ -10,13 +10,10 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
+from ..graph.kernels.csr import Bools, Ints
 from .training_graph import TrainingGraph
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 NEVER = np.iinfo(np.int64).max
 

@@ -13,9 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import OpGraph
@@ -28,8 +25,6 @@ from .checkpoints import KEEP, checkpoint_choices
 from .op_sequence import recompute_sequence
 from .recomputed_graph import graph_with_copies
 from .training_graph import TrainingGraph
-
-Ints = NDArray[np.int64]
 
 
 def recompute(

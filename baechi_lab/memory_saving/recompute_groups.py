@@ -11,16 +11,13 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..graph.kernels.csr import Bools, Ints
 from ..graph.opgraph import VIEW
 from .chain import Chain
 from .checkpoints import is_read_by_backward_op
 from .op_sequence import OpSequence
 from .training_graph import TrainingGraph
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MOST_SINGLE_OPS = 300
 """Most ops of a graph in which each op is a group."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.kernels.csr import distinct
+from ..graph.kernels.csr import Ints, distinct
 from ..graph.tensors import tensor_columns, text_column
 from .op_sequence import OpSequence
-
-Ints = NDArray[np.int64]
 
 
 class _CopyLayout:

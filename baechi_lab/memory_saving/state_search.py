@@ -10,13 +10,10 @@ O(runs v^2 2^v) for v values, by array operations on all states at once.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
+from ..graph.kernels.csr import Floats, Ints
 from .training_graph import TrainingGraph
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MOST_VALUES = 12  # whose subsets are all searched
 

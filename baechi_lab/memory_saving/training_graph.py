@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.kernels.csr import inverse
+from ..graph.kernels.csr import Bools, Ints, inverse
 from ..graph.tensors import RECOMPUTED
 from ..passes.forward_only import backward_ops
 from ..passes.named_tensors import NAMED
 from ..passes.roles import SETUP, UPDATE, roles
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _RANDOM = re.compile(r"Random|Multinomial|Dropout|Bernoulli", re.IGNORECASE)
 _STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)

@@ -16,15 +16,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.kernels.csr import Ints
 from .gradients import gradient_bytes
 
 ALL_REDUCE = "AllReduce"
 """Type of the ops between the transfers of a ring."""
-
-Ints = NDArray[np.int64]
 
 
 class Ring(NamedTuple):

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError
 from ..graph import OpGraph
-
-Ints = NDArray[np.int64]
+from ..graph.kernels.csr import Ints
 
 ANY, UNCLEAR = -1, -2
 Names = tuple[str, ...]

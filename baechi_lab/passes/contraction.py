@@ -32,12 +32,10 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
-from ..graph.kernels.csr import Integers, distinct, inverse, offsets
+from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
 from .allowed_lists import UNCLEAR, common_allowed
 from .components import components
-
-Ints = NDArray[np.int64]
 
 
 def contract(graph: OpGraph, group: Integers) -> OpGraph:

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct
+from ..graph.kernels.csr import Ints, distinct
 from .base import Pass
 from .forward_only import backward_ops, helper_ops
 from .joined_ops import JoinedOps
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

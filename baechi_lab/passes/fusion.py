@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct
+from ..graph.kernels.csr import Ints, distinct
 from .allowed_lists import with_common_lists
 from .base import Pass
 from .components import components
 from .contraction import contract
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
+from ..graph.kernels.csr import Ints
 from .allowed_lists import UNCLEAR, AllowedMeets
-
-Ints = NDArray[np.int64]
 
 
 class JoinedOps:

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph
-from ..graph.kernels.csr import offsets
+from ..graph.kernels.csr import Ints, offsets
 from ..graph.tensors import text_column
 from .base import Pass
-
-Ints = NDArray[np.int64]
 
 TYPES = ("Const", "HostConst")
 

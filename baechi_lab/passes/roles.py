@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
+from ..graph.kernels.csr import Bools
 from .forward_only import backward_ops, helper_ops
 
 SETUP, FORWARD, BACKWARD, UPDATE = range(4)
 """`SETUP` and `UPDATE` run once per step, before and after all micro-batches; the others once per micro-batch."""
 
-Bools = NDArray[np.bool_]
 
 _UPDATES = re.compile(
     r"((Stateless)?(If|Case|While))?Update$|State$|Stored$|Assign|ResourceStridedSliceAssign|(Resource)?(Sparse)?Apply[A-Z]|"

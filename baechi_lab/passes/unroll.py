@@ -27,6 +27,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
 from ..graph.columns import record
+from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
 from ..graph.tensors import text_column
 from ..internal_warnings import warn
@@ -35,8 +36,6 @@ from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
 from .unroll_layout import Layout, number_replicas
 from .unroll_tensors import unrolled_tensor_columns
-
-Ints = NDArray[np.int64]
 
 ACCUMULATE = "Accumulate"
 """Type of the ops that add a micro-batch's gradient to the sum of those before it."""

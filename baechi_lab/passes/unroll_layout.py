@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph, Placement
+from ..graph.kernels.csr import Ints
 from .all_reduce import make_rings
 from .roles import SETUP, UPDATE
-
-Ints = NDArray[np.int64]
 
 
 class Layout:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.kernels.csr import Ints
 from ..graph.tensors import tensor_columns
 from .unroll_layout import Layout, count_up
-
-Ints = NDArray[np.int64]
 
 
 def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.cluster import COMMUNICATION_MODES
 from ..graph.costs import placed_durations
+from ..graph.kernels.csr import Floats, Ints
 from ..graph.kernels.heaps import pop, push
 from ..graph.kernels.jit import njit, records
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
 BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3  # how a scheduler chooses the next op

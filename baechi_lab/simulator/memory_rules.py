@@ -18,14 +18,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
+from ..graph.kernels.csr import Floats, Ints
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MEMORY_RULES = ("tensors", "edges")
 

@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
+from ..graph.kernels.csr import Floats, Ints
 from ..graph.kernels.jit import has_few_entries, njit
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
-from ..graph.kernels.csr import Integers, distinct, offsets
+from ..graph.kernels.csr import Bools, Integers, Ints, distinct, offsets
 from ..passes.roles import BACKWARD, FORWARD, SETUP, roles
 
 START, F, B, W, END = range(5)
 """Phases of a step: before all micro-batches, forward, gradients of inputs, gradients of weights, after all micro-batches."""
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

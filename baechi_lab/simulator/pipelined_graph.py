@@ -33,8 +33,6 @@ from .schedules import (
     make_schedule,
 )
 
-Ints = NDArray[np.int64]
-
 _RETRIES = 5  # orders that are tried within the memory limit
 
 

@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.arguments import check_records
+from ..graph.kernels.csr import Bools, Floats, Ints
 from ..graph.kernels.jit import has_few_entries, njit
 from .paths import heads_and_tails
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def upward_rank(

@@ -7,12 +7,10 @@ by event.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement, Transfers
+from ..graph.kernels.csr import Ints
 from ..graph.opgraph import OVERWRITES, VIEW
-
-Ints = NDArray[np.int64]
 
 
 def merge_reused_intervals(

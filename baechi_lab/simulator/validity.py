@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
-from ..graph.kernels.csr import Integers
+from ..graph.kernels.csr import Floats, Integers
 from ..graph.opgraph import GROWS
 from .reuse_intervals import merge_reused_intervals
 from .schedules.schedule import Schedule
-
-Floats = NDArray[np.float64]
 
 _MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point

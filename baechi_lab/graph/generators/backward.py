@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import InvalidInput
-from ..kernels.csr import gather, inverse, offsets
+from ..kernels.csr import Ints, gather, inverse, offsets
 from ..opgraph import OpGraph
 from ..tensors import tensor_columns
 from .sizes import MOST_BYTES, check_number
-
-Ints = NDArray[np.int64]
 
 _BYTES_PER_US = 4e5
 """Memory bandwidth that sums and updates are charged with (400 GB/s)."""

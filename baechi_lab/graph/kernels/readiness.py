@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from .csr import Ints
 from .heaps import pop, push
 from .jit import has_few_entries, njit
-
-Ints = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, interpreted_if=has_few_entries)

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
+from ...graph.kernels.csr import Ints
 from ...graph.opgraph import GROWS
 from ...memory.peak import counted_bytes
-
-Ints = NDArray[np.int64]
 
 MAX_COUNTED_OPS = 16
 """Ops across which the bytes are counted: in as many parts of the step, the op during which one device would hold most."""

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
-from ...graph.kernels.csr import distinct
+from ...graph.kernels.csr import Ints, distinct
 from ...passes.components import components
 from ...passes.contraction import contract, number_groups
 from ...passes.fusion import distinct_edges
 from ..problem import transfer_us
 from .parameters import SEARCH, SearchParameters
-
-Ints = NDArray[np.int64]
 
 
 def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SEARCH) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Ints, offsets
 from ...passes.contraction import group_edges, grouped_sum, member_peak
 from ...simulator.paths import tails
 from ..evaluation.cost import Objective
@@ -21,8 +21,6 @@ from ..evaluation.edges import needed
 from ..evaluation.model import SURELY, Model
 from ..evaluation.moves import State, Units
 from .instance import Instance
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

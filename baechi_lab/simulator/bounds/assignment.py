@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.csr import Floats
 
 BINARY_UNITS, FOLLOWED_TENSORS = 24, 150
 """Numbers of units that are assigned and of tensors between them that are followed, the most expensive ones."""
@@ -49,8 +50,6 @@ DEAREST = 10.0
 
 SAFE = 1.0 - 1e-4
 """Share of a solution that is proven after that tolerance."""
-
-Floats = NDArray[np.float64]
 
 
 def assignment(

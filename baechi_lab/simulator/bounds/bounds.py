@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...checks import check_flag, check_text
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.arguments import check_records
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.csr import Floats
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
@@ -18,8 +18,6 @@ from .pipeline import period_bounds, step_bounds
 from .problem import REACH_OPS, merge_problem
 from .raised_times import raise_heads_and_tails
 from .transfer_bounds import paid_bounds
-
-Floats = NDArray[np.float64]
 
 EFFORTS = ("normal", "high")
 

@@ -18,15 +18,11 @@ Source: heads and tails of m identical machines, Carlier 1987, doi:10.1016/S0377
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...graph.kernels.compiling import working_seconds
-from ...graph.kernels.csr import inverse
+from ...graph.kernels.csr import Floats, Ints, inverse
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 GRID = 32
 CHUNK = 256

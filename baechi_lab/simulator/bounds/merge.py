@@ -35,12 +35,11 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.csr import Floats
 from .problem import MergeProblem, merge_problem
 from .propagate import IMPOSSIBLE, OPEN, propagate
 from .sweep import no_deductions, paid_heads
 from .units import join, root
-
-Floats = NDArray[np.float64]
 
 __all__ = ["forced_merges", "merge_problem", "paid_heads"]
 

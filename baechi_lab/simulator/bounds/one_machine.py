@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...graph.kernels.csr import Bools, Floats, Ints
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .sweep import BIG, Deductions
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 SLACK = 1e-9
 """Relative rounding error allowed before a contradiction counts."""

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.costs import placed_durations
+from ...graph.kernels.csr import Floats, Ints
 from ...passes.unroll import unroll
 from ..paths import computing_us, heads_and_tails
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def step_bounds(

@@ -36,15 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.compiling import working_seconds
-from ...graph.kernels.csr import inverse
+from ...graph.kernels.csr import Bools, Floats, Ints, inverse
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .units import serial_end
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 STEPS = 8
 """Probes per op."""

@@ -8,10 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
-from ...graph.kernels.csr import offsets
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from ...graph.kernels.csr import Floats, Ints, offsets
 
 REACH_OPS = 6000
 """Most ops for which the ancestors of every op are stored."""

@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.csr import Floats
 from ...graph.kernels.jit import has_few_entries, njit
 from .problem import MergeProblem
-
-Floats = NDArray[np.float64]
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

@@ -7,13 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.csr import Bools, Floats, Ints
 from ...graph.kernels.jit import has_few_entries, njit
 from .problem import MergeProblem
 from .units import group_units, serial_end
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 BIG = 48
 """Units that are compared pair by pair: the heaviest ones."""

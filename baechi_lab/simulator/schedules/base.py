@@ -6,14 +6,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...errors import InvalidInput
+from ...graph.kernels.csr import Floats
 from ...params import Params
 
 Orders = list[list[tuple[int, str, int]]]
-Floats = NDArray[np.float64]
 
 SHAPES = {
     "chain": "one stage on each device",

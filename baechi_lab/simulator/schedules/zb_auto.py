@@ -23,12 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.csr import Floats, Ints
 from ...graph.kernels.jit import njit
-from .base import Floats, Orders, ScheduleRule, Setting
+from .base import Orders, ScheduleRule, Setting
 from .zb_h1 import ZbH1
 from .zb_h2 import ZbH2
-
-Ints = NDArray[np.int64]
 
 PATIENCE = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, np.inf)
 HOLD = (0.0, 0.1)

@@ -12,13 +12,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .layered import Floats, Ints, longest_path, rows
+from ...graph.kernels.csr import Bools, Floats, Ints
+from .layered import longest_path, rows
 
 COLUMN_GAP, BAND_GAP = 26.0, 34.0  # pixels
 MOST_BANDS = 8  # into which a long row of boxes is broken
-Bools = NDArray[np.bool_]
 Point = tuple[float, float]
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
+from ...graph.kernels.csr import Ints
 from .scopes import updates
 from .segments import segments
 
 SCOPE, OP, LEVEL = 0, 1, 2  # kinds of boxes
-Ints = NDArray[np.int64]
 
 
 @dataclass(eq=False)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ...graph.kernels.csr import Floats, Ints
+
 SWEEPS, ORDERINGS = 8, 24  # of positions, and of orders within layers
 GAP = 12.0
 """Pixels between two boxes of a layer."""

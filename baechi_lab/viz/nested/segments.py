@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ...graph.kernels.csr import Ints
+
 SHORTLIST = 40  # shifts that are compared in full
 MISMATCH = 4
 """Cost of a mismatch, in matches: a run still grows if four of five items match."""
