@@ -987,7 +987,13 @@ def _mixing_losses():
     def root_of_the_number_of_samples(weight, words):
         return _squares(weight, words) * float(np.sqrt(len(words)))
 
+    def number_of_samples_in_rounds(weight, words):
+        outputs = words[:, 0] @ weight
+        rounds = lambda i, state: (i + 1, tf.tanh(state + outputs * len(words)))  # noqa: E731
+        return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, rounds, [0, tf.zeros([len(words), 5])])[1] ** 2)
+
     return {
+        number_of_samples_in_rounds: "reads a number in its rounds that depends on the number of samples",
         weights_by_position: "reads positions of samples in the batch",
         root_of_the_number_of_samples: "reads a value of the whole batch for each of its samples",
         centred_in_a_branch: "reads a value of the whole batch for each of its samples",
@@ -1023,7 +1029,7 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(32))
+@pytest.mark.parametrize("kind", range(33))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(

@@ -498,7 +498,7 @@ class _OpRule:
             self._problem("chooses what to compute by a value of the batch", None)
 
     def _undivided_branch(self, name: str) -> GraphDef | None:
-        """Returns the body of the undivided batch's branch that corresponds to branch `name`; None if it is unknown."""
+        """Returns the body of the undivided batch that corresponds to branch or body `name`; None if it is unknown."""
         whole = self.batch_values.whole
         node = None if whole is None else whole.nodes.get(self.node.name)
         if whole is None or node is None or node.op != self.node.op:
@@ -528,9 +528,11 @@ class _OpRule:
         return Total(None, exact=False) if shape == () and kind != _VARIANT else Samples(None, counts)
 
     def _mixing_loop(self) -> str | None:
-        """How a loop may combine samples: by what it carries through its rounds, or by a reduction in its body."""
+        """How a loop may combine samples: by a size that it reads, what it carries through its rounds, or a reduction."""
         import tensorflow as tf
 
+        if self._rounds_read_sizes():
+            return "reads a number in its rounds that depends on the number of samples"
         library, batch = Library(self.batch_values.graph_def), self.batch_values.batch
         body = library.functions[self.node.attr["body"].func.name]
         producers = [self.batch_values.nodes[name] for name, _ in self.inputs]
@@ -546,6 +548,25 @@ class _OpRule:
             if reduced and shapes.get(f"{node.name}:output:0", ()).count(batch) < reduced:
                 return "reduces an axis in its rounds that is as long as the batch"
         return None
+
+    def _rounds_read_sizes(self) -> bool:
+        """Whether floats that the rounds of a loop read are other ones for the undivided batch."""
+        import tensorflow as tf
+
+        types = [tf.dtypes.as_dtype(kind) for kind in output_types(self.node)]
+        sizes = (isinstance(v, Total) and v.share == 0 and v.power != 0 for v in self.values)
+        if any(is_size and kind.is_floating for is_size, kind in zip(sizes, types, strict=True)):
+            return True
+        name = self.node.attr["body"].func.name
+        undivided, graph_def = self._undivided_branch(name), self.batch_values.graph_def
+        if undivided is None:
+            return False
+        functions = {function.signature.name: function for function in graph_def.library.function}
+        graph, _ = body_graph(functions[name], graph_def)
+        inner = BatchValues(graph, self.batch_values.micro_batches, undivided=undivided)
+        constants = [node for node in graph.node if node.op == "Const"]
+        floats = [node.name for node in constants if tf.dtypes.as_dtype(node.attr["dtype"].type).is_floating]
+        return any(inner.of_batch_size((constant, 0)) is not None for constant in floats) or bool(inner.positions)
 
     def _reduction(self) -> Value:
         value, shape = self.values[0], self.shapes[0]
