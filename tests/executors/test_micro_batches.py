@@ -775,6 +775,7 @@ def test_bug_python_numbers_of_samples_were_those_of_a_micro_batch(worker):
     def loss(weight, words):
         size, (samples, *_) = words.shape[0], tf.unstack(tf.shape(words))
         squares = tf.reduce_sum((words[:, 0] @ weight - 1.0) ** 2, -1)
+        squares = tf.where(tf.constant(np.ones(size, bool)), squares, np.zeros(size, np.float32))
         inverse = np.ones(size, np.float32) / size
         of_sizes = tf.reduce_sum(squares * inverse) * tf.cast(tf.size(words), tf.float32)
         in_branch = tf.cond(

@@ -236,18 +236,17 @@ class BatchValues:
                 return None
             power = self._growth(one, whole)
             return Total(power, exact=power is not None, share=None if power is None else 0)
-        if numbers and len(lengths) == 1 and whole.shape[lengths[0]] == self.micro_batches * one.shape[lengths[0]]:
-            repeats = [self.micro_batches if axis == lengths[0] else 1 for axis in range(one.ndim)]
-            power = self._growth(np.tile(one, repeats), whole)
-            if power is not None:
-                return Samples(lengths[0], power=power) if power else None
+        if len(lengths) == 1 and whole.shape[lengths[0]] == self.micro_batches * one.shape[lengths[0]]:
+            repeated = np.concatenate([one] * self.micro_batches, lengths[0])
+            if np.array_equal(repeated, whole):
+                return None
+            if numbers and (power := self._growth(repeated, whole)) is not None:
+                return Samples(lengths[0], power=power)
         self.positions.add(tensor[0])
         return None
 
     def _growth(self, one: NDArray[Any], whole: NDArray[Any]) -> int | None:
         """Returns the power of the number of micro-batches by which `whole` is a multiple of `one`; None if it is none."""
-        if np.array_equal(one, whole):
-            return 0
         largest = np.argmax(np.abs(one.astype(np.float64)))
         ratio = float(whole.ravel()[largest]) / (float(one.ravel()[largest]) or np.nan)
         if not 0 < ratio < np.inf:
