@@ -38,6 +38,8 @@ BLOCK = 16
 """Channels that oneDNN's convolutions hold together in memory, with AVX-512."""
 LARGE_WINDOW_COPIES = 258
 """Sums of a depthwise weight's gradient that oneDNN holds where channels come last and the window is larger than 3."""
+PRODUCT_COPIES = 4
+"""Copies of a weight's gradient that oneDNN holds where it computes it as a product of unfolded windows."""
 UNFOLDED_NUMBERS = 20480
 """Numbers of a sample up to which PyTorch unfolds its windows."""
 _NOT_RUN = frozenset({"detach", "alias"})
@@ -137,7 +139,25 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
         return reordered_bytes + LARGE_WINDOW_COPIES * weight.nbytes * (depthwise and window > 3)
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
-    return reordered_bytes + (input_bytes + gradient_bytes if copies_both else max(input_bytes, gradient_bytes))
+    copies = input_bytes + gradient_bytes if copies_both else max(input_bytes, gradient_bytes)
+    return reordered_bytes + max(copies, _copied_weight_bytes(args))
+
+
+def _copied_weight_bytes(args: Args) -> int:
+    """Returns the bytes of the copies of a weight's gradient in `convolution_backward`, on one thread.
+
+    The gradient is made in blocks of channels. Windows that are higher than the input, or deeper than 1, run as a product of
+    the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of the weight's size.
+    """
+    gradient, tensor, weight, strides = args[0], args[1], args[2], args[4]
+    window, depthwise = weight.shape[2:], weight.shape[1] == 1 < args[9]
+    if depthwise or (prod(window) == 1 and max(strides) == 1):
+        return 0
+    if len(window) > 1 and (window[-2] > tensor.shape[-2] or (len(window) == 3 and window[0] > 1)):
+        unfolded_bytes = int(weight[0].numel() * prod(gradient.shape[-2:]) * tensor.itemsize)
+        return PRODUCT_COPIES * int(weight.nbytes) + unfolded_bytes
+    blocked = [-(-channels // BLOCK) * BLOCK if channels >= BLOCK else channels for channels in weight.shape[:2]]
+    return int(prod(blocked) * prod(window) * weight.itemsize)
 
 
 def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
