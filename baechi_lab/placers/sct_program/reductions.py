@@ -168,24 +168,29 @@ def dominated_edges(
 
     Edges `edges[pointer[i]:pointer[i+1]]` lead out of `i`.
     """
+    # Loops compile in a fraction of the time of NumPy's slices.
     dominated, position = np.zeros(len(target), np.bool_), np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
+    for place in range(len(order)):
+        position[order[place]] = place
     longest = np.full(len(order), -1.0)  # path from the start of `i` to that of each op without transfers; -1: none
     for first in range(len(order)):
         i, last = order[first], first
-        for edge in edges[pointer[i] : pointer[i + 1]]:
-            if position[target[edge]] <= first + span:
-                last = max(last, position[target[edge]])
+        for k in range(pointer[i], pointer[i + 1]):
+            if position[target[edges[k]]] <= first + span:
+                last = max(last, position[target[edges[k]]])
         longest[i] = 0.0
-        for j in order[first:last]:
+        for place in range(first, last):
+            j = order[place]
             if longest[j] >= 0:
-                for edge in edges[pointer[j] : pointer[j + 1]]:
-                    if position[target[edge]] <= last:
-                        longest[target[edge]] = max(longest[target[edge]], longest[j] + compute[j])
-        for edge in edges[pointer[i] : pointer[i + 1]]:
-            path = longest[target[edge]]
-            dominated[edge] = path > compute[i] and path * _ROUNDING >= compute[i] + transfer[edge]
-        longest[order[first : last + 1]] = -1.0
+                for k in range(pointer[j], pointer[j + 1]):
+                    end = target[edges[k]]
+                    if position[end] <= last:
+                        longest[end] = max(longest[end], longest[j] + compute[j])
+        for k in range(pointer[i], pointer[i + 1]):
+            path = longest[target[edges[k]]]
+            dominated[edges[k]] = path > compute[i] and path * _ROUNDING >= compute[i] + transfer[edges[k]]
+        for place in range(first, last + 1):
+            longest[order[place]] = -1.0
     return dominated
 
 
