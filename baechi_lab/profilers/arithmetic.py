@@ -53,21 +53,30 @@ _MICROSECONDS_AND_OPS = """
     1.5e-3 1.5e-3 maxpool2dwithindicesgrad maxpoolgrad
     8.5e-4 8.5e-4 upsamplebilinear2d resizebilinear
     1.1e-3 1.1e-3 upsamplebilinear2dgrad resizebilineargrad
-    4.6e-4 3.2e-4 nativelayernorm layernormalization
-    4.1e-4 2.9e-4 nativelayernormgrad layernormalizationgrad rmsnormalizationgrad simplifiedlayernormalizationgrad
-    3.6e-4 2.1e-4 fusedrmsnorm rmsnormalization simplifiedlayernormalization
+    2.8e-4 2.0e-4 nativelayernorm layernormalization
+    3.2e-4 2.0e-4 nativelayernormgrad layernormalizationgrad rmsnormalizationgrad simplifiedlayernormalizationgrad
+    2.1e-4 1.3e-4 fusedrmsnorm rmsnormalization simplifiedlayernormalization
     9.2e-4 8.0e-4 nativegroupnorm groupnormalization instancenormalization
     1.04e-3 1.0e-3 nativegroupnormgrad groupnormalizationgrad instancenormalizationgrad
     2.3e-4 2.3e-4 nativedropout
     1.8e-4 1.8e-4 gelu fastgelu
 """
-"""`Kernel.multiprocessor_us` per number of float32 and of 16-bit numbers, of operators whose kernels compute indices,
+"""Microseconds of a multiprocessor per number of float32 and of 16-bit numbers, of operators whose kernels compute indices,
 exponentials or sums beside the numbers that they move; of max pooling per position of a window. Measured on an H200."""
-_NUMBER_US = {
-    op: (float(us), float(half_us))
-    for us, half_us, *ops in map(str.split, _MICROSECONDS_AND_OPS.strip().splitlines())
-    for op in ops
-}
+_ROW_MICROSECONDS_AND_OPS = """
+    0.17 0.13 nativelayernorm layernormalization
+    0.085 0.085 nativelayernormgrad layernormalizationgrad rmsnormalizationgrad simplifiedlayernormalizationgrad
+    0.08 0.05 fusedrmsnorm rmsnormalization simplifiedlayernormalization
+"""
+"""The same per row of a norm, each of which is a block of threads: rows of 96 numbers take nearly as long as rows of 192."""
+
+
+def _by_op(table: str) -> dict[str, tuple[float, float]]:
+    rows = map(str.split, table.strip().splitlines())
+    return {op: (float(us), float(half_us)) for us, half_us, *ops in rows for op in ops}
+
+
+_NUMBER_US, _ROW_US = _by_op(_MICROSECONDS_AND_OPS), _by_op(_ROW_MICROSECONDS_AND_OPS)
 
 
 def per_element(op: str, otherwise: int = 1) -> int:
@@ -87,13 +96,21 @@ def per_element(op: str, otherwise: int = 1) -> int:
     return _PER_ELEMENT.get(_plain(op), otherwise)
 
 
-def number_us(op: str, number_bytes: int) -> float:
-    """Returns the `Kernel.multiprocessor_us` per number of an operator; 0 if it takes no longer than its bytes.
+def multiprocessor_us(op: str, number_bytes: int, numbers: int, rows: int = 0) -> float:
+    """Returns the `Kernel.multiprocessor_us` of an operator; 0 if it takes no longer than its bytes.
 
-    >>> number_us("LayerNormalization", 4), number_us("native_layer_norm_backward", 2), number_us("Relu", 4)
-    (0.00046, 0.00029, 0.0)
+    Args:
+        op: its name in TensorFlow, ONNX or ATen.
+        number_bytes: bytes of a number.
+        numbers: how many numbers it computes; of max pooling, times the positions of a window.
+        rows: of a norm, into how many rows they are divided.
+
+    >>> multiprocessor_us("native_layer_norm", 4, 96_000, 1_000), multiprocessor_us("Relu", 4, 96_000)
+    (196.88, 0.0)
     """
-    return _NUMBER_US.get(_plain(op), (0.0, 0.0))[number_bytes <= 2]
+    is_half = number_bytes <= 2
+    number_us, row_us = (table.get(_plain(op), (0.0, 0.0))[is_half] for table in (_NUMBER_US, _ROW_US))
+    return number_us * numbers + row_us * rows
 
 
 def _plain(op: str) -> str:

@@ -22,8 +22,24 @@ ALIGNED = 16
 """Bytes that matrix units load at once."""
 DEPTHWISE_GRADIENT = 1.64
 """How many times as long as a depthwise convolution the gradient of its input, or of its filters, takes. Measured on an H200."""
+LAST_DEPTHWISE_FLOPS = {
+    "forward": ((0.0, 24.0), (51.0, 10.0)),
+    "input": ((0.0, 24.0), (0.0, 24.0)),
+    "filters": ((0.0, 25.0), (150.0, 8.0)),
+}
+"""`vector_flops` of a depthwise convolution whose channels come last in memory, and of its gradients: per output (of the gradient
+of the input: per input), and per position of the window; of float32 and of 16-bit numbers. Measured on an H200."""
+LARGE_WINDOW, LARGE_WINDOW_FILTERS_FLOPS = 49, 24_000.0
+"""Positions of a window from which on the gradient of such filters of float32 has a kernel that is slower by far, and its
+`vector_flops` per output. Measured on an H200 (windows of 7 x 7; those of 5 x 5 have the other kernel)."""
+PLANE_US, PLANE_NUMBER_US = 0.082, 3.6e-4
+"""`Kernel.multiprocessor_us` of a batch norm with given statistics: per plane (a channel of a sample) at least, and per number.
+Measured on an H200."""
+ATTENTION_TILE, ATTENTION_TILE_FLOPS = 128, 8e5
+"""Queries and keys of a tile in fused attention of 16-bit numbers, and the `vector_flops` that the tiles of the same queries need
+besides their scores. Measured on an H200."""
 
-SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 16.0
+SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 8.0
 """`vector_flops` of a score in fused attention of float32 and of 16-bit numbers: an exponential is computed at a sixteenth of
 the rate of multiplications, and kernels of float32, which use no matrix units, wait for it. Measured on an H200."""
 BATCH_NORM_FLOPS, HALF_BATCH_NORM_FLOPS = (280.0, 600.0), (480.0, 725.0)
@@ -252,10 +268,44 @@ def depthwise_flops(outputs: int, window: Sequence[int]) -> float:
     return outputs * (300.0 + 40.0 * prod(window))
 
 
+def last_depthwise_flops(numbers: int, window: Sequence[int], number_bytes: int, gradient: str = "forward") -> float:
+    """Returns the `Kernel.vector_flops` of a depthwise convolution whose channels come last in memory, or of a gradient.
+
+    Args:
+        numbers: in the output of the forward convolution; for the gradient of the input, in the input.
+        window: size of the filters in each direction.
+        number_bytes: bytes of a number.
+        gradient: "forward", "input" or "filters".
+
+    >>> last_depthwise_flops(10, (3, 3), 4), last_depthwise_flops(10, (3, 3), 2)
+    (2160.0, 1410.0)
+    """
+    each, per_position = LAST_DEPTHWISE_FLOPS[gradient][number_bytes <= 2]
+    if gradient == "filters" and number_bytes > 2 and prod(window) >= LARGE_WINDOW:
+        return numbers * LARGE_WINDOW_FILTERS_FLOPS
+    return numbers * (each + per_position * prod(window))
+
+
 def score_flops(scores: Product, number_bytes: int) -> float:
     """Returns the `Kernel.vector_flops` of fused attention, from the product that makes its scores."""
-    each = SCORE_FLOPS if number_bytes > 2 else HALF_SCORE_FLOPS
-    return each * scores.count * scores.rows * scores.columns
+    if number_bytes > 2:
+        return SCORE_FLOPS * scores.count * scores.rows * scores.columns
+    tiles = scores.count * -(-scores.rows // ATTENTION_TILE)
+    keys = -(-scores.columns // ATTENTION_TILE) * ATTENTION_TILE
+    return tiles * (ATTENTION_TILE_FLOPS + HALF_SCORE_FLOPS * ATTENTION_TILE * keys)
+
+
+def batch_norm_us(planes: int, positions: int) -> float:
+    """Returns the `Kernel.multiprocessor_us` of a batch norm with given statistics.
+
+    Args:
+        planes: number of samples times channels.
+        positions: numbers of a plane.
+
+    >>> batch_norm_us(1000, 49), batch_norm_us(1000, 1000)
+    (82.0, 360.0)
+    """
+    return planes * max(PLANE_US, PLANE_NUMBER_US * positions)
 
 
 def batch_norm_flops(numbers: int, number_bytes: int, backward: bool = False) -> float:

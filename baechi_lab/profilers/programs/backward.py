@@ -138,7 +138,9 @@ class _BackwardBuilder:
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
             other_reads = [v for v in op.reads if v != value]
-            kernels = self._kernels(op, [value], _gradient_kernels(op, value))
+            size = self.program.size_bytes
+            number_share = size.get(value, 0) / size[op.makes[0]] if size.get(op.makes[0]) else 1.0
+            kernels = self._kernels(op, [value], _gradient_kernels(op, value, number_share=number_share))
             self._add_op(i, label, kernels, [*upstream, *other_reads], [value], [], after)
 
     def add_update(self, i: int, values: list[str], states: int) -> None:
@@ -227,17 +229,22 @@ class _BackwardBuilder:
         return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes)),)
 
 
-def _gradient_kernels(op: ProgramOp, value: str, summed_bytes: float = 0.0) -> tuple[Kernel, ...]:
+def _gradient_kernels(
+    op: ProgramOp, value: str, summed_bytes: float = 0.0, number_share: float = 1.0
+) -> tuple[Kernel, ...]:
     """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes.
 
-    The gradient of a bias is the sum of the output's gradient, of `summed_bytes`. Convolutions wait for it.
+    The gradient of a bias is the sum of the output's gradient, of `summed_bytes`. Convolutions wait for it. The gradient of a
+    depthwise convolution's input computes `number_share` as many numbers as the forward pass.
     """
     side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
     gradients = tuple(
         replace(
             k,
             products=tuple(getattr(p, side) for p in k.products),
-            vector_flops=DEPTHWISE_GRADIENT * k.vector_flops,  # no other product with two operands has any
+            vector_flops=number_share
+            * DEPTHWISE_GRADIENT
+            * k.vector_flops,  # no other product with two operands has any
             wait_us=POSITIONS_SUM_US if summed_bytes and k.convolution else 0.0,
             followed_by=None,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arithmetic import number_us
+from .. import arithmetic
 from ..work import (
     ALIGNED,
     INDEX_US,
@@ -21,6 +21,7 @@ from ..work import (
     Product,
     Rows,
     batch_norm_flops,
+    batch_norm_us,
     convolution_layout_bytes,
     convolution_products,
     depthwise_flops,
@@ -319,10 +320,13 @@ def multiprocessor_us(node: NodeProto, input_shapes: Shapes, output_shapes: Shap
         node.op_type in _BROADCASTS and any(prod(s) > 1 and tuple(s) != output_shapes[0] for s in shapes)
     ):
         return INDEX_US * outputs
+    if node.op_type == "BatchNormalization" and not _norms_channels(node) and shapes and len(shapes[0]) > 2:
+        return batch_norm_us(prod(shapes[0][:2]), prod(shapes[0][2:]))
     kind = "ResizeBilinear" if node.op_type == "Resize" and attribute(node, "mode", "") == "linear" else node.op_type
     window = prod(attribute(node, "kernel_shape", ())) if kind == "MaxPool" else 1
     numbers = outputs if kind in ("MaxPool", "ResizeBilinear") else prod(shapes[0]) if shapes else 0
-    return number_us(kind, number_bytes) * window * numbers
+    rows = repeated_rows(node, input_shapes, number_bytes)
+    return arithmetic.multiprocessor_us(kind, number_bytes, window * numbers, 0 if rows is None else rows.count)
 
 
 def gradient_kernels(
@@ -339,9 +343,9 @@ def gradient_kernels(
     if not shape or written is None:
         return ()
     numbers, outputs = prod(shape), prod(written)
-    us = number_us(f"{kind}Grad", number_bytes) * numbers
-    kernel = Kernel(moved_bytes=3.0 * numbers * number_bytes, multiprocessor_us=us)
     rows = repeated_rows(node, input_shapes, number_bytes)
+    us = arithmetic.multiprocessor_us(f"{kind}Grad", number_bytes, numbers, 0 if rows is None else rows.count)
+    kernel = Kernel(moved_bytes=3.0 * numbers * number_bytes, multiprocessor_us=us)
     if rows is not None and rows.norm:  # both the gradient and the input are read again
         norm = replace(kernel, rows=replace(rows, bytes=2 * rows.bytes))
         if _norms_channels(node):

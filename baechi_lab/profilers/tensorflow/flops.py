@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
-from ..arithmetic import TRANSCENDENTAL, number_us, per_element
+from .. import arithmetic
+from ..arithmetic import TRANSCENDENTAL, per_element
 from ..work import (
     ALIGNED,
     DEPTHWISE_GRADIENT,
@@ -193,8 +194,8 @@ def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: i
     if not node.op.startswith("DepthwiseConv2dNative"):
         return 0.0
     gradient, of_filter = "Backprop" in node.op, node.op.endswith("BackpropFilter")
-    filters, convolved = outputs[0] if of_filter else inputs[1], inputs[2] if gradient else outputs[0]
-    return depthwise_flops(prod(convolved), filters[:2]) * (DEPTHWISE_GRADIENT if gradient else 1.0)
+    filters, numbers = outputs[0] if of_filter else inputs[1], prod(inputs[2] if of_filter else outputs[0])
+    return depthwise_flops(numbers, filters[:2]) * (DEPTHWISE_GRADIENT if gradient else 1.0)
 
 
 def row_alignment(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> int:
@@ -227,7 +228,7 @@ def multiprocessor_us(node: NodeDef, inputs: Shapes, outputs: Shapes, number_byt
         return INDEX_US * prod(outputs[0])
     of_outputs = node.op in ("MaxPool", "ResizeBilinear")
     window = _window(node) if node.op == "MaxPool" else 1
-    return number_us(node.op, number_bytes) * window * prod((outputs if of_outputs else inputs)[0])
+    return arithmetic.multiprocessor_us(node.op, number_bytes, window * prod((outputs if of_outputs else inputs)[0]))
 
 
 _BROADCASTS = frozenset(str.split("Add AddV2 Sub Mul Div RealDiv Pow Maximum Minimum SelectV2 BiasAdd"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
-from ..arithmetic import number_us
+from .. import arithmetic
 from ..work import (
     ALIGNED,
     DEPTHWISE_GRADIENT,
@@ -19,9 +19,11 @@ from ..work import (
     Rows,
     added_bias,
     batch_norm_flops,
+    batch_norm_us,
     convolution_layout_bytes,
     convolution_products,
     depthwise_flops,
+    last_depthwise_flops,
     norm_sums,
     score_flops,
     table_sums,
@@ -48,7 +50,7 @@ NUMBERS: dict[str, int | None] = {
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", "native_dropout", "gelu", "gelu_backward"), 0),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 0),
 }
-"""Operators with a time per number (`number_us`), and the position of the argument whose numbers count; None for the output."""
+"""Operators in `arithmetic.multiprocessor_us`, and the position of the argument whose numbers count; None for the output."""
 SHORT_SUM_US, SPLIT_SUM_US, PART_US = 2.0, 6.0, 0.055
 """`Kernel.wait_us` of sums of columns: of all; where several blocks of threads share the rows of a column; and of each of these
 parts, which the last block adds. Measured on an H200."""
@@ -161,40 +163,74 @@ def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
     if name.startswith(_FUSED_ATTENTION):
         return score_flops(products_of(name, args)[0], args[0].element_size())
     if name in _CONVOLUTIONS and args[8] > 1 and args[1].shape[1] == 1:
-        return depthwise_flops(out.numel(), args[1].shape[2:])
+        window = args[1].shape[2:]
+        if channels_last(args[0]):
+            return last_depthwise_flops(out.numel(), window, out.element_size())
+        return depthwise_flops(out.numel(), window)
     if name == "convolution_backward" and args[9] > 1 and args[2].shape[1] == 1:
-        return sum(args[10][:2]) * DEPTHWISE_GRADIENT * depthwise_flops(args[0].numel(), args[2].shape[2:])
+        return _depthwise_gradient_flops(args)
     backward = name == "native_batch_norm_backward" and args[7]
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
         return batch_norm_flops(args[0].numel(), args[0].element_size(), bool(backward))
     return 0.0
 
 
+def _depthwise_gradient_flops(args: Args) -> float:
+    """Returns the `Kernel.vector_flops` of the gradients of a depthwise convolution that are asked for."""
+    gradient, tensor, weight = args[:3]
+    window, (of_input, of_filters) = weight.shape[2:], args[10][:2]
+    if channels_last(tensor):
+        number_bytes = tensor.element_size()
+        input_flops = last_depthwise_flops(tensor.numel(), window, number_bytes, "input")
+        filters_flops = last_depthwise_flops(gradient.numel(), window, number_bytes, "filters")
+    else:
+        input_flops = DEPTHWISE_GRADIENT * depthwise_flops(tensor.numel(), window)
+        filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window)
+    return of_input * input_flops + of_filters * filters_flops
+
+
+def channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the channels of images lie next to each other in memory."""
+    return _dims(tensor) >= 4 and tensor.stride(1) == 1 and tensor.shape[1] > 1 and prod(tensor.shape[2:]) > 1
+
+
 def multiprocessor_us(name: str, args: Args, out: torch.Tensor) -> float:
-    """Returns the `Kernel.multiprocessor_us` of an operator in `NUMBERS`; 0 for others."""
+    """Returns the `Kernel.multiprocessor_us` of an operator in `NUMBERS` or a batch norm with given statistics; 0 for others."""
+    if name in _BATCH_NORMS and not args[_BATCH_NORMS[name]] and _dims(out) > 2 and not channels_last(out):
+        return batch_norm_us(out.shape[0] * out.shape[1], prod(out.shape[2:]))
     if name not in NUMBERS:
         return 0.0
     position = NUMBERS[name]
     tensor = out if position is None else args[position]
     window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
     kind = "_fused_rms_norm" if name == "native_layer_norm" and args[3] is None else name
-    return number_us(kind, tensor.element_size()) * window * tensor.numel()
+    rows = rows_of(name, args)
+    return arithmetic.multiprocessor_us(
+        kind, tensor.element_size(), window * tensor.numel(), 0 if rows is None else rows.count
+    )
 
 
 def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
-    """Returns the `Kernel.wait_us` of sums over the first dimensions of a tensor, as of a bias' gradient; 0 for others.
-
-    A block of 128 threads sums four columns per thread. Each thread takes every `height`-th row, and no fewer than 16.
-    """
+    """Returns the `Kernel.wait_us` of sums over the first dimensions of a tensor, as of a bias' gradient; 0 for others."""
     if name == "convolution_backward":
-        return POSITIONS_SUM_US if args[10][2] else 0.0
+        if not args[10][2]:
+            return 0.0
+        gradient, filters = args[0], args[0].shape[1]
+        return _column_sum_us(gradient.numel() // filters, filters) if channels_last(gradient) else POSITIONS_SUM_US
     if name not in ("sum", "mean") or len(args) < 2 or not args[1] or not args[0].numel():
         return 0.0
     dims = {int(d) % _dims(args[0]) for d in args[1]}
     columns = out.numel()
-    rows = args[0].numel() // columns
     if dims != set(range(len(dims))) or columns == 1:
         return 0.0
+    return _column_sum_us(args[0].numel() // columns, columns)
+
+
+def _column_sum_us(rows: int, columns: int) -> float:
+    """Returns the `Kernel.wait_us` of sums of columns.
+
+    A block of 128 threads sums four columns per thread. Each thread takes every `height`-th row, and no fewer than 16.
+    """
     height = max(4, 512 // columns)
     if rows < 64 * height:
         return SHORT_SUM_US
@@ -203,7 +239,7 @@ def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
 
 def next_kernel(name: str, args: Args, out: torch.Tensor) -> Kernel | None:
     """Returns the `Kernel.followed_by` of an operator: sums of a weight's gradient, products of a softmax's, an added bias."""
-    if name in _CONVOLUTIONS and args[2] is not None and products_of(name, args):
+    if name in _CONVOLUTIONS and args[2] is not None and (products_of(name, args) or channels_last(args[0])):
         return added_bias(out.numel(), out.element_size())
     if name == "_softmax_backward_data":
         return Kernel(moved_bytes=3.0 * args[0].numel() * args[0].element_size())
@@ -215,12 +251,14 @@ def next_kernel(name: str, args: Args, out: torch.Tensor) -> Kernel | None:
 
 
 def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
-    """Returns the `Kernel.layout_bytes` of a convolution; 0 for other operators."""
+    """Returns the `Kernel.layout_bytes` of a convolution; 0 if channels come last already, and for other operators."""
     if name in _CONVOLUTIONS:
-        weight, stride = args[1], args[3]
+        tensor, weight, stride = args[0], args[1], args[3]
     elif name == "convolution_backward":
-        weight, stride = args[2], args[4]
+        tensor, weight, stride = args[1], args[2], args[4]
     else:
+        return 0.0
+    if channels_last(tensor):
         return 0.0
     return convolution_layout_bytes(moved_bytes, weight.shape[2:], [_of(stride, k) for k in range(_dims(weight) - 2)])
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.profilers.torch.kernel_shapes import wait_us  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
-from baechi_lab.profilers.work import INDEX_US, Kernel, Product, Rows  # noqa: E402
+from baechi_lab.profilers.work import INDEX_US, Kernel, Product, Rows, last_depthwise_flops, score_flops  # noqa: E402
 
 
 def kernels_of(model, *inputs, mode="inference"):
@@ -61,6 +61,59 @@ def test_a_depthwise_convolution_is_no_product_and_computes_an_index_per_output(
     filters = tf.zeros((3, 3, 256, 1))
     step = bl.trace(lambda x: tf.nn.depthwise_conv2d(x, filters, [1, 1, 1, 1], "SAME"), tf.zeros((8, 28, 28, 256)))
     assert bl.profile(step, hardware="t4").duration_us.max() == pytest.approx(here_us, abs=0.3)
+
+
+def depthwise_flops_of(last: bool, dtype: torch.dtype) -> tuple[float, float]:
+    """Returns the FLOPs of 3 x 3 windows, stride 2, on 2 images of 4 channels of 8 x 8, forward and backward."""
+    layer = torch.nn.Conv2d(4, 4, 3, 2, 1, groups=4, bias=False, device="meta", dtype=dtype)
+    x = torch.empty(2, 4, 8, 8, device="meta", dtype=dtype)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    forward, backward = (k for k in kernels_of(layer, x.requires_grad_(), mode="training") if k.vector_flops)
+    return forward.vector_flops, backward.vector_flops
+
+
+def test_the_input_gradient_of_a_depthwise_convolution_has_the_numbers_of_the_input():
+    """512 of them, and 128 outputs; an H200 takes as long for each as for an output of a convolution without strides."""
+    assert depthwise_flops_of(False, torch.float32) == pytest.approx((660 * 128, 1.64 * 660 * (512 + 128)))
+
+
+def test_depthwise_convolutions_whose_channels_come_last_have_kernels_of_their_own():
+    """9 positions of a window: 24 FLOPs each, 25 for the filters; in 16 bits 51 + 10 each forward, 150 + 8 each for filters."""
+    assert depthwise_flops_of(True, torch.float32) == (24 * 9 * 128, 24 * 9 * 512 + 25 * 9 * 128)
+    assert depthwise_flops_of(True, torch.bfloat16) == (141 * 128, 24 * 9 * 512 + 222 * 128)
+    assert last_depthwise_flops(10, (7, 7), 4, "filters") == 240_000, "a slow kernel"
+    assert last_depthwise_flops(10, (7, 7), 2, "filters") == 10 * (150 + 8 * 49)
+
+
+def test_convolutions_whose_channels_come_last_change_no_layouts():
+    """The same convolution of 16 channels with a bias, and its gradients: only tensors whose channels come first are copied."""
+    layer = torch.nn.Conv2d(16, 8, 3, device="meta", dtype=torch.bfloat16)
+    first = torch.empty(2, 16, 8, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    last = first.detach().to(memory_format=torch.channels_last).requires_grad_()
+    for x, changes in ((first, True), (last, False)):
+        forward, backward = (k for k in kernels_of(layer, x, mode="training") if k.convolution)
+        assert (forward.layout_bytes > 0) == (backward.layout_bytes > 0) == changes
+        assert forward.followed_by is not None
+
+
+def test_attention_of_16_bit_numbers_computes_tiles_of_128_queries_and_keys():
+    """6 heads of 49 queries: a tile each, 8 FLOPs for each of 128 x 128 scores and 800,000 besides; of 130 queries: two tiles."""
+    for positions, tiles, keys in ((49, 1, 128), (130, 2, 256)):
+        flops = score_flops(Product(6, positions, positions, 32), 2)
+        assert flops == 6 * tiles * (800_000 + 8 * 128 * keys)
+    assert score_flops(Product(6, 49, 49, 32), 4) == 200 * 6 * 49 * 49
+
+
+def test_a_batch_norm_with_given_statistics_takes_a_plane_after_another():
+    """6 planes of 7 x 7 numbers take .082 us each at least, those of 32 x 32 take 3.6e-4 us per number; in training as before."""
+    layer = torch.nn.BatchNorm2d(3, device="meta").eval()
+    for size, us in ((7, 6 * 0.082), (32, 6 * 1024 * 3.6e-4)):
+        (kernel,) = kernels_of(layer, torch.empty(2, 3, size, size, device="meta"))
+        assert kernel.multiprocessor_us == pytest.approx(us) and kernel.vector_flops == 0
+    x = torch.empty(2, 3, 7, 7, device="meta").to(memory_format=torch.channels_last)
+    assert kernels_of(layer, x)[0].multiprocessor_us == 0
+    x = torch.empty(2, 3, 7, 7, device="meta", requires_grad=True)
+    assert kernels_of(layer, x, mode="training")[0].multiprocessor_us == 0
 
 
 def test_causal_attention_skips_half_of_the_keys_and_computes_every_score():
@@ -191,7 +244,7 @@ def test_gradients_of_a_norms_weights_sum_columns_in_a_kernel_of_their_own():
         x = torch.empty(count, 96, device="meta", requires_grad=True)
         forward, backward = kernels_of(torch.nn.LayerNorm(96, device="meta"), x, mode="training")
         sums = backward.followed_by
-        assert forward.multiprocessor_us == pytest.approx(4.6e-4 * 96 * count)
+        assert forward.multiprocessor_us == pytest.approx((0.17 + 2.8e-4 * 96) * count), "a block of threads per row"
         assert sums.moved_bytes == 2 * 4 * 96 * count and sums.rows.count == blocks
         assert sums.multiprocessor_us == pytest.approx(1.4e-4 * 96 * count)
         assert backward.moved_bytes == pytest.approx(3 * 4 * 96 * count, rel=0.05), "each tensor once"
