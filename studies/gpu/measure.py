@@ -152,7 +152,8 @@ def model_rows(case: Model, phases: Sequence[str] = PHASES) -> Iterator[dict[str
             optimizer.step()
 
         with precision_of_products(precision):
-            for phase, run in zip(PHASES, (infer, train, step), strict=True):
+            runs: dict[str, Callable[[], None]] = {"inference": infer, "training": train, "step": step}
+            for phase, run in runs.items():
                 if phase not in phases:
                     continue
                 model.train(phase != "inference")

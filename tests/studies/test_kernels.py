@@ -139,3 +139,20 @@ def test_the_page_shows_the_stored_errors():
         peaks = " / ".join(f"{100 * times[k]['peak_error']:+.0f}" for k in (0, 2))
         rows.append(f"| {model}, {batch} | {' | '.join(cells)} | {times[2]['us'] / 1e3:.0f} | {peaks} % |")
     assert [row for row in rows if row not in page] == []
+
+
+def test_the_page_shows_the_errors_of_models_that_were_estimated_before_they_were_measured():
+    """Mean and worst error of every kind of model, precision and phase, and the peaks."""
+    page, stored = PAGE.read_text(encoding="utf-8"), result("gpu_unseen")["models"]
+    rows = []
+    for kind, precision in sorted({(row["kind"], row["precision"]) for row in stored}):
+        of_kind = [row for row in stored if (row["kind"], row["precision"]) == (kind, precision)]
+        cells = []
+        for phase in ("inference", "training", "step"):
+            percent = [100 * row["error"] for row in of_kind if row["phase"] == phase]
+            cells.append(f"{np.abs(percent).mean():.0f} % ({max(percent, key=abs):+.0f})")
+        peaks = [100 * row["peak_error"] for row in of_kind]
+        label = precision.replace("tf32", "TF32")
+        span = f"{min(peaks):+.0f} to {max(peaks):+.0f}"
+        rows.append(f"| {kind} | {label} | {' | '.join(cells)} | {np.abs(peaks).mean():.0f} % | {span} |")
+    assert len(rows) == 6 and [row for row in rows if row not in page] == []

@@ -1,7 +1,8 @@
 """Recurrent modules as GPUs run them: one kernel per layer and direction over a whole sequence, of any kind.
 
-PyTorch has such a kernel for LSTMs on a CPU; other kinds run there operator by operator and step by step. For fake tensors,
-which have no data, `recurrent_layer` and `recurrent_layer_backward` stand for the kernel and its gradients.
+PyTorch has such a kernel for LSTMs of float32 on a CPU. Other kinds run there operator by operator and step by step, and so do
+LSTMs of 16-bit numbers, unless the processor has instructions for them. For fake tensors, which have no data, `recurrent_layer`
+and `recurrent_layer_backward` stand for the kernel and its gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 T = TypeVar("T")
 
-KINDS = ("gru", "rnn_tanh", "rnn_relu")
+KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
 
 torch.library.define(
@@ -79,28 +80,35 @@ def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[obj
 torch.library.register_autograd("baechi_lab::recurrent_layer", _gradients, setup_context=_save)
 
 
-def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor, torch.Tensor]:
+def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor, ...]:
     """Runs a recurrent module's layers and directions, one kernel for each, on fake tensors.
 
     Args:
-        function: PyTorch's own, for sequences that are packed.
-        args: input, first states, weights, whether there are biases, number of layers, dropout, training, bidirectional,
-            batch first.
+        function: PyTorch's own, for sequences that are packed, LSTMs of float32 and LSTMs with projections.
+        args: input, first states (of an LSTM: of outputs and of cells), weights, whether there are biases, number of layers,
+            dropout, training, bidirectional, batch first.
     """
     if isinstance(args[2], torch.Tensor):
         return function(*args)
     sequence, states, weights, has_biases, count, dropout, training, bidirectional, batch_first = args
     directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
+    has_cells = not isinstance(states, torch.Tensor)
+    if has_cells:
+        if sequence.dtype == torch.float32 or len(weights) != count * directions * per_direction:
+            return function(*args)
+        states = states[0]
     sequence = sequence.transpose(0, 1) if batch_first else sequence
     last_states = []
     for layer in range(count):
         outputs = []
         for k in range(layer * directions, (layer + 1) * directions):
             weight_ih, weight_hh, *biases = weights[k * per_direction : (k + 1) * per_direction]
-            output, state, _ = torch.ops.baechi_lab.recurrent_layer(sequence, weight_ih, weight_hh, biases, states[k])
-            outputs.append(output)
+            hidden, state, _ = torch.ops.baechi_lab.recurrent_layer(sequence, weight_ih, weight_hh, biases, states[k])
+            outputs.append(hidden)
             last_states.append(state)
         sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if dropout and layer < count - 1:
             sequence = functional.dropout(sequence, dropout, training)
-    return sequence.transpose(0, 1) if batch_first else sequence, torch.stack(last_states)
+    output = sequence.transpose(0, 1) if batch_first else sequence
+    last_state = torch.stack(last_states)
+    return (output, last_state, torch.stack(last_states)) if has_cells else (output, last_state)

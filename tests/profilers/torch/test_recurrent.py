@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -44,14 +45,14 @@ def test_a_step_starts_its_products_and_its_gates_and_a_small_layer_is_one_kerne
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", GATES)
 def test_bug_only_lstms_were_one_kernel(kind, options):
-    """Other kinds were a dozen kernels for every step, as a CPU runs them."""
+    """Others, and LSTMs in bf16 on some processors, were a dozen kernels for every step, as a CPU runs them."""
     model, x = kind(WIDTH, HIDDEN, **options), torch.ones(STEPS, SAMPLES, WIDTH)
     steps, samples = (SAMPLES, STEPS) if options.get("batch_first") else (STEPS, SAMPLES)
     layers, directions = options.get("num_layers", 1), 1 + options.get("bidirectional", False)
     widths = [WIDTH] + [HIDDEN * directions] * (layers - 1)
     forward_flops = sum(2 * steps * samples * GATES[kind] * HIDDEN * (w + HIDDEN) * directions for w in widths)
-    for mode, passes in (("inference", 1), ("training", 3)):
-        kernels = [k for _, k in estimate_layers(model, x, mode=mode).kernels if k.matrix]
+    for precision, (mode, passes) in product(("fp32", "bf16"), (("inference", 1), ("training", 3))):
+        kernels = [k for _, k in estimate_layers(model, x, mode=mode, precision=precision).kernels if k.matrix]
         assert sum(k.flops for k in kernels) == passes * forward_flops
         assert [k.steps for k in kernels] == [steps] * (layers * directions * (1 if passes == 1 else 2))
 
