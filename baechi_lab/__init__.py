@@ -11,7 +11,7 @@ from .lazy import lazy_names
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import models, torch
+    from . import models, torch, viz
     from .comparison import compare
     from .errors import (
         BaechiLabError,
@@ -156,6 +156,7 @@ __all__ = [
     "trace",
     "unroll",
     "upward_rank",
+    "viz",
     "write_layout",
     "write_plan",
 ]
