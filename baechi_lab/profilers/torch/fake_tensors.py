@@ -244,7 +244,7 @@ def _unfused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention operator by operator, in float32: what GPUs run where the mask is trained, as the relative positions of T5."""
+    """Attention operator by operator, in float32."""
     number_type, scale = query.dtype, query.shape[-1] ** -0.5 if scale is None else scale
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
@@ -252,6 +252,15 @@ def _unfused_attention(
     scores = (query * scale**0.5) @ (key * scale**0.5).transpose(-2, -1) + mask
     probabilities = torch._safe_softmax(scores, -1)
     return (functional.dropout(probabilities, dropout_p) @ value).to(number_type)
+
+
+def _runs_unfused(mask: torch.Tensor) -> bool:
+    """Whether GPUs run attention with this mask operator by operator: where the numbers of a row are apart in memory.
+
+    A trained mask counts as such, too, because its gradient is known of separate operators only. GPUs have a kernel for it.
+    """
+    is_trained = mask.requires_grad and torch.is_grad_enabled()
+    return is_trained or (mask.shape[-1] > 1 and mask.stride(-1) != 1)
 
 
 @contextmanager
@@ -313,7 +322,7 @@ def _fused_functions(own_thread: int) -> dict[str, Callable[..., Any]]:
         if has_torch_function((query, key, value)):  # an interceptor gets this function, with its draw
             arguments = (query, key, value, attn_mask, dropout_p, *args)
             return handle_torch_function(fused_attention, (query, key, value), *arguments, **kwargs)
-        if isinstance(attn_mask, torch.Tensor) and attn_mask.requires_grad and torch.is_grad_enabled():
+        if attn_mask is not None and _runs_unfused(attn_mask):
             return _unfused_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)  # type: ignore[arg-type]
         if dropout_p > 0:
             advance_random_generator()

@@ -138,22 +138,32 @@ def test_causal_attention_skips_half_of_the_keys_and_computes_every_score():
     assert plain.precision == tf32.precision == "fp32"
 
 
-def test_a_trained_mask_is_attention_operator_by_operator_with_its_dropout():
+class Positions(torch.nn.Module):
+    """Attention with a trained mask of 3 x 5 x 5, whose rows lie in memory one after another, or column by column."""
+
+    def __init__(self, by_columns):
+        super().__init__()
+        shape = (5, 5, 3) if by_columns else (3, 5, 5)
+        self.positions = torch.nn.Parameter(torch.empty(shape, device="meta"))
+        self.by_columns = by_columns
+
+    def forward(self, x):
+        mask = self.positions.permute(2, 0, 1) if self.by_columns else self.positions
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask[None], dropout_p=0.1)
+
+
+def test_a_mask_by_columns_is_attention_operator_by_operator_with_its_dropout():
     """Scores of 2 x 3 x 5 x 5, their mask of dropout and what comes out of it are kept for the backward pass."""
-
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.positions = torch.nn.Parameter(torch.empty(1, 3, 5, 5, device="meta"))
-
-        def forward(self, x):
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x, self.positions, dropout_p=0.1)
-
     x = torch.empty(2, 3, 5, 4, device="meta", requires_grad=True)
-    kernels = kernels_of(Attention(), x, mode="training")
+    kernels = kernels_of(Positions(by_columns=True), x, mode="training")
     assert [k.products for k in kernels if k.products][:2] == [(Product(6, 5, 5, 4),), (Product(6, 5, 4, 5),)]
-    graph = bl.torch.profile(Attention(), x, hardware="h100", granularity="operator")
+    graph = bl.torch.profile(Positions(by_columns=True), x, hardware="h100", granularity="operator")
     assert {"native_dropout", "_safe_softmax"} <= {op_type.split(".")[-1] for op_type in graph.op_types}
+    for by_columns, products in ((False, [2]), (True, [1, 1])):
+        model = Positions(by_columns).requires_grad_(False)
+        assert [len(k.products) for k in kernels_of(model, x.detach()) if k.batched] == products, (
+            "without training, too"
+        )
 
 
 def test_rows_that_matrix_units_cannot_load_at_once():
