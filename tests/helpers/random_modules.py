@@ -197,8 +197,8 @@ class Checkpointed(Statement):
         if self.deep:
             return checkpoint(self.a, x, use_reentrant=self.reentrant) * y
         if self.enclosed and not self.reentrant:
-            return checkpoint(lambda t: self.both(t, y), x, use_reentrant=False)
-        return checkpoint(self.both, x, y, use_reentrant=self.reentrant)
+            return checkpoint(lambda t: self.add_inputs(t, y), x, use_reentrant=False)
+        return checkpoint(self.add_inputs, x, y, use_reentrant=self.reentrant)
 
 
 class Functions(Statement):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 import tensorflow as tf
-from keepalive import alive, connected, speaks_plainly
+from keepalive import alive, connect, speaks_plainly
 
 ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
 
@@ -39,7 +39,7 @@ def _answering(address: str) -> socket.socket:
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return connected(address, ANSWER_SECONDS)
+            return connect(address, ANSWER_SECONDS)
         except OSError as error:
             if time.monotonic() > until:
                 raise SystemExit(

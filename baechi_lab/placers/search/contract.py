@@ -40,7 +40,7 @@ def contract_short_ops(
     Ops of different colocation groups or with different allowed devices are not merged, nor collectives with ops that compute.
 
     >>> graph = OpGraph.from_edges([1.0, 9.0, 1.0], [(0, 1, 4), (1, 2, 4)])
-    >>> coarse, member = contracted(graph, Cluster.uniform(2), 2.0)
+    >>> coarse, member = contract_short_ops(graph, Cluster.uniform(2), 2.0)
     >>> coarse.duration_us.tolist(), member.tolist()
     ([11.0], [0, 0, 0])
     """
