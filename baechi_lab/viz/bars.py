@@ -23,7 +23,7 @@ def merge_bars(start: NDArray[np.float64], end: NDArray[np.float64], limit: int)
     With more than `limit` rows, the lane's span is cut into `limit` cells; rows shorter than a cell that start in the
     same cell become one bar (a longer row stays alone: at most `limit` of them fit side by side). O(k log k).
 
-    >>> bars = merged(np.arange(6.0), np.arange(6.0) + 1, limit=2)
+    >>> bars = merge_bars(np.arange(6.0), np.arange(6.0) + 1, limit=2)
     >>> bars.start.tolist(), bars.end.tolist(), bars.row_count.tolist()
     ([0.0, 3.0], [3.0, 6.0], [3, 3])
     """

@@ -103,7 +103,7 @@ def thin_levels(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns at most `limit` of the rows: from each run of equally many changes, the row with the largest sum.
 
-    >>> time, level = thinned(np.arange(4.0), np.array([[1], [9], [3], [4]]), 2)
+    >>> time, level = thin_levels(np.arange(4.0), np.array([[1], [9], [3], [4]]), 2)
     >>> time.tolist(), level[:, 0].tolist()
     ([1.0, 3.0], [9, 4])
     """

@@ -20,7 +20,7 @@ MIX = (("#000000", 0.45), ("#000000", 0.0), ("#FFFFFF", 0.45), ("#FFFFFF", 0.78)
 def mix_colors(color: str, towards: str, share: float) -> str:
     """Mixes `#RRGGBB` with another colour, of which it gets `share`.
 
-    >>> mixed("#000000", "#FFFFFF", 0.5)
+    >>> mix_colors("#000000", "#FFFFFF", 0.5)
     '#808080'
     """
     pairs = ((int(color[k : k + 2], 16), int(towards[k : k + 2], 16)) for k in (1, 3, 5))

@@ -189,7 +189,7 @@ def _least_distances(height: Floats) -> Floats:
 def _pack(wish: Floats, weight: Floats, distances: Floats) -> Floats:
     """Returns the values nearest to `wish` (least squares) that grow by at least `distances`: isotonic regression, O(n).
 
-    >>> _packed(np.array([0.0, 0.0]), np.ones(2), np.array([4.0])).tolist()
+    >>> _pack(np.array([0.0, 0.0]), np.ones(2), np.array([4.0])).tolist()
     [-2.0, 2.0]
     """
     offset = np.concatenate([[0.0], np.cumsum(distances)]) if len(wish) else np.zeros(0)

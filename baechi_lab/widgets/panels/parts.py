@@ -144,7 +144,7 @@ class Fold(ipywidgets.VBox):
     """Children below a title; a click on the title hides or shows them.
 
     >>> part = Fold("Cluster", [ipywidgets.HTML()])
-    >>> part.title.click()
+    >>> part.fold()
     >>> part.unfolded
     False
     """
