@@ -69,7 +69,7 @@ def options_of(
     Args:
         framework: `tensorflow` or `torch`.
         options: values by name; options of the other framework that are None or empty are not set.
-        known: the names of each framework's options.
+        known_options: the names of each framework's options.
         function: the public function, for messages.
 
     Raises:

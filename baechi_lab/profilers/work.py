@@ -302,8 +302,8 @@ def batch_norm_us(planes: int, positions: int) -> float:
         planes: number of samples times channels.
         positions: numbers of a plane.
 
-    >>> batch_norm_us(1000, 49), batch_norm_us(1000, 1000)
-    (82.0, 360.0)
+    >>> batch_norm_us(1000, 49), round(batch_norm_us(1000, 1000))
+    (82.0, 360)
     """
     return planes * max(PLANE_US, PLANE_NUMBER_US * positions)
 

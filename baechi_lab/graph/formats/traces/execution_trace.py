@@ -105,7 +105,7 @@ def _storages(value: object) -> Iterator[tuple[int, int]]:
 def _changed_arguments(schema: str) -> set[int]:
     """Returns the positions of the arguments that a schema marks as changed.
 
-    >>> _changed("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
+    >>> _changed_arguments("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
     {0}
     """
     inner, depth, argument, written = schema.partition("(")[2], 0, 0, set()
