@@ -273,6 +273,24 @@ class Cluster:
         devices = tuple(replace(d, memory_bytes=m) for d, m in zip(self.devices, sizes, strict=True))  # type: ignore[arg-type]
         return self.replace(devices=devices)
 
+    def resized(self, count: int) -> Cluster:
+        """Returns the cluster with `count` devices: the first ones with their links, further ones like the last.
+
+        A matrix in which all pairs have one link becomes that link.
+
+        >>> Cluster.machines(8, 4).resized(4) == Cluster.uniform(4, link="nvlink", comm="duplex")
+        True
+        """
+        if device_count(count) == self.n:
+            return self
+        first = range(min(count, self.n))
+        link = self.link
+        if not isinstance(link, Link):
+            pairs = {link[a][b] for a in first for b in first if a != b} or {self.link_between(0, min(1, self.n - 1))}
+            link = pairs.pop() if len(pairs) == 1 else [[link[a][b] for b in first] for a in first]
+        smaller = self.replace(devices=self.devices[: len(first)], link=link)
+        return smaller.with_devices(count - int(smaller.is_host.sum())) if count > smaller.n else smaller
+
     def with_host(self, memory_bytes: int | str, link: Link | None = None, name: str = HOST) -> Cluster:
         """Returns the cluster with a device of kind "host", which holds the bytes that `bl.offload` moves, and runs no other op.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
-from ..graph import Cluster, Device, OpGraph, Step
+from ..graph import Cluster, OpGraph, Step
 from ..graph.device import device_count
 from ..graph.hardware import DEFAULT_HARDWARE, by_kind
 from ..graph.units import parse_bytes
@@ -181,7 +181,7 @@ def cells(
         size, error = _micro_batch_size(b, m, len(steps.micro_batches) > 1)
         for d, capacity_bytes, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
             why = error or replica_error(d, r, m)
-            yield Cell(size, equal_devices(template, d, capacity_bytes), p, b, m, order, r, why)
+            yield Cell(size, template.resized(d).with_memory(capacity_bytes), p, b, m, order, r, why)
 
 
 def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
@@ -205,13 +205,6 @@ def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str
     if replicas > (micro_batches or 1):
         return f"replicas is {replicas} and micro_batches {micro_batches}; each replica needs a micro-batch"
     return ""
-
-
-def equal_devices(template: Cluster, count: int, memory_bytes: int) -> Cluster:
-    """Returns `count` devices like the template's first, with the link of its first pair of devices."""
-    first = template.devices[0]
-    devices = tuple(Device(f"{first.kind}:{i}", first.kind, memory_bytes, first.speed) for i in range(count))
-    return Cluster(devices, template.link_between(0, min(1, template.n - 1)), template.comm)
 
 
 def as_list(field: str, values: Any) -> list[Any]:

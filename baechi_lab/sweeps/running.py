@@ -73,8 +73,8 @@ def sweep(
         subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
             a function from batch size to OpGraph.
         batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
-        cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers; by default the
-            kind and link of named hardware.
+        cluster: a template for what is not swept: its first devices with their kinds, speeds and links, further devices like
+            its last, its transfers; by default the kind and link of named hardware.
         passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
         micro_batches, schedule: as in `bl.simulate`, one value or several. `batch_size` is that of a step, which
             `micro_batches` must divide (else the row says so; with one count, at once): the model is profiled at the

@@ -11,7 +11,7 @@ from ..graph.formats.wire import decode_graph, encode_graph
 from ..memo import Memo
 from ..pipeline import place_in_groups
 from ..stages import Optimize
-from .grid import Cell, Placing, Profiling, equal_devices
+from .grid import Cell, Placing, Profiling
 
 
 def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGraph:
@@ -81,7 +81,7 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
     from ..simulator.bounds import bounds
 
     cluster, coarse = cell.cluster, graph
-    share = equal_devices(cluster, cluster.n // cell.replicas, int(cluster.memory_bytes[0]))
+    share = cluster.resized(cluster.n // cell.replicas)
     optimize = Optimize(placing.passes, placing.forward_only)
     if placing.passes:
         coarse = optimize(graph, share)

@@ -25,7 +25,7 @@ from ..step_summary import (
     too_coarse,
 )
 from .compute import Outcome, Report, Subject, compute, is_torch_step, laid_out, optimized, placed, silent, simulated
-from .setting import Setting, resized
+from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
 """Placers that `auto` runs when advice only tries whether a setting fits or is faster."""
@@ -296,4 +296,4 @@ def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, object]]
         yield "passes and placer", {**quick, "passes": (), "moves": ()}
     for count in (setting.cluster.n * factor for factor in (2, 4, 8, 16)):
         if count <= 64 and len(np.unique(setting.cluster.memory_bytes)) == 1:
-            yield f"devices ({setting.cluster.n} to {count})", {"cluster": resized(setting.cluster, count), **quick}
+            yield f"devices ({setting.cluster.n} to {count})", {"cluster": setting.cluster.resized(count), **quick}

@@ -161,11 +161,7 @@ class Setting:
     @property
     def share(self) -> Cluster:
         """The devices of one replica, on which the graph is placed."""
-        from ..sweeps.grid import equal_devices
-
-        if self.replicas == 1:
-            return self.cluster
-        return equal_devices(self.cluster, self.cluster.n // self.replicas, int(self.cluster.memory_bytes[0]))
+        return self.cluster.resized(self.cluster.n // self.replicas)
 
     @property
     def placer_params(self) -> dict[str, Any]:
@@ -218,19 +214,6 @@ def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
         return tuple((str(op_name), str(device)) for op_name, device in moves)
     except (TypeError, ValueError):
         raise InvalidInput(f"moves is {moves!r:.60}; it must be pairs of what moves and a device's name") from None
-
-
-def resized(cluster: Cluster, count: int) -> Cluster:
-    """Returns the cluster with `count` devices: the first ones stay, further ones are like the last; a matrix becomes one link.
-
-    >>> resized(Cluster.uniform(2), 3).names
-    ('gpu:0', 'gpu:1', 'gpu:2')
-    """
-    if count == cluster.n:
-        return cluster
-    link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
-    smaller = cluster.replace(devices=cluster.devices[: max(count, 1)], link=link)
-    return smaller.with_devices(count - int(smaller.is_host.sum())) if count > smaller.n else smaller
 
 
 def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:

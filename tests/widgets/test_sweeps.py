@@ -12,7 +12,6 @@ from baechi_lab.errors import ExecutionError, InvalidInput, MissingPackage, Unkn
 from baechi_lab.graph.step import BuiltFrom
 from baechi_lab.placers.m_etf import METF
 from baechi_lab.sweeps import best, grid
-from baechi_lab.sweeps.grid import equal_devices
 from baechi_lab.sweeps.store import ComputedAgain, Store
 
 BUILT_SIZES = []
@@ -45,12 +44,33 @@ def test_rows_equal_compare():
     table = bl.sweep(graph_of, executor="here", **GRID)
     assert len(table) == 2 * 2 * 2
     for _, row in table.iterrows():
-        cluster = equal_devices(GRID["cluster"], int(row["devices"]), int(row["memory_bytes"]))
+        cluster = GRID["cluster"].resized(int(row["devices"])).with_memory(int(row["memory_bytes"]))
         one = bl.compare(graph_of(int(row["batch_size"])), cluster, ["m-etf"], progress=False).iloc[0]
         assert bool(row["feasible"]) == bool(one["feasible"])
         if row["feasible"]:
             assert row["makespan_us"] == one["makespan_us"] and row["gap"] == one["gap"]
             assert row["samples_per_second"] == row["batch_size"] / one["makespan_us"] * 1e6
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_bug_all_devices_were_like_the_first_and_had_the_link_of_the_first_pair(replicas):
+    """Two machines of two devices, the second device half as fast: rows of 4 devices are of exactly this cluster."""
+    cluster = bl.Cluster.machines(4, 2, memory_bytes="1GB", link=bl.Link(1.0, 0.0), network=bl.Link(50.0, 0.0))
+    slow = [bl.Device(d.name, d.kind, d.memory_bytes, 0.5 if k % 2 else 1.0) for k, d in enumerate(cluster.devices)]
+    cluster = cluster.replace(devices=slow)
+    graph = bl.generators.pipeline([8.0] * 4, [8.0] * 4, output_bytes=4)
+    options = {"passes": (), "micro_batches": 4, "progress": False, "executor": "here"}
+    rows = bl.sweep(
+        graph, devices=[4, 2], memory_bytes="1GB", placer="m-topo", cluster=cluster, replicas=replicas, **options
+    )
+    for count, row in zip((4, 2), rows.itertuples(), strict=True):
+        part = bl.Cluster(cluster.devices[:count], cluster.link if count == 4 else bl.Link(1.0, 0.0), cluster.comm)
+        share = bl.Cluster(part.devices[: count // replicas], bl.Link(1.0, 0.0), part.comm) if replicas > 1 else part
+        placed = bl.place(graph, share, "m-topo")
+        if replicas > 1:
+            copies = [(d, d + share.n) for d in sorted(set(placed.device.tolist()))]
+            placed = placed.replace(replicas=copies)
+        assert row.makespan_us == bl.simulate(graph, part, placed, micro_batches=4).makespan_us
 
 
 def test_one_device_is_the_sum_of_the_work():

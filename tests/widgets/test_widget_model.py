@@ -13,7 +13,7 @@ from baechi_lab.widgets.guard import Guard, Problem
 from baechi_lab.widgets.history import History
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.moves import move, shortest_names
-from baechi_lab.widgets.setting import Setting, link_name, resized, stored_graphs, with_speeds
+from baechi_lab.widgets.setting import Setting, link_name, stored_graphs, with_speeds
 
 
 def model_of(graph, cluster, **fields):
@@ -155,7 +155,7 @@ def test_moves_belong_to_their_placement(pair):
     setting = Setting(pair, moves=(("a", "gpu:1"),))
     assert setting.replace(placer="m-topo").moves == ()
     assert setting.replace(scheduler="fifo").moves == setting.moves
-    assert setting.replace(cluster=resized(pair, 1)).moves == ()
+    assert setting.replace(cluster=pair.resized(1)).moves == ()
     assert setting.replace(cluster=pair.with_memory(5)).moves == setting.moves
 
 
@@ -166,9 +166,20 @@ def test_setting_refuses_an_unknown_source(pair):
 
 def test_resizing_keeps_devices_and_takes_new_names():
     cluster = bl.Cluster((bl.Device("gpu:1", "gpu", 4), bl.Device("fast", "gpu", 8, 2.0)))
-    assert resized(cluster, 4).names == ("gpu:1", "fast", "gpu:0", "gpu:2")
-    assert resized(cluster, 3).devices[2].speed == 2.0
-    assert resized(cluster, 1).names == ("gpu:1",)
+    assert cluster.resized(4).names == ("gpu:1", "fast", "gpu:0", "gpu:2")
+    assert cluster.resized(3).devices[2].speed == 2.0
+    assert cluster.resized(1).names == ("gpu:1",)
+
+
+def test_bug_a_resized_cluster_of_machines_lost_its_network():
+    """Three of four devices are two on one machine and one on another; a fifth stands beside the fourth."""
+    inside, network = bl.Link(1.0, 0.0), bl.Link(50.0, 0.0)
+    cluster = bl.Cluster.machines(4, 2, memory_bytes="1GB", link=inside, network=network)
+    assert cluster.resized(2) == bl.Cluster.uniform(2, memory_bytes="1GB", link=inside, comm="duplex")
+    smaller, larger = cluster.resized(3), cluster.resized(5)
+    assert [smaller.link_between(0, b) for b in (1, 2)] == [inside, network]
+    assert [larger.link_between(a, 4) for a in range(4)] == [network, network, inside, inside]
+    assert larger.resized(4) == cluster
 
 
 def test_speeds_and_link_names(pair):

@@ -562,6 +562,24 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     assert "not a list of whole numbers" in bench.header.problem.value
 
 
+def test_bug_rows_of_a_sweep_opened_another_cluster_than_they_were_computed_for():
+    """Two machines, whose network costs 50 times what a link does: with it, a row of four devices is what it opens."""
+    cluster = bl.Cluster.machines(4, 2, memory_bytes="1GB", link=bl.Link(1.0, 0.0), network=bl.Link(50.0, 0.0))
+    graph = bl.generators.pipeline([8.0] * 4, [8.0] * 4, output_bytes=4)
+    bench = bl.Workbench(graph, cluster, placer="m-topo", passes=())
+    bench.model.inline = True
+    panel = bench.explore
+    panel.devices.value, panel.memory.value, panel.placers.value = "4, 3, 2", "1GB", "m-topo"
+    panel.start.click()
+    for number, row in enumerate(panel.table.itertuples()):
+        panel.open_row(number)
+        assert bench.outcome.timeline.makespan_us == row.makespan_us and not panel.outdated
+    # The same devices on one machine are another cluster.
+    one_machine = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(1.0, 0.0), comm="duplex")
+    bench.model.change(cluster=one_machine)
+    assert panel.outdated
+
+
 def test_export_panel_shows_code_that_reads_back(bench):
     assert bench.export.write.disabled  # a graph has no step
     bench.export.code.value = bench.code.replace("'single'", "'m-etf'")

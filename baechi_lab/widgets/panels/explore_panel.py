@@ -16,7 +16,7 @@ from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_fr
 from ..compute import Outcome
 from ..glossary import tip
 from ..guard import Guard
-from ..setting import Setting, resized
+from ..setting import Setting
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
@@ -176,7 +176,8 @@ class ExplorePanel:
             return False
         setting = self.model.setting
         scheduler_changed = swept.scheduler != setting.scheduler and not table["schedule"].notna().any()
-        return scheduler_changed or unvaried(swept) != unvaried(setting)
+        count = setting.cluster.n
+        return scheduler_changed or unvaried(swept, count) != unvaried(setting, count)
 
     def _table_in_words(self) -> str:
         """Describes the rows of the table; empty without one."""
@@ -265,14 +266,14 @@ UNVARIED: dict[str, Any] = {
 }
 
 
-def unvaried(setting: Setting) -> Setting:
-    """Returns the setting without what a sweep varies or leaves out: one device of 1 byte, no placer, no batch."""
-    return setting.replace(cluster=resized(setting.cluster, 1).with_memory(1), **UNVARIED)
+def unvaried(setting: Setting, count: int) -> Setting:
+    """Returns the setting without what a sweep varies or leaves out: `count` devices of 1 byte, no placer, no batch."""
+    return setting.replace(cluster=setting.cluster.resized(count).with_memory(1), **UNVARIED)
 
 
 def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
     """Returns the changes that turn the setting at the start of a sweep into that of its row."""
-    cluster = resized(setting.cluster, int(row["devices"]))
+    cluster = setting.cluster.resized(int(row["devices"]))
     changes: dict[str, Any] = {
         "cluster": cluster.with_memory(int(row["memory_bytes"])),
         "placer": str(row["placer"]),

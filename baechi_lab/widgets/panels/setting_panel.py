@@ -22,7 +22,6 @@ from ..setting import (
     Setting,
     link_name,
     preset_name,
-    resized,
     stored_graphs,
     with_hardware,
     with_speeds,
@@ -199,8 +198,8 @@ class SettingPanel:
         changes(self.batch, lambda v: {"batch_size": v})
         changes(self.hardware, self._costs_of)
         changes(self.preset, self._preset)
-        changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
-        changes(self.count, lambda v: {"cluster": resized(cluster(), self._typed(v))})
+        changes(self.devices, lambda v: {"cluster": cluster().resized(v)})
+        changes(self.count, lambda v: {"cluster": cluster().resized(self._typed(v))})
         changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v))})
         changes(self.speeds, lambda v: {"cluster": with_speeds(cluster(), _numbers(v))})
         changes(
