@@ -369,6 +369,6 @@ def test_the_bytes_of_a_colocation_group_are_said_to_be_its_own():
     tied = bl.OpGraph.from_edges([1, 1], persistent_bytes=[60, 60], colocation=[0, 0], colocation_names=("g",))
     with pytest.raises(
         bl.InfeasiblePlacement,
-        match="60 B that 1 other op of its colocation group keep persistently on its device: together 120 B",
+        match="60 B that 1 other op of its colocation group keeps persistently on its device: together 120 B",
     ):
         bl.place(tied, SMALL, "m-etf")

@@ -55,7 +55,7 @@ def graph(
     scene = scene_of(opgraph, max_nodes)
     count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(device_names or ()))
     names = tuple(device_names[d] if device_names and d < len(device_names) else f"device {d}" for d in range(count))
-    share = None if device is None else device_shares(opgraph, scene, device, len(names))
+    share = None if device is None else device_shares(opgraph.duration_us, scene, device, len(names))
     shown_note = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
     heading = title or f"{opgraph.name}: {opgraph.n:,} ops{shown_note}"
     return boxes(opgraph, scene, share, names, device_colors(len(names)), device, heading)

@@ -56,7 +56,7 @@ def groups(
     scene, shown = scene_of(opgraph, max_nodes), min(most, len(explanations))
     truncated = len(explanations) > most
     names = [_label(explanations, k, most, device_names) for k in range(shown + truncated)]
-    share = device_shares(opgraph, scene, group, len(names))
+    share = device_shares(opgraph.duration_us, scene, group, len(names))
     heading = title or f"{opgraph.name}: {len(explanations)} learned groups of {len(explanations.group):,} ops"
     figure = boxes(opgraph, scene, share, names, [*series_colors(shown), *[NO_DEVICE] * truncated], device, heading)
     lines = -(-len(names) // 2) * LINE

@@ -13,6 +13,7 @@ from ..graph import OpGraph, Timeline
 from ..graph.device import short_device
 from ..passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
 from ..viz.colors import CLASSES, LIMIT, OTHER_COLOR
+from ..viz.nested.scene import placed_us
 from ..viz.nested.tree import ROOT, Tree, build_tree
 from ..viz.shades import HATCHED, PHASES, phase_shades, pipeline_phases
 
@@ -49,13 +50,14 @@ def coloring(
     >>> colors.labels, colors.kind.tolist()
     (('MatMul', 'Add'), [1, 0])
     """
+    duration_us = placed_us(graph, timeline)
     if by == TYPE:
-        return _largest(graph, np.array(graph.op_types, dtype=object))
+        return _largest(duration_us, np.array(graph.op_types, dtype=object))
     if by == SCOPE:
         tree = build_tree(graph)
         visible_nodes = tree.visible(tree.open_until(MOST_CLASSES))
         label = np.array([_forward_label(tree, int(node)) for node in visible_nodes] or [""], dtype=object)
-        return _largest(graph, label[tree.owner(visible_nodes)])
+        return _largest(duration_us, label[tree.owner(visible_nodes)])
     if by == PASS:
         names = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", SETUP: "done once before"}
         role = roles(graph)
@@ -65,11 +67,13 @@ def coloring(
         position = np.zeros(4, dtype=np.int64)
         position[order] = np.arange(len(order))
         colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER_COLOR}
-        return _coloring_of(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
+        return _coloring_of(
+            duration_us, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order)
+        )
     if by == CRITICAL:
         on = np.zeros(graph.n, dtype=np.int64)
         on[np.asarray(critical, dtype=np.int64)] = 1
-        return _coloring_of(graph, on, ("other ops", "critical path"), (OTHER_COLOR, LIMIT))
+        return _coloring_of(duration_us, on, ("other ops", "critical path"), (OTHER_COLOR, LIMIT))
     batch = _batches(graph, timeline)
     if by != BATCH or batch is None:
         raise InvalidInput(f"color_by is {by!r}; this graph can be coloured by {', '.join(choices(graph, timeline))}")
@@ -79,7 +83,7 @@ def coloring(
     many = int(batch.max(initial=-1)) + 1
     labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
     labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
-    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
+    return _coloring_of(duration_us, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
 
 
 def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, object]]:
@@ -129,10 +133,10 @@ def _forward_label(tree: Tree, node: int) -> str:
     return tree.labels[twin if twin >= 0 else node] or "graph"
 
 
-def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
+def _largest(duration_us: NDArray[np.float64], label: NDArray[np.object_]) -> Coloring:
     """Makes classes by label, those with the most time first; all beyond the last colour are one class."""
     names, inverse = np.unique(label.astype(str), return_inverse=True)
-    time = np.bincount(inverse, graph.duration_us, minlength=len(names))
+    time = np.bincount(inverse, duration_us, minlength=len(names))
     order = np.argsort(-time, kind="stable")
     few = len(names) <= MOST_CLASSES
     rank = np.empty(len(names), dtype=np.int64)
@@ -140,13 +144,15 @@ def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
     type_names = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
     rest_label = () if few else (f"{len(names) - MOST_CLASSES} others",)
     return _coloring_of(
-        graph,
+        duration_us,
         rank[inverse],
         (*type_names, *rest_label),
         (*CLASSES[: len(type_names)], *(() if few else (OTHER_COLOR,))),
     )
 
 
-def _coloring_of(graph: OpGraph, kind: NDArray[np.int64], labels: tuple[str, ...], colors: tuple[str, ...]) -> Coloring:
-    time = np.bincount(kind, graph.duration_us, minlength=len(labels))
+def _coloring_of(
+    duration_us: NDArray[np.float64], kind: NDArray[np.int64], labels: tuple[str, ...], colors: tuple[str, ...]
+) -> Coloring:
+    time = np.bincount(kind, duration_us, minlength=len(labels))
     return Coloring(kind.astype(np.uint8), labels, colors, tuple(time.tolist()))

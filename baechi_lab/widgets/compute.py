@@ -21,6 +21,7 @@ from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
 from ..step_summary import one_device
 from ..sweeps.work import side_by_side
+from ..viz.nested.scene import placed_us
 from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting
@@ -38,7 +39,7 @@ Report = Callable[..., object]
 class Outcome:
     """All results of one setting: `base` is the placer's placement, `placement` the one after moves by hand.
 
-    `ran` is the graph whose ops the timeline has: `graph`, or with micro-batches the unrolled graph. `once` is the timeline
+    `executed_graph` has the ops of the timeline: `graph`, or with micro-batches the unrolled graph. `once` is the timeline
     of `graph` itself, one micro-batch, with its devices and transfers. `as_groups_us` is the step that an anytime placer
     optimized, with every group as one op; NaN if there are no groups.
     """
@@ -72,6 +73,11 @@ class Outcome:
             return self.step.batch_size
         built_from = self.step.built_from if isinstance(self.step, Step) else None
         return None if built_from is None else built_from.batch_size * (self.setting.micro_batches or 1)
+
+    @property
+    def op_us(self) -> NDArray[np.float64]:
+        """float64[n]: the time of every op of `graph` where it is placed, in one micro-batch."""
+        return placed_us(self.graph, self.once)
 
     @property
     def moved_by_hand(self) -> int:

@@ -146,11 +146,11 @@ def selection_details(outcome: Outcome, ops: Iterable[int]) -> SelectionDetails:
     >>> selection_details(outcome, [0, 1]).longest
     ((1, 'op1', 10.0), (0, 'op0', 5.0))
     """
-    graph, selected = outcome.graph, np.unique(np.fromiter(ops, dtype=np.int64))
-    longest = selected[np.argsort(-graph.duration_us[selected], kind="stable")][:MOST_OPS].tolist()
+    graph, selected, duration_us = outcome.graph, np.unique(np.fromiter(ops, dtype=np.int64)), outcome.op_us
+    longest = selected[np.argsort(-duration_us[selected], kind="stable")][:MOST_OPS].tolist()
     return SelectionDetails(
         len(selected),
-        float(graph.duration_us[selected].sum()),
+        float(duration_us[selected].sum()),
         int(graph.persistent_bytes[selected].sum()),
-        tuple((op, graph.names[op], float(graph.duration_us[op])) for op in longest),
+        tuple((op, graph.names[op], float(duration_us[op])) for op in longest),
     )

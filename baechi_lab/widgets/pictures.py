@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], heigh
     colors = device_colors(device_names)
     wide, tall = scene.size
     k = min((WIDTH - 8) / max(wide, 1.0), height / max(tall, 1.0), 1.4)
-    body = draw_scene(scene, colors, paint.share, paint.crossing_bytes)
+    body = draw_scene(replace(scene, notes=paint.notes), colors, paint.share, paint.crossing_bytes)
     legend = _legend(device_names, colors)
     return f'{legend}<g transform="translate(4 22) scale({k:.4f})">{body}</g>', tall * k + 30
 

@@ -55,8 +55,9 @@ def scene_columns(graph: OpGraph, scene: Scene) -> Columns:
 def paint_columns(paint: Paint) -> Columns:
     """Returns the colours of boxes as bytes, with the shares of devices for boxes on several devices."""
     mixed = np.flatnonzero(paint.share.max(axis=1, initial=0.0) < 0.995)
-    return pack(
+    columns = pack(
         device=("u1", paint.main),
+        time=("f8", paint.time_us),
         critical=("u1", paint.critical),
         sent=("f8", paint.sent_bytes),
         received=("f8", paint.received_bytes),
@@ -65,3 +66,5 @@ def paint_columns(paint: Paint) -> Columns:
         crossing=("f8", paint.crossing_bytes),
         critical_arrow=("u1", paint.critical_arrow),
     )
+    columns["notes"] = pack_texts(paint.notes)
+    return columns

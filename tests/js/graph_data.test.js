@@ -28,7 +28,7 @@ function painted(traits) {
 }
 
 const paint = painted({
-  device: bytes("u1", [0, 1, 1]), critical: bytes("u1", [0, 1, 1]), sent: bytes("f8", [0, 8, 0]), received: bytes("f8", [0, 0, 8]),
+  device: bytes("u1", [0, 1, 1]), time: bytes("f8", [2500, 4, 6]), notes: lines("3 ops · 2.50 ms", "", ""), critical: bytes("u1", [0, 1, 1]), sent: bytes("f8", [0, 8, 0]), received: bytes("f8", [0, 0, 8]),
   mixed: bytes("i4", [0]), share: bytes("f4", [0.75, 0.25]), crossing: bytes("f8", [1000, 0]), critical_arrow: bytes("u1", [1, 0]),
 });
 
@@ -81,7 +81,9 @@ test("a box is on a device, or shared", () => {
 
 test("what is said of a box", () => {
   const facts = Object.fromEntries(factsOf(scene, paint, devices, 1));
-  assert.deepEqual([facts.type, facts.device, facts.time, facts.sends, facts.receives], ["MatMul", "gpu:1", "2.00 us", "8 B", ""]);
+  assert.deepEqual([facts.type, facts.device, facts.time, facts.sends, facts.receives], ["MatMul", "gpu:1", "4.00 us", "8 B", ""]);
+  assert.equal(Object.fromEntries(factsOf(scene, painted({}), devices, 1)).time, "2.00 us"); // of the profile
+  assert.deepEqual([paint.notes[0], scene.notes[0]], ["3 ops · 2.50 ms", "3 ops"]);
   const box = Object.fromEntries(factsOf(scene, paint, devices, 0));
   assert.deepEqual([box.holds, box.keeps, box["makes in turn"]], ["3 ops", "2.00 kB all the time", "500 B, not all held at once"]);
   assert.equal(Object.fromEntries(factsOf(scene, paint, devices, 2))["backward of"], "net/a");

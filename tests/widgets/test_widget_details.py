@@ -8,6 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.widgets.causes import cause
+from baechi_lab.widgets.comparing import difference
 from baechi_lab.widgets.details import MOST_TENSORS, op_details, selection_details
 from baechi_lab.widgets.views.details_view import op_facts
 from tests.helpers.messages import receive
@@ -81,10 +82,32 @@ def test_a_new_result_renews_the_details(bench):
 def test_several_ops_are_summed_and_the_longest_listed(bench):
     bench.model.select([0, 1, 2])
     details = selection_details(bench.outcome, [0, 1, 2])
-    assert (details.count, details.duration_us) == (3, 25) and details.longest[0] == (1, "s/b", 10.0)
-    assert bench.details.heading == "3 ops" and [r["op"] for r in bench.details.sections[0]["rows"]] == [1, 2, 0]
+    # a 5, b 10, and c 10 / 0.5 on the slow device
+    assert (details.count, details.duration_us) == (3, 35) and details.longest[0] == (2, "s/c", 20.0)
+    assert bench.details.heading == "3 ops" and [r["op"] for r in bench.details.sections[0]["rows"]] == [2, 1, 0]
     receive(bench.details, type="go", op=0)
     assert bench.details.heading == "a"
+
+
+def test_bug_boxes_selections_and_legends_had_the_times_of_a_device_of_speed_1(bench):
+    """c takes 10 / 0.5 us where it is: the box around b and c 30, as the heat and the timeline say."""
+    bench.graph.open_nodes(())
+    scene, paint = bench.graph.scene, bench.graph.paint
+    boxes = [scene.tree.names[node] for node in scene.nodes.tolist()]
+    assert dict(zip(boxes, np.frombuffer(paint["time"], "<f8"), strict=True)) == {"a": 5, "s": 30, "d": 5}
+    assert paint["notes"].decode().split("\n")[boxes.index("s")] == "2 ops · 30.00 us"
+    assert "2 ops · 30.00 us" in bench.graph.picture()
+    share = np.frombuffer(paint["share"], "<f4")  # of the box of b and c
+    assert share == pytest.approx([10 / 30, 20 / 30], abs=1e-4)
+    bench.model.select([1, 2])
+    assert bench.graph.chosen_us == 30
+    bench.timeline.color_by = "op type"
+    assert (bench.timeline.legend[0]["label"], bench.timeline.legend[0]["time"]) == ("MatMul", 30)
+    bench.tasks.hold()
+    bench.model.change(moves=())
+    assert bench.graph.chosen_us == 20  # both on the fast device
+    change = difference(bench.tasks.pinned, bench.outcome)
+    assert (change.names, change.duration_us.tolist()) == (("s/c",), [20])
 
 
 def test_the_clicked_op_of_a_group_is_the_one_that_is_described():

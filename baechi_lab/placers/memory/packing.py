@@ -140,10 +140,13 @@ def _prove_op_too_large(
     tied_bytes, tied_words = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
     if tied_bytes:  # persistent bytes of the other ops of its colocation group
         other_count = int((graph.colocation == graph.colocation[worst]).sum()) - 1
-        noun = ("op" if graph.group_of is None else "part") + ("" if other_count == 1 else "s")
+        noun = "op" if graph.group_of is None else "part"
+        others_keep = (
+            f"1 other {noun} of {{}} keeps" if other_count == 1 else f"{other_count:,} other {noun}s of {{}} keep"
+        )
         tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
         tied_words = (
-            f", with {format_bytes(tied_bytes)} that {other_count:,} other {noun} of {tied_by} keep persistently on its device: "
+            f", with {format_bytes(tied_bytes)} that {others_keep.format(tied_by)} persistently on its device: "
             f"together {format_bytes(total)},"
         )
     return (

@@ -82,6 +82,11 @@ def label(tree: Tree, node: int) -> str:
     return f"∇ {tree.labels[node]}" if outermost else tree.labels[node]
 
 
+def box_note(tree: Tree, node: int, duration_us: float) -> str:
+    """Returns the second line of a box: the number of its ops and their time; empty for the box of an op."""
+    return "" if tree.kind[node] == OP else f"{tree.high[node] - tree.low[node]:,} ops · {format_us(duration_us)}"
+
+
 def text_width(text: str, size: float) -> float:
     """Returns the width of a text in pixels in a usual sans-serif font, as an upper estimate."""
     return size * sum(_WIDE.get(c, 0.72 if c.isupper() else 0.59) for c in text)
@@ -156,10 +161,7 @@ class _Builder:
         return np.asarray(self.duration[self.tree.high[nodes]] - self.duration[self.tree.low[nodes]])
 
     def _note(self, node: int) -> str:
-        """Returns the second line of a box: the number of its ops and their duration."""
-        if self.tree.kind[node] == OP:
-            return ""
-        return f"{self.tree.high[node] - self.tree.low[node]:,} ops · {format_us(float(self._duration(node)))}"
+        return box_note(self.tree, node, float(self._duration(node)))
 
     def _between(self, node: int, edges: NDArray[np.int64]) -> None:
         """Make the arrows between the children of an open node from the edges of its ops, and then those inside them."""
@@ -272,12 +274,15 @@ def made_per_op(graph: OpGraph) -> NDArray[np.int64]:
 class Paint:
     """The colours of a scene by device.
 
-    Per box: its main device, the share of its ops' time (or count) on each device, bytes sent and received, and whether it is on
-    the critical path. Per arrow: bytes that go to another device, and whether it has an edge of the critical path.
+    Per box: its main device, the share of its ops' time (or count) on each device, that time and its note, bytes sent and
+    received, and whether it is on the critical path. Per arrow: bytes that go to another device, and whether it has an edge of
+    the critical path.
     """
 
     main: NDArray[np.int64]
     share: NDArray[np.float64]
+    time_us: NDArray[np.float64]
+    notes: tuple[str, ...]
     sent_bytes: NDArray[np.float64]
     received_bytes: NDArray[np.float64]
     critical: NDArray[np.bool_]
@@ -285,10 +290,18 @@ class Paint:
     critical_arrow: NDArray[np.bool_]
 
 
-def device_shares(graph: OpGraph, scene: Scene, device: Integers, count: int) -> NDArray[np.float64]:
+def placed_us(graph: OpGraph, timeline: Timeline | None) -> NDArray[np.float64]:
+    """Returns float64[n]: the time of each op in a timeline of these ops, on its device; without one, that of the profile."""
+    duration_us = graph.duration_us.copy()
+    if timeline is not None and timeline.op_names == graph.names:
+        duration_us[timeline.op] = timeline.end_us - timeline.start_us
+    return duration_us
+
+
+def device_shares(duration_us: NDArray[np.float64], scene: Scene, device: Integers, count: int) -> NDArray[np.float64]:
     """Returns float64[boxes, devices]: the share of each device in the time of a box's ops (in their number if it is 0)."""
     # Ops of 0 us also have a device, so every op counts a little.
-    weight = graph.duration_us + max(float(graph.duration_us.mean()) if graph.n else 0.0, 1e-9) * 1e-6
+    weight = duration_us + max(float(duration_us.mean()) if len(duration_us) else 0.0, 1e-9) * 1e-6
     cell = scene.owner.astype(np.int64) * count + device
     share: NDArray[Any] = np.bincount(cell, weight, minlength=len(scene) * count).reshape(len(scene), count)
     return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1e-300))
@@ -300,7 +313,9 @@ def build_paint(
     """Returns the colours of the scene under `timeline` of `graph`; `critical_ops` is a chain of ops in order of time."""
     device = np.zeros(graph.n, dtype=np.int64)
     device[timeline.op] = timeline.device
-    share = device_shares(graph, scene, device, len(timeline.device_names))
+    duration_us = placed_us(graph, timeline)
+    time_us = np.bincount(scene.owner, duration_us, minlength=len(scene))
+    share = device_shares(duration_us, scene, device, len(timeline.device_names))
     transfers, count = timeline.transfers, len(scene)
     size = graph.tensor_bytes[transfers.tensor]
     sent_bytes: NDArray[Any] = np.bincount(scene.owner[graph.tensor_producer[transfers.tensor]], size, minlength=count)
@@ -320,6 +335,8 @@ def build_paint(
     return Paint(
         main=share.argmax(axis=1),
         share=share,
+        time_us=time_us,
+        notes=tuple(box_note(scene.tree, n, us) for n, us in zip(scene.nodes.tolist(), time_us.tolist(), strict=True)),
         sent_bytes=sent_bytes,
         received_bytes=received_bytes,
         critical=critical,

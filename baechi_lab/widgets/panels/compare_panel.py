@@ -16,7 +16,7 @@ from ...step_summary import note_on_bound
 from ...viz.colors import device_colors
 from ...viz.layout import BYTES, UNITS
 from ..charts import peaks_chart, times_chart
-from ..comparing import CURRENT, best_first, difference
+from ..comparing import CURRENT, best_first, difference, name_of
 from ..compute import Outcome
 from ..guard import Guard
 from ..tasks import Tasks
@@ -252,10 +252,9 @@ def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
 
     def column(o: Outcome) -> list[str]:
         line = o.timeline
-        by = o.setting.placer + (f" + {len(o.setting.moves)} moves" if o.setting.moves else "")
         fits = "yes" if line.feasible else "no"
         return [
-            by,
+            name_of(o),
             scheduled(o),
             format_us(line.makespan_us),
             format_bytes(int(line.peak_bytes.max(initial=0))),

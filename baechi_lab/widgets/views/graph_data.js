@@ -32,8 +32,8 @@ function readScene(model) {
 function readPaint(model, devices, count) {
   const c = model.get("paint");
   const paint = {
-    device: column(c, "device", "u1"), critical: column(c, "critical", "u1"), sent: column(c, "sent", "f8"),
-    received: column(c, "received", "f8"), crossing: column(c, "crossing", "f8"), criticalArrow: column(c, "critical_arrow", "u1"),
+    device: column(c, "device", "u1"), time: column(c, "time", "f8"), critical: column(c, "critical", "u1"), sent: column(c, "sent", "f8"),
+    received: column(c, "received", "f8"), crossing: column(c, "crossing", "f8"), criticalArrow: column(c, "critical_arrow", "u1"), notes: texts(c.notes),
     shares: /** @type {Map<number, Float32Array>} */ (new Map()), fits: false,
   };
   const share = column(c, "share", "f4");
@@ -182,7 +182,7 @@ function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
   return [
     [group ? "holds" : "type", group ? opsInWords(scene.size[i]) : scene.types[i]],
-    ["device", devicesOf(paint, devices, i)], ["time", formatTime(scene.time[i])], 
+    ["device", devicesOf(paint, devices, i)], ["time", formatTime((paint.fits ? paint : scene).time[i])],
     ["keeps", scene.persistent[i] > 0 ? `${formatBytes(scene.persistent[i])} all the time` : ""],
     [group ? "makes in turn" : "makes", scene.made[i] > 0 ? `${formatBytes(scene.made[i])}${group ? ", not all held at once" : ""}` : ""],
     ["sends", paint.fits && paint.sent[i] > 0 ? formatBytes(paint.sent[i]) : ""],

@@ -234,7 +234,7 @@ function drawLabel(context, scene, paint, theme, i, [x, y, w, h], k) {
   const text = scene.labels[i];
   const font = Math.min(Math.max(11 * k, 10), Math.max(11 * k, (w - 6) / Math.max(text.length * 0.6, 1)), Math.max(h * 0.6, 11 * k));
   if (font < 5) return;
-  const note = 9 * k >= 6.5 ? scene.notes[i] : "";
+  const note = 9 * k >= 6.5 ? (paint.fits ? paint : scene).notes[i] : "";
   const bar = paint.fits ? Math.max(BAR * k, 1.5) : 0;
   context.textAlign = "center";
   context.textBaseline = "middle";

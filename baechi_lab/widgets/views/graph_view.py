@@ -10,7 +10,7 @@ import traitlets
 
 from ...graph import OpGraph, Timeline
 from ...viz.colors import device_colors
-from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering
+from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering, placed_us
 from ...viz.nested.tree import ROOT, Tree, build_tree
 from ..columns import pack, pack_texts
 from ..heat import HEATS, MEANINGS, HeatSource, format_heat
@@ -31,9 +31,9 @@ class GraphView(CanvasView):
 
     `selected` holds the boxes with selected ops, `selected_ops` these ops of the original graph: the clicked ones
     (`clicked_ops`), and those that move with them (groups of the coarse graph, colocation groups). `said` describes in
-    words the ops that a move would move, and `chosen_us` is their duration. `heat_by` is the one of `heats` by which boxes are
-    coloured; `heat` is each box's share of the hottest one. Moves and history commands arrive as messages and are passed to
-    `on_command(name, content)`. At most `MOST_NODES` boxes are drawn.
+    words the ops that a move would move, and `chosen_us` is the time of the selected ops where they are placed. `heat_by` is the
+    one of `heats` by which boxes are coloured; `heat` is each box's share of the hottest one. Moves and history commands arrive
+    as messages and are passed to `on_command(name, content)`. At most `MOST_NODES` boxes are drawn.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -103,6 +103,7 @@ class GraphView(CanvasView):
             self.devices = list(timeline.device_names)
             self.colors = device_colors(len(timeline.device_names))
             self._repaint()
+            self._mark()
 
     def show_heat(self, heat_source: HeatSource) -> None:
         """Set the source of heats; the chosen heat (`heat_by`) is summed over boxes and drawn."""
@@ -212,17 +213,18 @@ class GraphView(CanvasView):
             moved_ops = together(self.graph, self._ops)
             self.said = in_words(self.graph, self.tree, asked_ops, moved_ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
-            self.chosen_us = float(self.graph.duration_us[self._ops].sum())
             self._mark()
 
     def _mark(self) -> None:
-        """Count the selected ops and the found ops of each box."""
+        """Count the selected ops and the found ops of each box, and add up the time of the selected ops."""
         if self.scene is None:
             return
         count, owner = len(self.scene), self.scene.owner
         selected_counts = np.bincount(owner[self._ops], minlength=count)
         hits = np.bincount(owner[np.array(self._hits, dtype=np.int64)], minlength=count)
         self.marks = pack(chosen=("i4", selected_counts), hits=("i4", hits))
+        if self.graph is not None:
+            self.chosen_us = float(placed_us(self.graph, self._timeline)[self._ops].sum())
 
     def reveal(self, ops: Iterable[int]) -> None:
         """Select ops, with those that move with them, and open the boxes around the first, so that it is visible."""
