@@ -16,7 +16,7 @@ TIME, MEMORY, IDLE, MOVED, CRITICAL = "time", "memory", "idle caused", "bytes mo
 HEATS = (TIME, MEMORY, IDLE, MOVED, CRITICAL)
 MEANINGS = {
     TIME: "time that its ops compute in a step",
-    MEMORY: "bytes that its ops keep, and make in a step",
+    MEMORY: "bytes of its ops and their tensors on each device when that is fullest; all boxes together are the peaks",
     IDLE: "time that devices stand idle in a step for tensors of its ops",
     MOVED: "bytes of its tensors that are sent to other devices in a step",
     CRITICAL: "time of its ops and of the transfers of their tensors on the critical path, as a share of the step",
@@ -43,12 +43,15 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
     if by not in HEATS:
         raise InvalidInput(f"heat is {by!r:.60}; it must be one of {', '.join(HEATS)}")
     graph, timeline = outcome.executed_graph, outcome.timeline
-    if by == MEMORY:
-        graph = outcome.graph  # persistent bytes exist once for all micro-batches
-        produced_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
-        return np.asarray(graph.persistent_bytes + produced_bytes, dtype=np.float64)
     heat = np.zeros(graph.n)
-    if by == TIME:
+    if by == MEMORY:
+        log = timeline.memory
+        for device in np.unique(log.device).tolist():
+            entries = np.flatnonzero(log.device == device)
+            until_peak = entries[: int(np.cumsum(log.delta[entries]).argmax()) + 1]
+            until_peak = until_peak[log.op[until_peak] >= 0]
+            np.add.at(heat, log.op[until_peak], log.delta[until_peak].astype(np.float64))
+    elif by == TIME:
         np.add.at(heat, timeline.op, timeline.end_us - timeline.start_us)
     elif by == IDLE:
         gaps = waits(graph, timeline)
