@@ -216,6 +216,16 @@ def eventually(page, check, seconds: float = 30.0):
         page.wait_for_timeout(50)
 
 
+EXECUTE = """(code) => {
+  window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code, silent: true });
+}"""
+
+
+def execute(page, code: str) -> None:
+    """Has the kernel of the opened notebook execute code, without a cell, and waits for nothing."""
+    page.evaluate(EXECUTE, code)
+
+
 def await_drawing(page) -> None:
     """Waits until the page has drawn what follows from the last action, if no kernel is asked."""
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")

@@ -15,6 +15,7 @@ from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.step_summary import change_in_words
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME
+from baechi_lab.widgets.heat import MEMORY as MEMORY_HEAT
 from baechi_lab.widgets.levels import live_bytes
 
 pytestmark = [
@@ -228,6 +229,17 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
         f"(text) => document.querySelector('{GRAPH}').dataset.heat === text", arg=f"{MOVED} {int(moved_bytes.argmax())}"
     )
     page.wait_for_selector(f'.bl-heat-key:has-text("{format_bytes(int(moved_bytes.max()))}")')
+    # Memory: what the ops of a box hold where and when a device is fullest; all boxes together hold the peaks.
+    log, held_bytes = line.memory, np.zeros(graph.n)
+    for device in range(4):
+        of_device = np.flatnonzero(log.device == device)
+        live_at = np.cumsum(log.delta[of_device])
+        for entry in of_device[: int(live_at.argmax()) + 1].tolist():
+            held_bytes[log.op[entry]] += log.delta[entry]
+    assert held_bytes.sum() == line.peak_bytes.sum()
+    box_bytes = np.bincount(owner, held_bytes)
+    choice.select_option(MEMORY_HEAT)
+    page.wait_for_selector(f'.bl-heat-key:has-text("{format_bytes(int(box_bytes.max()))}")')
     choice.select_option("")
     page.wait_for_selector(".bl-heat-key", state="hidden")
     assert page.problems == []
@@ -417,9 +429,22 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     page.wait_for_selector(
         f'.bl-pane-fit .bl-good:has-text("({change} against the {format_us(line.makespan_us)} above)")'
     )
-    for option in fit.options:
-        assert option.gives_up != "nothing" or option.step_us <= line.makespan_us
+    longer = [option for option in fit.options[1:] if option.step_us > 1.001 * fit.options[0].step_us]
+    assert longer and all("more time" in option.gives_up for option in longer)
     shot(page, "fit")
+    # A click on a point shows its step and code, which gives the step and the peaks that its row promises.
+    option = next(option for option in fit.options if option.kind == "recomputation" and option.timeline)
+    point = page.locator(f'.bl-pane-fit .bl-chart-hit[aria-label*="{format_us(option.step_us)}"]')
+    point.first.focus()
+    page.keyboard.press("Enter")
+    words = page.locator(f'.bl-pane-fit .bl-note:has-text("{option.kind}, {option.choice}: ")')
+    words.wait_for()
+    page.wait_for_selector(f'.bl-pane-fit .bl-title:has-text("{format_us(option.step_us)}")')
+    names = {"bl": bl, "graph": graph, "cluster": cluster}
+    placement = eval(words.inner_text().partition(": ")[2], names)  # noqa: S307 (our own text)
+    again = bl.simulate(names["g"], cluster, placement)
+    assert (again.makespan_us, again.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
+    assert ", ".join(format_bytes(int(peak)) for peak in again.peak_bytes) in shown[fit.options.index(option)]
     assert page.problems == []
 
 

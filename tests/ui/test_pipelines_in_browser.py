@@ -10,6 +10,7 @@ from whole_screen import tab
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
+from baechi_lab.step_summary import against_one_device
 from baechi_lab.viz.shades import PHASES
 from baechi_lab.widgets.coloring import phase_legend
 from baechi_lab.widgets.model import WorkbenchModel
@@ -117,6 +118,48 @@ def test_advice_micro_batches_and_presets_have_the_library_s_numbers(lab, page):
     shows_step(page, bl.simulate(graph, cluster, placement, micro_batches=4).makespan_us)
     jb.eventually(page, lambda: _equal(control(page, "memory each").locator("input").input_value(), "24 GB"))
     assert page.problems == []
+
+
+TIGHT_PIPELINE = """
+graph = bl.generators.pipeline([4.0, 4.0], [8.0, 8.0], activation_bytes=60)
+small = bl.Cluster.uniform(2, memory_bytes=300, link=bl.Link(1.0, 0.0))
+pipeline = {"micro_batches": 4, "schedule": "1f1b"}
+"""
+
+
+def test_one_device_is_judged_in_the_order_of_the_schedule(page):
+    """Two activations of 60 bytes per micro-batch: 120 at a time under 1F1B, 480 where all forward passes come first.
+
+    It goes on with the workbench of the test above.
+    """
+    names: dict = {"bl": bl}
+    exec(TIGHT_PIPELINE, names)
+    graph, small, pipeline = names["graph"], names["small"], names["pipeline"]
+    alone = bl.simulate(graph, small, bl.place(graph, small, "single"), **pipeline)
+    free = bl.simulate(graph, small, bl.Placement(device=alone.device[:1].repeat(graph.n)), micro_batches=4)
+    assert alone.feasible and not free.feasible
+    placed = bl.place(graph, small, "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, small, placed, **pipeline)
+    change = "bench.model.subject = graph; bench.model.change(cluster=small, placer={!r}, params={{}}, passes=(), **pipeline)"
+    jb.execute(page, f"{TIGHT_PIPELINE}{change.format('contiguous')}")
+    shows_step(page, line.makespan_us)
+    facts = page.locator(".bl-header .bl-facts")
+    jb.eventually(page, lambda: _holds(facts.inner_text(), against_one_device(line.makespan_us, alone.makespan_us)))
+    assert "does not fit" not in facts.inner_text()
+    control(page, "placer").locator("select").select_option("single")
+    shows_step(page, alone.makespan_us)
+    jb.eventually(page, lambda: _holds(facts.inner_text(), "as fast as one device", "fits"))
+    assert "does not fit" not in facts.inner_text()
+    # In the order of what is ready, one device holds four micro-batches at once.
+    page.click('.bl-setting button:has-text("Advanced")')
+    control(page, "schedule").locator("select").select_option("what is ready first")
+    page.wait_for_selector('.bl-header:has-text("does not fit")')
+    page.click('.bl-setting button:has-text("Advanced")')
+    assert page.problems == []
+
+
+def _holds(text, *pieces):
+    assert all(piece in text for piece in pieces), text
 
 
 def _equal(value, expected):

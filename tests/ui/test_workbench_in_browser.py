@@ -397,7 +397,14 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     jb.settle(page)
     stage = page.locator(GRAPH).bounding_box()
     places = grid(stage["x"], stage["y"] + 0.2 * stage["height"], stage["width"], 0.6 * stage["height"], 40, 15)
-    *box, _ = jb.hover_where(page, GRAPH, places, r"^layer0\n")
+    *box, text = jb.hover_where(page, GRAPH, places, r"^layer0\n")
+    # Persistent bytes are held all the time; what the ops of a box make comes one after the other, which is said beside it.
+    graph = expected.graph()
+    inside = np.array([name.removeprefix("optimizer/").startswith("layer0/") for name in graph.names])
+    made = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n) + graph.temp_bytes
+    kept_bytes, made_bytes = (format_bytes(int(column[inside].sum())) for column in (graph.persistent_bytes, made))
+    _holds(text, f"keeps\t{kept_bytes} all the time", f"makes in turn\t{made_bytes}, not all held at once")
+    _holds(text, f"time\t{format_us(float(graph.duration_us[inside].sum()))}")
     page.mouse.click(*box)
     jb.eventually(page, lambda: _holds(announced(page), "layer0"))
     jb.settle(page)
@@ -919,7 +926,9 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
 
 NEVER_FITS = """
 import baechi_lab as bl
-graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)], persistent_bytes=[10**13, 1], name="huge")
+graph = bl.OpGraph.from_edges(
+    [5, 10], [(0, 1, 8)], names=["a", "b"], persistent_bytes=[9 * 10**9, 10**7], temp_bytes=[0, 6 * 10**8],
+    colocation=[0, 0], colocation_names=("w",), name="huge")
 bench = bl.Workbench(graph, bl.Cluster.uniform(2))
 bench
 """
@@ -929,6 +938,14 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     jb.open_notebook(page, lab.add_notebook("huge.ipynb", [NEVER_FITS]))
     jb.run_all(page, '.bl-header [role="alert"]:has-text("fit")', 60_000)
     assert "0.000001" not in page.locator(".bl-workbench").inner_text()
+    # What an op needs itself is told apart from what the ops tied to it keep: b its own 10 MB, 600 MB and an input of 8 B.
+    b, a = 10**7 + 6 * 10**8 + 8, 9 * 10**9
+    sentences = (
+        f"op 'b' needs {format_bytes(b)} while it runs",
+        f"with {format_bytes(a)} that 1 other op of its colocation group keeps persistently on its device",
+        f"together {format_bytes(a + b)}, and the largest device that it may use has {format_bytes(8 << 30)}",
+    )
+    jb.eventually(page, lambda: _holds(page.locator('.bl-header [role="alert"]').inner_text(), *sentences))
     shot(page, "30-never-fits")
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     (lab.folder / "huge-saved.ipynb").write_bytes((lab.folder / "huge.ipynb").read_bytes())
@@ -983,14 +1000,9 @@ def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
     shot(page, "31-wide")
 
 
-EXECUTE = """(code) => {
-  window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code, silent: true });
-}"""
-
-
 def test_a_click_beside_a_running_cell_is_answered_by_one_sentence(page, lab):
     """The cell runs until a file is there."""
-    page.evaluate(EXECUTE, "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)")
+    jb.execute(page, "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)")
     page.click('.bl-workbench .bl-tab:text-is("Graph")')
     page.wait_for_selector('.bl-unanswered[role="status"]:has-text("kernel busy")')
     shot(page, "32-busy")
