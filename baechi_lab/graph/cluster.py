@@ -278,7 +278,7 @@ class Cluster:
 
         A matrix in which all pairs have one link becomes that link.
 
-        >>> Cluster.machines(8, 4).resized(4) == Cluster.uniform(4, link="nvlink", comm="duplex")
+        >>> Cluster.machines(8, 4, kind="h100").resized(4) == Cluster.uniform(4, kind="h100", comm="duplex")
         True
         """
         if device_count(count) == self.n:
