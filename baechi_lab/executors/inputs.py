@@ -134,9 +134,14 @@ def divided(step: Step, micro_batches: int, batch: object) -> tuple[object, ...]
     return tuple(pieces[k] for k in range(count) for pieces in slices)
 
 
+def first_batch(step: Step, inputs: Sequence[object] | None) -> object | None:
+    """Returns the first batch in `inputs`, which are as in `checked_batches`; None if there is none."""
+    return None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
+
+
 def batch_axes(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> dict[str, int]:
     """Returns the axis along which each input is split, by name; without `inputs`, axis 0. Other inputs are left out."""
-    batch = None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
+    batch = first_batch(step, inputs)
     if batch is not None:
         arrays = [
             np.asarray(value) for value in _flat(step, batch if isinstance(batch, (tuple, list, dict)) else (batch,))

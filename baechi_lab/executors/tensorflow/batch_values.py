@@ -139,7 +139,7 @@ _COUNTING = (
 )
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
 _SELECTIONS = frozenset({"Select", "SelectV2"})
-_RANDOM = re.compile(
+RANDOM_OPS = re.compile(
     r"(Stateless|Stateful)?(Random|TruncatedNormal|Multinomial|Uniform|StandardNormal|ParameterizedTruncated)"
 )
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
@@ -354,8 +354,12 @@ def read_batch_values(
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
+    analyzed = set(forward)
     for name in forward:
-        _OpRule(batch_values, batch_values.nodes[name], axes).apply()
+        node = batch_values.nodes[name]
+        if any(producer not in analyzed for producer, _ in data_inputs(node)):
+            batch_values.trained.add(name)  # of gradients, such as the code of a custom gradient
+        _OpRule(batch_values, node, axes).apply()
     return batch_values
 
 
@@ -372,7 +376,7 @@ class _OpRule:
     def apply(self) -> None:
         """Stores the values of the outputs."""
         node, known_values = self.node, self.batch_values
-        random = _RANDOM.match(node.op) is not None
+        random = RANDOM_OPS.match(node.op) is not None
         if node.op == "VarHandleOp" or random or any(p in known_values.trained for p, _ in self.inputs):
             known_values.trained.add(node.name)
         if node.op == "Placeholder":

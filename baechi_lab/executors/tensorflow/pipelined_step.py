@@ -9,8 +9,8 @@ from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Run, Step
 from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
 from ...simulator.schedules import ScheduleOption
-from ..inputs import batch_axes
-from .undivided_graph import undivided_graph
+from ..inputs import batch_axes, first_batch
+from .undivided_graph import undivided_step
 from .unrolled_step import unrolled_step
 
 
@@ -49,7 +49,8 @@ def pipelined_step(
 ) -> PipelinedStep:
     """Unrolls a traced step. If `graph` is None, it is estimated, which marks forward and backward ops like a measurement.
 
-    `inputs` are whole batches. Only their shapes matter: they determine the axes along which a batch is split.
+    `inputs` are whole batches. Their shapes determine the axes along which a batch is split, and gradients are compared on the
+    first one.
 
     Raises `InvalidInput` and `UnknownNameError` as `bl.simulate(..., micro_batches=, schedule=)` does.
     """
@@ -66,5 +67,6 @@ def pipelined_step(
     cluster_or_uniform = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
     pipe = make_pipelined_graph(graph, cluster_or_uniform, placed, count, schedule)
-    undivided = undivided_graph(step, axes, count)
-    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes, undivided), pipe, count)
+    undivided = undivided_step(step, axes, count)
+    unrolled = unrolled_step(step, graph, placed, pipe, reduction, axes, undivided, first_batch(step, inputs))
+    return PipelinedStep(unrolled, pipe, count)

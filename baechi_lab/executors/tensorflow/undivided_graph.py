@@ -18,14 +18,13 @@ from ...profilers.tensorflow.backward_pairing import is_backward
 from ...profilers.tensorflow.nodes import data_inputs
 from ...profilers.tensorflow.tracing import trace
 from .native import nested_inputs
-from .session import parse_graph
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
-def undivided_graph(step: Step, axes: Mapping[str, int | None], micro_batches: int) -> GraphDef | None:
-    """Returns the graph of the undivided batch. None if the step's function is gone, or takes no other number of samples.
+def undivided_step(step: Step, axes: Mapping[str, int | None], micro_batches: int) -> Step | None:
+    """Returns the step of the undivided batch. None if the step's function is gone, or takes no other number of samples.
 
     `axes`: input name -> the axis along which it is split. Benchmark models are not traced again: they do not compute with the
     number of samples.
@@ -41,7 +40,7 @@ def undivided_graph(step: Step, axes: Mapping[str, int | None], micro_batches: i
     ]
     try:
         inputs = nested_inputs(source, arrays)
-        return parse_graph(trace(source.function, *inputs, name=step.name).graph_def)
+        return trace(source.function, *inputs, name=step.name)
     except (InvalidInput, ValueError, TypeError, tf.errors.OpError):
         return None
 

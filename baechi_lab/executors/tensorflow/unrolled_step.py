@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import OpGraph, Placement, Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
-from ...passes.roles import UPDATE, roles
+from ...passes.roles import BACKWARD, UPDATE, roles
 from ...passes.unroll import ACCUMULATE
 from ...profilers.tensorflow.backward_pairing import is_backward
 from ...profilers.tensorflow.function_bodies import variable_writes
@@ -44,6 +44,7 @@ from .batch_values import (
     share_with_gradients,
     unproven_statistic,
 )
+from .gradient_comparison import MOST_BYTES, GradientRead, largest_difference, sample_batches
 from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
 from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
@@ -74,13 +75,15 @@ def unrolled_step(
     pipe: PipelinedGraph,
     reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
-    undivided: GraphDef | None = None,
+    undivided: Step | None = None,
+    batch: object | None = None,
 ) -> Step:
     """Returns `step`, whose graph is `graph` and placement `placed`, unrolled as in `pipe`.
 
     The inputs are those of micro-batch 0, then 1, ... The outputs are those of `step`: a float scalar is the mean (or sum) over
     micro-batches, an integer scalar the sum, and any other output is stacked with the micro-batch as first axis. Variables of
-    replicas (`w/replica1`) follow the variables of `step`. `undivided` is the graph of the undivided batch, if it is known.
+    replicas (`w/replica1`) follow the variables of `step`. `undivided` is the step of the undivided batch, if it is known, and
+    `batch` its inputs: gradients are compared on them, or on samples of the example inputs.
 
     Raises:
         UnknownNameError: `reduction` is unknown.
@@ -90,7 +93,12 @@ def unrolled_step(
         raise UnknownNameError.of("reduction", str(reduction), REDUCTIONS)
     axes = batch_axes(step, 1, None) if axes is None else axes
     axes = {split(name)[0]: axis for name, axis in axes.items()}
-    return _Unroller(step, graph, placed, pipe, reduction, axes, undivided).step()
+    undivided_graph = None if undivided is None else parse_graph(undivided.graph_def)
+    unroller = _Unroller(step, graph, placed, pipe, reduction, axes, undivided_graph)
+    unrolled = unroller.step()
+    if undivided is not None and not unroller.warned:
+        unroller.warn_of_other_gradients(unrolled, undivided, axes, batch)
+    return unrolled
 
 
 class _Unroller:
@@ -122,9 +130,10 @@ class _Unroller:
         self.graph_def = type(self.source_def)()
         self.graph_def.versions.CopyFrom(self.source_def.versions)
         self.graph_def.library.CopyFrom(self.source_def.library)
+        self.warned = False
         self._refuse_early_updates()
-        once = [name for name in self.nodes if name not in self.repeated]
-        rows = rows_tensors(
+        self.once = once = [name for name in self.nodes if name not in self.repeated]
+        self.rows = rows = rows_tensors(
             self.nodes, once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
         )
         self._read_batch(axes, reduction)
@@ -246,7 +255,7 @@ class _Unroller:
                 f"op {name!r} in the backward pass of step {self.source.name!r} {reason}: gradients are those of the "
                 "micro-batches, and may differ from those of the undivided batch"
             )
-            warnings.warn(message, stacklevel=7)
+            self._warn(message, 7)
             return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
@@ -294,7 +303,44 @@ class _Unroller:
             )
         else:
             return
-        warnings.warn(message, stacklevel=7)
+        self._warn(message, 7)
+
+    def _warn(self, message: str, stacklevel: int) -> None:
+        self.warned = True
+        warnings.warn(message, stacklevel=stacklevel + 1)
+
+    def warn_of_other_gradients(
+        self, unrolled: Step, undivided: Step, axes: Mapping[str, int | None], batch: object | None
+    ) -> None:
+        """Computes what updates read from the backward pass, and warns if it is not what the undivided batch gives."""
+        if any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
+            return  # statistics of the batch are warned of
+        tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
+        if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
+            return
+        gradients = {name for name, kind in zip(self.graph.names, roles(self.graph), strict=True) if kind == BACKWARD}
+        reads = [
+            GradientRead(name, position, tensor in self.rows)
+            for name in self.once
+            for position, tensor in enumerate(data_inputs(self.nodes[name]))
+            if tensor[0] in self.repeated & gradients and self._is_float(tensor)
+        ]
+        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
+        parts = sample_batches(self.source, axis_of_input, self.count, batch)
+        difference = largest_difference(unrolled, undivided, parts, axis_of_input, reads)
+        if difference is not None:
+            op, share = difference
+            batch_name = "samples of the example inputs" if batch is None else "the first batch"
+            message = (
+                f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op {op!r} "
+                f"reads differs by {share:.1%}, computed on {batch_name}"
+            )
+            self._warn(message, 5)
+
+    def _is_float(self, tensor: Tensor) -> bool:
+        import tensorflow as tf
+
+        return bool(tf.dtypes.as_dtype(output_types(self.nodes[tensor[0]])[tensor[1]]).is_floating)
 
     def _refuse_samples(self, once: list[str], rows: set[Tensor]) -> None:
         """Raises `InvalidInput` if an op that runs once reads a tensor with an entry per sample, except for table rows."""
@@ -333,7 +379,7 @@ class _Unroller:
                 "which may be no mean over the batch: floats are averaged and integers are added, and what the op writes may "
                 "differ from the undivided batch's"
             )
-            warnings.warn(message, stacklevel=6)
+            self._warn(message, 6)
 
     def _warn_of_sizes(self, once: list[str], axes: Mapping[str, int | None]) -> None:
         """Warns of an update that reads the number of samples. It runs once per step, but the number is a micro-batch's."""
@@ -362,7 +408,7 @@ class _Unroller:
                     f"op {name!r} of step {self.source.name!r} reads the number of samples of a micro-batch, and runs once per "
                     "step: what it writes may differ from the undivided batch's"
                 )
-                warnings.warn(message, stacklevel=6)
+                self._warn(message, 6)
                 return
 
     def _is_averaged(self, tensor: Tensor) -> bool:

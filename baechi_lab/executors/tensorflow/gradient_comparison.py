@@ -1,0 +1,195 @@
+"""Compare the gradients of micro-batches with the undivided batch's: both are computed once on the CPU, before the first step.
+
+The analysis of the graph (`batch_values`) follows the loss. It does not see that a `tf.custom_gradient` clips what comes in, or
+multiplies it by the number of samples. So what updates read from the backward pass is computed for both. The variables of the
+caller are not touched: sessions have variables of their own, and run no update.
+
+A random op gives a constant here, so that a sample has the same draws in every batch. Nothing is compared if the batch is large,
+if other random ops are drawn, or if an op has no kernel for CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError
+from ...graph import Step, TensorSpec
+from ...profilers.tensorflow.nodes import data_inputs
+from ..inputs import Batch, checked_batch, divided
+from .batch_values import RANDOM_OPS
+from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_config
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+NEAR, NEAR_IN_HALF = 1e-3, 5e-2
+"""Relative difference up to which gradients count as the same: in float32, and where 16 bits take part."""
+
+NEGLIGIBLE = 1e-3
+"""A gradient that is smaller than this share of the largest one is compared with that share."""
+
+MOST_BYTES = 256 << 20
+"""Nothing is compared if the tensors of the undivided batch, or the variables, have more bytes."""
+
+_DRAW = 0.75
+"""What random ops give instead of random numbers. Dropout keeps all entries if its rate is not larger."""
+
+_SHAPE_ARGUMENT = {
+    **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "TruncatedNormal"), 0),
+    **dict.fromkeys(("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal"), 0),
+    **dict.fromkeys(("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"), 0),
+    **dict.fromkeys(("StatefulUniform", "StatefulStandardNormalV2", "StatefulTruncatedNormal"), 2),
+}
+"""Random op -> the position of the shape among its inputs."""
+
+_DRAW_NOTHING = frozenset({"StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"})
+
+
+@dataclass(frozen=True)
+class GradientRead:
+    """A gradient of every micro-batch that op `op` reads once per step, as its data input `position`.
+
+    `rows`: it has rows of a table in any order (`tf.IndexedSlices`), of which the sum is compared.
+    """
+
+    op: str
+    position: int
+    rows: bool
+
+
+def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: object | None) -> tuple[object, ...]:
+    """Returns the inputs of `count` micro-batches, those of micro-batch 0 first.
+
+    They are those of the batch `inputs`. Without it, samples of the example inputs are drawn for each micro-batch, and floats are
+    multiplied by a number between 0.5 and 1, which keeps their sign: micro-batches with the same samples would show nothing.
+    """
+    if inputs is not None:
+        return divided(step, count, inputs)
+    generator, arrays = np.random.default_rng(0), []
+    for _ in range(count):
+        drawn: dict[int, NDArray[np.int64]] = {}  # inputs of one length have the same samples
+        for axis, value in zip(axes, step.example_inputs, strict=True):
+            if axis is not None and value.size:
+                length = value.shape[axis]
+                samples = drawn.setdefault(length, np.asarray(generator.integers(0, length, length)))
+                value = np.take(value, samples, axis)
+                if np.issubdtype(value.dtype, np.floating):
+                    factors = generator.uniform(0.5, 1.0, value.shape).astype(value.dtype)
+                    value = np.multiply(value, factors)
+            arrays.append(value)
+    return tuple(arrays)
+
+
+def largest_difference(
+    unrolled: Step,
+    undivided: Step,
+    micro_batches: Sequence[object],
+    axes: Sequence[int | None],
+    reads: Sequence[GradientRead],
+) -> tuple[str, float] | None:
+    """Returns an op whose gradient is not the undivided batch's, with the relative difference. None if no such op is known.
+
+    Args:
+        unrolled, undivided: the steps of all micro-batches and of the undivided batch.
+        micro_batches: the inputs of all micro-batches, as `sample_batches` returns them.
+        axes: per input of a micro-batch, the axis along which micro-batches are joined.
+        reads: the gradients that are compared.
+    """
+    parts = checked_batch(unrolled, micro_batches)
+    batch = tuple(
+        parts[k] if axis is None else np.concatenate(parts[k :: len(axes)], axis) for k, axis in enumerate(axes)
+    )
+    whole, micro = (parse_graph(step.graph_def) for step in (undivided, unrolled))
+    nodes = [{node.name: node for node in graph.node} for graph in (whole, micro)]
+    compared = [
+        (read, in_whole, in_micro)
+        for read in reads
+        if (in_whole := _tensor(nodes[0], read)) and (in_micro := _tensor(nodes[1], read))
+    ]
+    if not compared or not _fix_draws(whole) or not _fix_draws(micro):
+        return None
+    half = any(_is_half(node) for node in micro.node)
+    expected = _computed(undivided, whole, [name for _, name, _ in compared], batch)
+    computed = _computed(unrolled, micro, [name for _, _, name in compared], parts)
+    if expected is None or computed is None:
+        return None
+    pairs = [
+        (a.sum(0), b.sum(0)) if read.rows else (a, b)
+        for (read, _, _), a, b in zip(compared, expected, computed, strict=True)
+    ]
+    norms = [float(np.linalg.norm(a)) for a, _ in pairs]
+    if not np.all(np.isfinite(norms)) or any(a.shape != b.shape for a, b in pairs):
+        return None
+    least = NEGLIGIBLE * max(norms) or 1.0
+    differences = [float(np.linalg.norm(a - b)) / max(norm, least) for (a, b), norm in zip(pairs, norms, strict=True)]
+    worst = int(np.argmax(differences))
+    if differences[worst] <= (NEAR_IN_HALF if half else NEAR):
+        return None
+    return compared[worst][0].op, differences[worst]
+
+
+def _tensor(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
+    """The name of the tensor that is read in a graph; an empty one if the graph has no such op."""
+    sources = list(data_inputs(nodes[read.op])) if read.op in nodes else []
+    if read.position >= len(sources):
+        return ""
+    name, output = sources[read.position]
+    return f"{name}:{output}"
+
+
+def _is_half(node: NodeDef) -> bool:
+    import tensorflow as tf
+
+    halves = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
+    return any(attribute.type in halves for attribute in node.attr.values())
+
+
+def _computed(step: Step, graph: GraphDef, names: Sequence[str], inputs: Batch) -> list[NDArray[np.float64]] | None:
+    """The values of tensors of the step, whose graph is now `graph`; None if TensorFlow cannot compute them on the CPU."""
+    import tensorflow as tf
+
+    fetched = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))
+    changed = replace(step, graph_def=graph.SerializeToString(), outputs=fetched, output_names=(), updates=())
+    config = session_config(1)
+    config.device_count["GPU"] = 0
+    config.intra_op_parallelism_threads = 0
+    try:
+        session = PlacedSession(place_graph(changed, {node.name: "/device:CPU:0" for node in graph.node}), config)
+        try:
+            session.start(step.initial_values)
+            values = dict(zip((spec.name for spec in fetched), session.call(inputs), strict=True))
+        finally:
+            session.close()
+    except (tf.errors.OpError, ValueError, ExecutionError):
+        return None
+    return [np.asarray(values[name]).astype(np.float64) for name in names]
+
+
+def _fix_draws(graph: GraphDef) -> bool:
+    """Replaces random ops by constants, also in the bodies of loops. Returns False if the graph has other random ops."""
+    import tensorflow as tf
+
+    nodes = [(graph.node, node, "") for node in graph.node]
+    nodes += [(body.node_def, node, ":output:0") for body in graph.library.function for node in body.node_def]
+    for nodes_around, node, suffix in nodes:
+        if node.op in _SHAPE_ARGUMENT:
+            shape, waits = node.input[_SHAPE_ARGUMENT[node.op]], [r for r in node.input if r.startswith("^")]
+            dtype = node.attr["dtype"].type
+            index_type = next(node.attr[key].type for key in ("shape_dtype", "Tshape", "T") if key in node.attr)
+            draw = nodes_around.add(op="Const", name=f"{node.name}/{PREFIX}/draw")
+            draw.attr["dtype"].type = dtype
+            draw.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(_DRAW, dtype=dtype))
+            node.op = "Fill"
+            del node.input[:]
+            node.input.extend([shape, draw.name + suffix, *waits])
+            node.attr.clear()
+            node.attr["T"].type, node.attr["index_type"].type = dtype, index_type
+        elif RANDOM_OPS.match(node.op) and node.op not in _DRAW_NOTHING:
+            return False
+    return True

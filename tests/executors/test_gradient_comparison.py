@@ -1,0 +1,148 @@
+"""Gradients of micro-batches of TensorFlow steps, computed beside the undivided batch's before the first step."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.inputs import divided
+from baechi_lab.executors.tensorflow import gradient_comparison
+from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
+from baechi_lab.executors.tensorflow.session import parse_graph
+
+pytest.importorskip("tensorflow")
+
+ROWS = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+
+
+def _custom_gradients():
+    import tensorflow as tf
+
+    def with_gradient(function):
+        return tf.custom_gradient(lambda x: (tf.identity(x), function))
+
+    return {
+        "twice": with_gradient(lambda gradient: 2.0 * gradient),
+        "scaled": with_gradient(lambda gradient: gradient * tf.cast(tf.shape(gradient)[0], gradient.dtype)),
+        "clipped": with_gradient(lambda gradient: tf.clip_by_value(gradient, -0.01, 0.01)),
+        "sign": with_gradient(lambda gradient: tf.sign(gradient)),
+        "dropout": lambda x: tf.nn.dropout(x, 0.5),
+        "stateless dropout": lambda x: tf.nn.experimental.stateless_dropout(x, 0.5, seed=[1, 2]),
+        "permuted": lambda x: tf.gather(x, tf.random.shuffle(tf.range(tf.shape(x)[0]))),
+    }
+
+
+def _train(of, rows=False):
+    import tensorflow as tf
+
+    weight = tf.Variable(np.linspace(-0.5, 0.5, 15, dtype=np.float32).reshape(5, 3), name="w")
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            outputs = tf.gather(weight, tf.range(5)) if rows else weight
+            loss = tf.reduce_mean(of(x @ outputs) ** 2)
+        gradient = tape.gradient(loss, weight)
+        if rows:
+            weight.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        else:
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step, weight
+
+
+def _messages(step, count=3, inputs=None):
+    """The warnings of unrolling a traced step into `count` micro-batches, and the unrolled step."""
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        placed = bl.Placement(device=[0] * graph.n)
+        unrolled = pipelined_step(step, placed, None, graph, count, "gpipe", None, inputs)
+    return [str(warning.message) for warning in caught], unrolled.step
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("name", ["twice", "scaled", "clipped", "sign"])
+def test_bug_a_gradient_of_ones_own_that_is_no_multiple_of_what_comes_in_was_silent(name, rows):
+    """Times the number of samples: 4 instead of 12, so two thirds are missing. The variable keeps its value."""
+    step, weight = _train(_custom_gradients()[name], rows)
+    before = weight.numpy()
+    messages, _ = _messages(bl.trace(step, ROWS[:4]))
+    assert len(messages) == (name != "twice")
+    if name == "scaled":
+        assert "differs by 66.7%, computed on samples of the example inputs" in messages[0]
+    np.testing.assert_array_equal(weight.numpy(), before)
+
+
+def test_bug_gradients_of_samples_were_taken_for_numbers_of_the_whole_batch():
+    """A custom gradient times the number of samples was added up over micro-batches, sample by sample."""
+    step, _ = _train(_custom_gradients()["scaled"])
+    _, unrolled = _messages(bl.trace(step, ROWS[:4]))
+    assert not [node.name for node in parse_graph(unrolled.graph_def).node if "batch/mul" in node.name]
+
+
+def test_the_first_batch_is_what_is_compared():
+    """Clipping at 0.01: the gradients of small outputs are below it in the whole batch and in each micro-batch."""
+    step, _ = _train(_custom_gradients()["clipped"])
+    traced = bl.trace(step, ROWS[:4])
+    assert _messages(traced, inputs=(ROWS * 1e-4,))[0] == []
+    assert "differs by" in _messages(traced, inputs=(ROWS,))[0][0]
+    assert "computed on the first batch" in _messages(traced, inputs=[(ROWS,), (ROWS * 1e-4,)])[0][0]
+
+
+@pytest.mark.parametrize("name", ["dropout", "stateless dropout", "permuted"])
+def test_random_numbers_are_no_difference(name):
+    """A permutation mixes samples, but not those of a mean; it cannot be replaced by a constant, and nothing is compared."""
+    step, _ = _train(_custom_gradients()[name])
+    assert not [message for message in _messages(bl.trace(step, ROWS[:4]))[0] if "differs by" in message]
+
+
+def test_random_numbers_within_loops_are_no_difference():
+    import tensorflow as tf
+
+    def noisy(x):
+        for _ in tf.range(3):
+            x = tf.nn.dropout(x, 0.1)
+        return x
+
+    step, _ = _train(noisy)
+    assert not [message for message in _messages(bl.trace(step, ROWS[:4]))[0] if "differs by" in message]
+
+
+def test_example_inputs_give_micro_batches_that_differ():
+    """Of each array the same samples; integers stay values of the example, floats keep their sign and do not grow."""
+
+    class Example:
+        example_inputs = np.array([[-1.0], [2.0], [0.0]], np.float32), np.array([7, 8, 9]), np.float32(3)
+
+    first, words, factor, second, others, _ = gradient_comparison.sample_batches(Example, [0, 0, None], 2, None)
+    assert factor == 3 and set(words) | set(others) <= {7, 8, 9} and not np.array_equal(first, second)
+    signs = {7: -1, 8: 1, 9: 0}
+    assert np.sign(first[:, 0]).tolist() == [signs[word] for word in words]
+    assert np.all(np.abs(second) <= 2)
+
+
+def test_a_batch_with_large_tensors_is_not_compared(monkeypatch):
+    step, _ = _train(_custom_gradients()["scaled"])
+    monkeypatch.setattr("baechi_lab.executors.tensorflow.unrolled_step.MOST_BYTES", 100)
+    assert _messages(bl.trace(step, ROWS[:4]))[0] == []
+
+
+def test_batches_are_put_together_along_their_axis():
+    """Time is the first axis, samples are the second."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.ones((5, 2), np.float32), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weight) ** 2)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    whole = ROWS.reshape(2, 6, 5)
+    traced = bl.trace(step, whole[:, :2])
+    assert _messages(traced, inputs=(whole,))[0] == []
+    assert [part.shape for part in divided(traced, 3, whole)] == [(2, 2, 5)] * 3
