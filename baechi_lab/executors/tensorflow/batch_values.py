@@ -183,7 +183,7 @@ class BatchValues:
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph_def.node}
         self._constants: dict[Tensor, NDArray[Any] | None] = {}
-        self.whole = None if self.undivided is None else BatchValues(self.undivided, self.micro_batches)
+        self.undivided_values = None if self.undivided is None else BatchValues(self.undivided, self.micro_batches)
         self._normalizing_layers = {name.split("/batchnorm/")[0] for name in self.nodes if "/batchnorm/" in name}
 
     def is_normalizing(self, node: NodeDef) -> bool:
@@ -220,40 +220,42 @@ class BatchValues:
 
         A constant with an entry per sample is recorded in `positions` unless all micro-batches read those of the undivided batch.
         """
-        if self.whole is None or tensor[0] not in self.whole.nodes:
+        if self.undivided_values is None or tensor[0] not in self.undivided_values.nodes:
             return None
-        nodes = self.nodes[tensor[0]], self.whole.nodes[tensor[0]]
+        nodes = self.nodes[tensor[0]], self.undivided_values.nodes[tensor[0]]
         if nodes[0].op == "Const" and nodes[0].attr["value"] == nodes[1].attr["value"]:
             return None
-        one, whole = self.constant(tensor), self.whole.constant(tensor)
-        if one is None or whole is None or np.array_equal(one, whole):
+        divided, undivided = self.constant(tensor), self.undivided_values.constant(tensor)
+        if divided is None or undivided is None or np.array_equal(divided, undivided):
             return None
-        numbers = np.issubdtype(one.dtype, np.number) or one.dtype.name == "bfloat16"
-        lengths = [a for a in range(one.ndim) if one.ndim == whole.ndim and one.shape[a] != whole.shape[a]]
-        if numbers and one.shape == whole.shape:
-            is_shape = one.ndim and np.issubdtype(one.dtype, np.integer)
-            if is_shape and np.all((whole == one) | (whole == one * self.micro_batches)):
+        is_numeric = np.issubdtype(divided.dtype, np.number) or divided.dtype.name == "bfloat16"
+        if is_numeric and divided.shape == undivided.shape:
+            is_shape = divided.ndim and np.issubdtype(divided.dtype, np.integer)
+            if is_shape and np.all((undivided == divided) | (undivided == divided * self.micro_batches)):
                 return None
-            power = self._growth(one, whole)
+            power = self._growth(divided, undivided)
             return Total(power, exact=power is not None, share=None if power is None else 0)
-        if len(lengths) == 1 and whole.shape[lengths[0]] == self.micro_batches * one.shape[lengths[0]]:
-            repeated = np.concatenate([one] * self.micro_batches, lengths[0])
-            if np.array_equal(repeated, whole):
+        same_rank = divided.ndim == undivided.ndim
+        axes = [axis for axis in range(divided.ndim) if same_rank and divided.shape[axis] != undivided.shape[axis]]
+        if len(axes) == 1 and undivided.shape[axes[0]] == self.micro_batches * divided.shape[axes[0]]:
+            repeated = np.concatenate([divided] * self.micro_batches, axes[0])
+            if np.array_equal(repeated, undivided):
                 return None
-            if numbers and (power := self._growth(repeated, whole)) is not None:
-                return Samples(lengths[0], power=power)
+            if is_numeric and (power := self._growth(repeated, undivided)) is not None:
+                return Samples(axes[0], power=power)
         self.positions.add(tensor[0])
         return None
 
-    def _growth(self, one: NDArray[Any], whole: NDArray[Any]) -> int | None:
-        """Returns the power of the number of micro-batches by which `whole` is a multiple of `one`; None if it is none."""
-        largest = np.argmax(np.abs(one.astype(np.float64)))
-        ratio = float(whole.ravel()[largest]) / (float(one.ravel()[largest]) or np.nan)
+    def _growth(self, divided: NDArray[Any], undivided: NDArray[Any]) -> int | None:
+        """Returns p if `undivided` is `divided` times the number of micro-batches to the power p; None if there is no p."""
+        largest = np.argmax(np.abs(divided.astype(np.float64)))
+        ratio = float(undivided.ravel()[largest]) / (float(divided.ravel()[largest]) or np.nan)
         if not 0 < ratio < np.inf:
             return None
         power = round(np.log(ratio) / np.log(self.micro_batches))
-        expected, near = one.astype(np.float64) * float(self.micro_batches) ** power, 1e-5 if one.itemsize > 2 else 1e-2
-        return power if np.allclose(whole.astype(np.float64), expected, rtol=near, atol=0) else None
+        expected = divided.astype(np.float64) * float(self.micro_batches) ** power
+        tolerance = 1e-5 if divided.itemsize > 2 else 1e-2
+        return power if np.allclose(undivided.astype(np.float64), expected, rtol=tolerance, atol=0) else None
 
     def constant(self, tensor: Tensor) -> NDArray[Any] | None:
         """Returns the value of a tensor that follows from constants and shapes, else None."""
@@ -502,13 +504,13 @@ class _OpRule:
 
     def _undivided_branch(self, name: str) -> GraphDef | None:
         """Returns the body of the undivided batch that corresponds to branch or body `name`; None if it is unknown."""
-        whole = self.batch_values.whole
-        node = None if whole is None else whole.nodes.get(self.node.name)
-        if whole is None or node is None or node.op != self.node.op:
+        undivided = self.batch_values.undivided_values
+        node = None if undivided is None else undivided.nodes.get(self.node.name)
+        if undivided is None or node is None or node.op != self.node.op:
             return None
         branch = list(called_functions(node))[list(called_functions(self.node)).index(name)]
-        functions = {function.signature.name: function for function in whole.graph_def.library.function}
-        return body_graph(functions[branch], whole.graph_def)[0]
+        functions = {function.signature.name: function for function in undivided.graph_def.library.function}
+        return body_graph(functions[branch], undivided.graph_def)[0]
 
     def _joined(self, values: Sequence[Value], output: int) -> Value:
         """Returns the value of an output of a conditional whose branches have these values."""
@@ -726,13 +728,13 @@ class _OpRule:
         divides_by_count = any(abs(count - divisor) <= 1e-5 * count for count in total.counts)
         if divides and divides_by_count:
             return replace(total, power=0, penalty=False)
-        of_whole_batch = any(
+        is_undivided_count = any(
             abs(count * self.batch_values.micro_batches - divisor) <= 1e-5 * divisor for count in total.counts
         )
         entries = {prod(shape) for shape in map(self.batch_values.shape, self.batch_values.inputs) if shape}
-        of_whole_batch &= not any(abs(count - divisor) <= 1e-5 * divisor for count in entries)
+        is_undivided_count &= not any(abs(count - divisor) <= 1e-5 * divisor for count in entries)
         odd = divides or divides_by_count or round(factor, 3) != round(factor, 7)
-        if divisor > 1.5 and abs(divisor - round(divisor)) <= 1e-5 * divisor and odd and not of_whole_batch:
+        if divisor > 1.5 and abs(divisor - round(divisor)) <= 1e-5 * divisor and odd and not is_undivided_count:
             self.batch_values.unclear[self.node.name] = f"divides a sum over the batch by {divisor:g}"
         return total
 
