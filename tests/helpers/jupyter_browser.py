@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forked_kernels import fork_server
+
 CHROMIUM_ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -95,6 +97,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_PREFER_ENV_PATH": "no",  # the kernels in the data folder come before those of the installation
         "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
@@ -155,7 +158,7 @@ def running_lab(folder: Path):
     }
     command = [sys.executable, "-m", "jupyterlab", "--allow-root", *(f"--{k}={v}" for k, v in options.items())]
     lab = Lab(f"http://127.0.0.1:{port}", token, notebooks)
-    with _serving(command, folder, f"{lab.url}/api/status?token={token}"):
+    with fork_server(folder, _environment(folder)), _serving(command, folder, f"{lab.url}/api/status?token={token}"):
         yield lab
 
 
