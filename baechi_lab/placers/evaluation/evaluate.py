@@ -306,7 +306,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                     if alloc_next[q] < 0:
                         alloc_next[q] = slot
                     if comm == PARALLEL:
-                        push_slot(heap, 0, waiting, slot_end, slot)
+                        push_slot(heap, waiting, slot_end, slot)
                         waiting += 1
                     next_event_us = min(next_event_us, receive if track else receive + cost)
         if next_event_us > now_us:
@@ -317,7 +317,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             if comm == PARALLEL:
                 if waiting > 0 and slot_end[heap[0]] == now_us:
                     slot = heap[0]
-                    pop_slot(heap, 0, waiting, slot_end)
+                    pop_slot(heap, waiting, slot_end)
                     waiting -= 1
             else:
                 for q in range(devices):

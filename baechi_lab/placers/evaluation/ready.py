@@ -15,25 +15,25 @@ from ...graph.kernels.jit import HAS_NUMBA, njit
 
 
 @njit(cache=True, inline="always")
-def push_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.number], item: int) -> None:
-    """Insert `item` into the heap in `heap[base : base + size]`, ordered by (`key[item]`, item)."""
+def push_slot(heap: NDArray[np.int32], size: int, key: NDArray[np.number], item: int) -> None:
+    """Insert `item` into the heap in `heap[:size]`, ordered by (`key[item]`, item)."""
     i = size
     item_key = key[item]
     while i > 0:
         parent = (i - 1) >> 1
-        parent_item = heap[base + parent]
+        parent_item = heap[parent]
         if key[parent_item] < item_key or (key[parent_item] == item_key and parent_item < item):
             break
-        heap[base + i] = parent_item
+        heap[i] = parent_item
         i = parent
-    heap[base + i] = item
+    heap[i] = item
 
 
 @njit(cache=True, inline="always")
-def pop_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.number]) -> None:
-    """Remove the first item of the heap of `size` items; `heap[base]` is that item before the call."""
+def pop_slot(heap: NDArray[np.int32], size: int, key: NDArray[np.number]) -> None:
+    """Remove the first item of the heap of `size` items; `heap[0]` is that item before the call."""
     last = size - 1
-    item = heap[base + last]
+    item = heap[last]
     item_key = key[item]
     i = 0
     while True:
@@ -41,16 +41,16 @@ def pop_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.numb
         if child >= last:
             break
         right = child + 1
-        a = heap[base + child]
+        a = heap[child]
         if right < last:
-            b = heap[base + right]
+            b = heap[right]
             if key[b] < key[a] or (key[b] == key[a] and b < a):
                 child, a = right, b
         if item_key < key[a] or (item_key == key[a] and item < a):
             break
-        heap[base + i] = a
+        heap[i] = a
         i = child
-    heap[base + i] = item
+    heap[i] = item
 
 
 _ONE, NO_BITS = np.uint64(1), np.uint64(0)

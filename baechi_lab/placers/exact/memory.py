@@ -23,7 +23,7 @@ def add_memory(m: ExactModel) -> None:
         if size:
             # An output: from its producer's start until its last local reader has ended and its last copy has arrived.
             producer = int(m.graph.tensor_producer[t])
-            free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
+            free, length = m.var(2 * m.horizon, f"free{t}"), m.var(2 * m.horizon)
             m.model.add(free >= m.end[producer])
             for j in m.graph.tensor_consumers(t).tolist():
                 m.model.add(free >= m.end[j]).only_enforce_if(m.together(producer, j))
@@ -36,7 +36,7 @@ def add_memory(m: ExactModel) -> None:
             for d in range(m.cluster.n):
                 if (t, d) not in m.present:
                     continue
-                present, freed, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
+                present, freed, length = m.present[t, d], m.var(2 * m.horizon), m.var(2 * m.horizon)
                 m.model.add(freed >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
                 for j in m.graph.tensor_consumers(t).tolist():
                     m.model.add(freed >= m.end[j]).only_enforce_if([present, m.on(j, d)])

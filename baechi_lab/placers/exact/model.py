@@ -66,7 +66,7 @@ def forbid_idling(m: ExactModel) -> None:
     n, model = m.graph.n, m.model
     ready: list[IntVar] = []  # when all inputs of each op are on its device
     for i in range(n):
-        ready.append(m.var(0, m.horizon, f"r{i}"))
+        ready.append(m.var(m.horizon, f"r{i}"))
         if m.arrivals[i]:
             model.add_max_equality(ready[i], m.arrivals[i])
         else:

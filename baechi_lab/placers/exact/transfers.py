@@ -55,8 +55,8 @@ def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> Non
     if m.cluster.comm == "parallel":
         m.send[key] = m.receive[key] = _at_once(m, producer)
         return
-    m.send[key] = m.var(0, m.horizon, f"S{t},{d}")
-    m.receive[key] = m.var(0, m.horizon, f"R{t},{d}")
+    m.send[key] = m.var(m.horizon, f"S{t},{d}")
+    m.receive[key] = m.var(m.horizon, f"R{t},{d}")
     m.model.add(m.send[key] >= m.end[producer]).only_enforce_if(present)
     m.model.add(m.receive[key] >= m.send[key]).only_enforce_if(present)
 
@@ -65,7 +65,7 @@ def _at_once(m: ExactModel, producer: int) -> IntVar:
     """The end of the producer. If times were rounded: the end that it rounds to, which may be one unit later than the sum."""
     if m.times.exact:
         return m.end[producer]
-    start = m.var(0, m.horizon)
+    start = m.var(m.horizon)
     m.at_one_instant(start, m.end[producer])
     return start
 
@@ -117,7 +117,7 @@ class _Queues:
     def _use(self, key: Key, side: str, queue: int, literal: LiteralT) -> None:
         m = self.m
         start = m.send[key] if side == "out" else m.receive[key]
-        stop, length = m.var(0, 2 * m.horizon), m.var(0, int(m.times.transfer[key[0]].max()))
+        stop, length = m.var(2 * m.horizon), m.var(int(m.times.transfer[key[0]].max()))
         m.model.add(length == m.cost[key])
         interval = m.model.new_optional_interval_var(start, length, stop, literal, "")
         lane = "both" if m.cluster.comm == "sequential" else side

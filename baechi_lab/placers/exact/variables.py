@@ -52,9 +52,9 @@ class ExactModel:
         self.group = groups_of(self.graph)
         self.after = descendants(self.graph)
 
-    def var(self, low: int, high: int, name: str = "") -> IntVar:
-        """A new integer variable from `low` to `high`."""
-        return self.model.new_int_var(low, high, name)
+    def var(self, high: int, name: str = "") -> IntVar:
+        """A new integer variable from 0 to `high`."""
+        return self.model.new_int_var(0, high, name)
 
     def bool(self, name: str = "") -> IntVar:
         """A new literal."""
@@ -90,9 +90,9 @@ class ExactModel:
 
     def add_ops(self) -> None:
         n, devices = self.graph.n, range(self.cluster.n)
-        self.start = [self.var(0, self.horizon, f"s{i}") for i in range(n)]
-        self.end = [self.var(0, self.horizon, f"e{i}") for i in range(n)]
-        self.makespan = self.var(0, self.horizon, "makespan")
+        self.start = [self.var(self.horizon, f"s{i}") for i in range(n)]
+        self.end = [self.var(self.horizon, f"e{i}") for i in range(n)]
+        self.makespan = self.var(self.horizon, "makespan")
         table = self.times.duration.tolist()
         for i in range(n):
             self.model.add(self.end[i] == self.start[i] + sum(table[i][d] * self.on(i, d) for d in devices))
@@ -141,7 +141,7 @@ class ExactModel:
                     self.arrivals[j].append(self.end[producer])
                 else:
                     # `j` waits for the copy on its device if its producer is on another device.
-                    arrival = self.var(0, self.horizon, f"a{t},{j}") if self.strict else None
+                    arrival = self.var(self.horizon, f"a{t},{j}") if self.strict else None
                     if self.strict:
                         self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
                         self.arrivals[j].append(arrival)
