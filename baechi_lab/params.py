@@ -12,18 +12,20 @@ from .checks import finite
 from .errors import InvalidInput
 
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
+"""Annotation of a field -> how error messages name its type."""
 
 
-def _is_of(value: object, word: str) -> bool:
-    if word == "None":
+def _has_type(value: object, type_name: str) -> bool:
+    """Whether a value may stand where a field is annotated `type_name`, a key of `_TYPES`."""
+    if type_name == "None":
         return value is None
-    if word in ("bool", "str"):
-        return isinstance(value, {"bool": bool, "str": str}[word])
+    if type_name in ("bool", "str"):
+        return isinstance(value, {"bool": bool, "str": str}[type_name])
     if isinstance(value, (bool, np.bool_)):
         return False
     # A float is a time or a share, which float64 can hold; infinity may mean "without limit".
-    return (isinstance(value, (int, np.integer)) and (word == "int" or finite(value) is not None)) or (
-        word == "float" and isinstance(value, (float, np.floating)) and value == value
+    return (isinstance(value, (int, np.integer)) and (type_name == "int" or finite(value) is not None)) or (
+        type_name == "float" and isinstance(value, (float, np.floating)) and value == value
     )
 
 
@@ -43,9 +45,9 @@ class Params:
     def check(self) -> None:
         """Checks the types of plain fields, then calls `validate`."""
         for field in fields(self) if is_dataclass(self) else ():
-            value, words = getattr(self, field.name), str(field.type).split(" | ")
-            if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
-                allowed_types = " or ".join(_TYPES[word] for word in words)
+            value, type_names = getattr(self, field.name), str(field.type).split(" | ")
+            if set(type_names) <= set(_TYPES) and not any(_has_type(value, name) for name in type_names):
+                allowed_types = " or ".join(_TYPES[name] for name in type_names)
                 raise InvalidInput(f"{field.name}{self.owner_text()} is {value!r:.60}; it must be {allowed_types}")
             if isinstance(value, int) and value >= 2**63:  # solvers count and draw with 64 bits
                 raise InvalidInput(f"{field.name}{self.owner_text()} is {value!s:.60}; it must be below 2**63")

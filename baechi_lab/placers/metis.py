@@ -25,7 +25,7 @@ from .problem import allowed_group_devices, both_directions, groups_of, transfer
 
 IMBALANCE = (0.03, 0.1, 0.3)  # tolerances that are tried
 SMALLEST_SHARE = 0.001
-"""Of the largest part."""
+"""The smallest part that a device gets, as a share of the largest."""
 _TOP = 1 << 20  # largest integer weight
 
 
@@ -87,45 +87,45 @@ def metis_partitions(
     group = groups_of(graph)
     count = int(group.max()) + 1
     group_allowed = allowed_group_devices(graph, cluster, group)
+
+    def device_of_op(group_device: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Moves groups from devices that they may not use to the first that they may."""
+        is_allowed = group_allowed[np.arange(count), group_device]
+        return np.where(is_allowed, group_device, group_allowed.argmax(axis=1))[group].astype(np.int32)
+
     pointer, neighbour, cost = cut_costs(graph, cluster, group, count)
     load = graph.persistent_bytes if by_bytes else durations(graph, cluster).min(axis=1)
-    weight = integers(np.bincount(group, load, count), _TOP)
+    weight = scaled_integers(np.bincount(group, load, count), _TOP)
     capacity = cluster.memory_bytes if by_bytes else cluster.speed
     part_count = cluster.n if part_count is None else part_count
-    useful = np.flatnonzero(capacity[:part_count] > 0)  # METIS refuses parts of size 0, and more parts than vertices
-    if not 1 < len(useful) <= count:
-        group_device = useful[np.arange(count) % len(useful)] if len(useful) else np.zeros(count, dtype=np.int64)
-        group_device = np.where(
-            group_allowed[np.arange(count), group_device], group_device, group_allowed.argmax(axis=1)
-        )
-        yield "one group per device", group_device[group].astype(np.int32)
+    # METIS refuses parts of size 0, and more parts than vertices.
+    devices = np.flatnonzero(capacity[:part_count] > 0)
+    if not 1 < len(devices) <= count:
+        in_turn = np.resize(devices, count) if len(devices) else np.zeros(count, dtype=np.int64)
+        yield "one group per device", device_of_op(in_turn)
         return
-    share = fair_shares(capacity[useful]).tolist()
+    share = fair_shares(capacity[devices]).tolist()
     for tolerance in imbalance:
         for recursive in (False, True):
             part_of_group = metis_parts(
                 pointer,
                 neighbour,
                 cost,
-                len(useful),
+                len(devices),
                 recursive=recursive,
                 seed=seed,
                 vertex_weight=weight,
                 share=share,
                 imbalance=tolerance,
             )
-            group_device = useful[part_of_group]
-            group_device = np.where(
-                group_allowed[np.arange(count), group_device], group_device, group_allowed.argmax(axis=1)
-            )
             method = "recursive" if recursive else "k-way"
-            yield f"{method}, {part_count} parts, imbalance {tolerance:g}", group_device[group].astype(np.int32)
+            yield f"{method}, {part_count} parts, imbalance {tolerance:g}", device_of_op(devices[part_of_group])
 
 
 def cut_costs(
     graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], count: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """The undirected graph of groups in CSR form, each edge with the (scaled) time to send what it carries.
+    """Returns the undirected graph of groups in CSR form (pointer, neighbour), and each edge's scaled time to send its tensors.
 
     A tensor with several readers is sent once per device: each of its edges carries an equal part of its cost.
     """
@@ -133,13 +133,14 @@ def cut_costs(
     a, b = group[graph.edge_source], group[graph.consumers]
     cut = a != b
     pointer, neighbour, (total,) = both_directions(a[cut], b[cut], [cost[graph.edge_tensor][cut]], count)
-    return pointer.tolist(), neighbour.tolist(), integers(total, 1 << 16, lowest=1)
+    return pointer.tolist(), neighbour.tolist(), scaled_integers(total, 1 << 16, lowest=1)
 
 
 def fair_shares(capacity: NDArray[np.number]) -> NDArray[np.float64]:
-    """Returns float64[D] that add up to 1, in proportion to capacities of which one at least is above 0.
+    """Returns float64[D]: the share of the work that each device gets, in proportion to its capacity.
 
-    None is below a thousandth of the largest: partitioners fail on parts of next to nothing.
+    One capacity at least must be above 0. No share is below `SMALLEST_SHARE` of the largest, since partitioners fail on
+    parts of next to nothing.
 
     >>> fair_shares(np.array([3.0, 1.0, 0.0])).round(4).tolist()
     [0.7494, 0.2498, 0.0007]
@@ -148,7 +149,7 @@ def fair_shares(capacity: NDArray[np.number]) -> NDArray[np.float64]:
     return np.asarray(share / share.sum())
 
 
-def integers(value: NDArray[np.number], top: int, lowest: int = 0) -> list[int]:
-    """Scaled so that the largest becomes `top`; none below `lowest`."""
+def scaled_integers(value: NDArray[np.number], top: int, lowest: int = 0) -> list[int]:
+    """Returns the values rounded after scaling, so that the largest becomes `top`; none is below `lowest`."""
     largest = float(value.max(initial=0.0))
     return np.maximum(np.rint(value / (largest or 1.0) * top), lowest).astype(np.int64).tolist()

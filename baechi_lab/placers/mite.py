@@ -71,7 +71,7 @@ def _choose(
     devices = len(limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
-        roomy = feasible(g, usage, mask)
+        some_device_fits = feasible(g, usage, mask)
         traffic(g, edges, usage.unit_device, transfer_us)
         slowest = 0.0
         for d in range(devices):
@@ -79,7 +79,7 @@ def _choose(
                 slowest = max(slowest, cost[g, d])
         best, least, least_product = -1, np.inf, np.inf
         for d in range(devices):
-            if not mask[d] or not roomy:
+            if not mask[d] or not some_device_fits:
                 continue
             memory = (used[d] + need[g]) / limit[d] if limit[d] > 0 else 1.0
             time = cost[g, d] / slowest if slowest > 0 else 1.0

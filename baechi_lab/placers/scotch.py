@@ -25,7 +25,7 @@ from ..graph import Cluster, OpGraph, Placement, durations
 from ..workers.isolated import isolated_command
 from .base import Placer
 from .memory.feasible import within_memory
-from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
+from .metis import SMALLEST_SHARE, fair_shares, metis_partitions, scaled_integers
 from .problem import allowed_group_devices, both_directions, groups_of
 
 PROGRAMS = ("gmap", "scotch_gmap")
@@ -73,16 +73,16 @@ class Scotch(Placer):
     def _map_with_metis(self, graph: OpGraph, cluster: Cluster, vertices: Vertices, careful: bool) -> NDArray[np.int64]:
         if cluster.n == 1:
             return np.zeros(len(vertices.load), dtype=np.int64)
-        pace = vertices.share / vertices.share.max()
-        least = max(int(cluster.memory_bytes.max()) // 1000, 1)  # METIS refuses a target weight of 0
-        paced = tuple(
-            replace(d, kind="any", speed=float(s), memory_bytes=max(d.memory_bytes, least))
-            for d, s in zip(cluster.devices, pace, strict=True)
+        speeds = vertices.share / vertices.share.max()
+        smallest_memory = max(int(cluster.memory_bytes.max()) // 1000, 1)  # METIS refuses a target weight of 0
+        scaled_devices = tuple(
+            replace(d, kind="any", speed=float(s), memory_bytes=max(d.memory_bytes, smallest_memory))
+            for d, s in zip(cluster.devices, speeds, strict=True)
         )
-        free = graph.replace(allowed=None, allowed_sets=())
-        _, device = next(
-            metis_partitions(free, cluster.replace(devices=paced), (self.imbalance,), self.seed, by_bytes=careful)
-        )
+        unrestricted = graph.replace(allowed=None, allowed_sets=())
+        scaled_cluster = cluster.replace(devices=scaled_devices)
+        partitions = metis_partitions(unrestricted, scaled_cluster, (self.imbalance,), self.seed, by_bytes=careful)
+        _, device = next(partitions)
         vertex_device = np.zeros(len(vertices.load), dtype=np.int64)
         vertex_device[vertices.of] = device
         return vertex_device
@@ -90,9 +90,18 @@ class Scotch(Placer):
 
 @dataclass(frozen=True)
 class Vertices:
-    """Colocation groups: `of` int32[n] op -> vertex; `load` float64[V, D] share of each device's capacity that a vertex
-    takes (infinite where not allowed), `allowed` bool[V, D], `share` float64[D] fair parts of the work, `work` float64[V];
-    edges both ways in CSR form (`pointer`, `other`) with the latency and byte parts of what they carry; link costs."""
+    """The mapping problem: V colocation groups (vertices), D devices, and what the edges between vertices carry.
+
+    Args:
+        of: int32[n], the vertex of every op.
+        load: float64[V, D], the share of a device's capacity that a vertex takes; infinite where it is not allowed.
+        allowed: bool[V, D].
+        share: float64[D], the fair part of the work for each device.
+        work: float64[V], of each vertex.
+        pointer, neighbour: edges in CSR form; each is listed at both of its ends.
+        sends, bytes: float64[edges], the messages and bytes that an edge carries.
+        latency, per_byte: float64[D, D], cost of a message and of a byte, the mean of both directions.
+    """
 
     of: NDArray[np.int32]
     load: NDArray[np.float64]
@@ -108,7 +117,7 @@ class Vertices:
 
 
 def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -> Vertices:
-    """The mapping problem; `by_bytes` balances persistent bytes against memory in place of work against speed."""
+    """Returns the mapping problem; `by_bytes` balances persistent bytes against memory in place of work against speed."""
     of = groups_of(graph)
     count = int(of.max()) + 1
     allowed, cost = allowed_group_devices(graph, cluster, of), np.zeros((count, cluster.n))
@@ -174,7 +183,7 @@ def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.
     with tempfile.TemporaryDirectory() as folder:
         source, target, mapping = (Path(folder) / name for name in ("graph.grf", "devices.tgt", "mapping.map"))
         source.write_text(source_graph(v))
-        weights = integers(v.share, 1000, lowest=1)
+        weights = scaled_integers(v.share, 1000, lowest=1)
         target.write_text(f"cmpltw {len(weights)} {' '.join(map(str, weights))}\n")
         files = map(str, (source, target, mapping))
         command = isolated_command("baechi_lab.workers.child_program", program, f"-b{imbalance:g}", *files)
@@ -192,7 +201,7 @@ def source_graph(v: Vertices) -> str:
     off = ~np.eye(len(v.share), dtype=bool)
     latency, per_byte = (float(x[off].mean()) if off.any() else 0.0 for x in (v.latency, v.per_byte))
     carried = latency * v.sends + per_byte * v.bytes
-    work, cut = (integers(value, _TOP, lowest=1) for value in (v.work, carried))
+    work, cut = (scaled_integers(value, _TOP, lowest=1) for value in (v.work, carried))
     rows = ["0", f"{len(work)} {len(cut)}", "0 011"]
     for i in range(len(work)):
         near = range(int(v.pointer[i]), int(v.pointer[i + 1]))

@@ -1,7 +1,8 @@
 """The decision log of a placement, step by step: the candidates, those that were ruled out and why, and the chosen one.
 
 Placers with a parameter `explain` log their own decisions. Any other placement, and a graph too large for such a log, is
-replayed op by op in the order of its schedule, with the starts that each op could have had (`placers/replay.py`).
+replayed op by op in the order of its schedule, with the starts that each op could have had
+(`placers/list_scheduling/replay.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement, Timeline
 from ..graph.units import format_us
+from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 from ..placers.list_scheduling.replay import Replay
 from ..placers.registry import placer_class
 from ..simulator import simulate
@@ -24,7 +25,10 @@ from .compute import Outcome
 
 MOST_OPS = 3000
 """Most ops for a list scheduler's own log: its readable twin makes the log, in time that grows with their square."""
-MOST_SHOWN, MOST_LOOKED = 40, 400
+MOST_SHOWN = 40
+"""Most candidates that are listed for a step, besides other devices of the chosen op."""
+MOST_REPLAYED = 400
+"""Most steps of a replay that are searched for the next interesting one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,7 @@ class Log:
 
     placement: Placement
     coarse: OpGraph
-    decisions: Sequence[Any]
+    decisions: Sequence[Decision]
     order: NDArray[np.int64]
     device_names: tuple[str, ...]
     logged_by_placer: bool = True
@@ -45,7 +49,7 @@ class Log:
         """Returns the graph's ops that step `step` placed."""
         return self.coarse.members[self.order[step]]
 
-    def decided(self, step: int) -> NDArray[np.int64]:
+    def placed_until(self, step: int) -> NDArray[np.int64]:
         """Returns the graph's ops that are placed after step `step`."""
         members = self.coarse.members
         member_ops = [members[i] for i in self.order[: step + 1].tolist()]
@@ -65,7 +69,7 @@ class Log:
         why = f". {d.reason}" if d.reason.endswith(".") else f": {d.reason}." if d.reason else "."
         return f"step {step + 1} of {len(self)}: {name} goes to {device}{start}{why}"
 
-    def tied(self, step: int) -> str:
+    def tie(self, step: int) -> str:
         """Describes other candidates with the same start, and the rule that decided among them; empty if there are none."""
         d = self.decisions[step]
         same = [c for c in d.candidates if not c.excluded and c.start_us == d.chosen.start_us]
@@ -91,8 +95,8 @@ class Log:
     def next_interesting(self, step: int) -> int:
         """Returns the next interesting step, continuing at the first after the last; `step` itself if there is no other."""
         order = [*range(step + 1, len(self)), *range(step)]
-        looked = order if self.logged_by_placer else order[:MOST_LOOKED]  # a replay computes each step on access
-        return next((k for k in looked if self.interesting(k)), step)
+        searched = order if self.logged_by_placer else order[:MOST_REPLAYED]  # a replay computes each step on access
+        return next((k for k in searched if self.interesting(k)), step)
 
     def against_timeline(self, step: int, timeline: Timeline) -> str:
         """Says why the start of a decision differs from the timeline's; empty if it does not."""
@@ -124,12 +128,12 @@ class Log:
         candidates += [c for c in same_op if c not in candidates]
         return [self._row(d.chosen, "chosen"), *(self._row(c, c.excluded) for c in candidates)]
 
-    def _row(self, c: Any, why: str) -> list[str]:
+    def _row(self, c: Candidate, why: str) -> list[str]:
         start = "" if math.isnan(c.start_us) else format_us(c.start_us)
         return [self.coarse.names[c.op], self.device_names[c.device], start, why]
 
 
-def tells(placer: str) -> bool:
+def logs_decisions(placer: str) -> bool:
     """Whether the placer logs its decisions; an anytime placer does not, since it would have to run again."""
     placer_cls = placer_class(placer)
     return "explain" in placer_cls.__dataclass_fields__ and not placer_cls.anytime
@@ -138,7 +142,7 @@ def tells(placer: str) -> bool:
 def explain(outcome: Outcome) -> Log:
     """Returns the decision log of the outcome's placement before moves by hand: the placer's own log, or a replay."""
     setting, coarse = outcome.setting, outcome.coarse
-    if tells(setting.placer) and coarse.n <= MOST_OPS:
+    if logs_decisions(setting.placer) and coarse.n <= MOST_OPS:
         placement = Place(setting.placer, **{**setting.placer_params, "explain": True})(coarse, setting.share)
         decisions = placement.info.get("decisions", ())
         # A plan that was repaired to fit memory differs from its decisions.

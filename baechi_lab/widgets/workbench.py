@@ -301,7 +301,7 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     def _show_decision(self, log: Log, step: int) -> None:
         """Show a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""
-        decided = log.decided(step)
+        decided = log.placed_until(step)
         self.graph.dim_all_but(decided)
         outcome = self.model.outcome
         self.timeline.dim_all_but(decided if outcome is None else outcome.copies(decided))

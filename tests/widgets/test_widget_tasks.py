@@ -144,7 +144,7 @@ def test_the_decision_log_places_every_group_once(tasks):
     log = tasks.log
     assert sorted(d.chosen.op for d in log.decisions) == list(range(log.coarse.n))
     assert np.array_equal(log.placement.device, tasks.model.outcome.base.device)
-    assert len(log.decided(len(log) - 1)) == tasks.model.outcome.graph.n
+    assert len(log.placed_until(len(log) - 1)) == tasks.model.outcome.graph.n
     rows = log.rows(0)
     assert [r[3] for r in rows].count("chosen") == 1
     assert log.coarse.names[log.decisions[0].chosen.op] in log.sentence(0)

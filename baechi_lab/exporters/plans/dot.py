@@ -13,7 +13,7 @@ def write(request: Request) -> Written:
         lines.append(f"  subgraph cluster_{d} {{")
         lines.append(f"    label={_quote('device ' + request.device_name(d))};")
         for i in (request.device == d).nonzero()[0]:
-            lines.append(f"    n{i} [label={_quote(f'{graph.names[i]}', f'{graph.duration_us[i]:g} us')}];")
+            lines.append(f"    n{i} [label={_quote(graph.names[i], f'{graph.duration_us[i]:g} us')}];")
         lines.append("  }")
     for source, tensor, target in zip(graph.edge_source, graph.edge_tensor, graph.consumers, strict=True):
         crosses = ", color=red" if request.device[source] != request.device[target] else ""

@@ -49,7 +49,7 @@ class Stage:
 
 
 def find_stack(request: Request) -> Stack:
-    """The stack of numbered layers (`model.layers.0`, `.1`, ...) that holds most ops, and the modules around it.
+    """Returns the stack of numbered layers (`model.layers.0`, `.1`, ...) that holds most ops, and the modules around it.
 
     A layer over several devices is written on the one with most of its persistent bytes. Modules between two layers
     count as before, where they run before the last layer begins.
@@ -71,28 +71,30 @@ def find_stack(request: Request) -> Stack:
         raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
     largest = min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
     prefix = largest if request.layers is None else request.layers
-    of_layer = layer_ops[prefix]
-    last = max(request.graph.position[ops[0]] for ops in of_layer.values())
-    inside = {i for ops in of_layer.values() for i in ops}
+    ops_of_layer = layer_ops[prefix]
+    last_start = max(request.graph.position[ops[0]] for ops in ops_of_layer.values())
+    inside = {i for ops in ops_of_layer.values() for i in ops}
     other_ops: dict[str, list[int]] = defaultdict(list)
     for i in request.forward:
         if i not in inside and not is_call(request.graph, i):
             other_ops[stem(request.graph.names[i])].append(int(i))
-    around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in other_ops.items()]
+    around = [
+        (_unit(request, name, ops), request.graph.position[ops[0]] < last_start) for name, ops in other_ops.items()
+    ]
     dot = f"{prefix}." if prefix else ""
     other_prefixes = [repr(p) for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
     other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(other_prefixes)}"
     return Stack(
         prefix=prefix,
         before=tuple(u for u, is_before in around if is_before),
-        layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
+        layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(ops_of_layer.items())),
         after=tuple(u for u, is_before in around if not is_before),
         unsupported=(other_stacks,) if other_prefixes else (),
     )
 
 
 def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
-    """The units cut where their device changes, one stage per device; with `looped` also several, in rounds (`rounds`).
+    """Cuts the units where their device changes: one stage per device, or with `looped` one per device and round (`rounds`).
 
     Raises:
         InvalidInput: the units go back to a device that they left; the message names the first that does.
@@ -103,8 +105,8 @@ def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = Fa
             stages[-1] = Stage(unit.device, stages[-1].start, i + 1)
         else:
             stages.append(Stage(unit.device, i, i + 1))
-    times = rounds(stages)
-    if stages and (times == 0 or (times > 1 and not looped)):
+    round_count = rounds(stages)
+    if stages and (round_count == 0 or (round_count > 1 and not looped)):
         # Name the first unit that returns to a device which an earlier unit had left.
         first_stage: dict[int, Stage] = {}
         returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
@@ -126,8 +128,8 @@ def rounds(stages: Sequence[Stage]) -> int:
     """
     devices = [s.device for s in stages]
     size = len(set(devices))
-    times, remainder = divmod(len(devices), max(size, 1))
-    return times if not remainder and devices == devices[:size] * times else 0
+    round_count, remainder = divmod(len(devices), max(size, 1))
+    return round_count if not remainder and devices == devices[:size] * round_count else 0
 
 
 def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) -> str:

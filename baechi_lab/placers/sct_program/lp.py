@@ -61,9 +61,9 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
     cost = transfer_us(graph, cluster)[graph.edge_tensor]
     n = max(graph.n, 1)
-    pair, place = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
+    pair, pair_of_edge = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
     transfer = np.zeros(len(pair))
-    (np.maximum if cluster.comm == "parallel" else np.add).at(transfer, place.reshape(-1), cost)
+    (np.maximum if cluster.comm == "parallel" else np.add).at(transfer, pair_of_edge.reshape(-1), cost)
     source, target = (pair // n).astype(np.int32), (pair % n).astype(np.int32)
     together = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
     return SctProblem(source, target, np.where(together, 0.0, transfer), compute)
@@ -91,7 +91,7 @@ def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -
     )
     row, column, value = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     rows = len(edge) + len(sinks) + len(branching) + len(merging)
-    lower = np.concatenate(
+    row_lower = np.concatenate(
         [
             problem.compute[source],
             problem.compute[sinks],
@@ -100,18 +100,21 @@ def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -
         ]
     )
     alone = (problem.out_degree[problem.source] == 1) & (problem.in_degree[problem.target] == 1)
-    least = np.zeros(n + e + 1)
-    least[n : n + e] = problem.transfer == 0
-    upper = np.concatenate([np.full(n, np.inf), np.where(alone & (problem.transfer > 0), 0.0, 1.0), [np.inf]])
+    smallest = np.zeros(n + e + 1)
+    smallest[n : n + e] = problem.transfer == 0
+    largest = np.concatenate([np.full(n, np.inf), np.where(alone & (problem.transfer > 0), 0.0, 1.0), [np.inf]])
     cost = np.zeros(n + e + 1)
     cost[-1] = 1.0
     matrix = csr_array((value, (row, column)), shape=(rows, n + e + 1))
-    return LinearProgram(cost, matrix, lower, np.full(rows, np.inf), least, upper)
+    return LinearProgram(cost, matrix, row_lower, np.full(rows, np.inf), smallest, largest)
 
 
 def _degree_rows(first: int, ops: Integers, end: Integers, variable: Integers) -> tuple[NDArray[np.number], ...]:
-    """One row per op of `ops` with the x of its edges; `end` is the op to which each edge belongs."""
-    place = np.full(int(end.max(initial=-1)) + 1, -1)
-    place[ops] = np.arange(len(ops))
-    has_row = place[end] >= 0
-    return first + place[end[has_row]], variable[has_row], np.ones(int(has_row.sum()))
+    """Returns rows `first`, `first + 1`, ... in COO form: one per op of `ops`, with the x of its edges.
+
+    `end` is the op to which each edge belongs.
+    """
+    row_of = np.full(int(end.max(initial=-1)) + 1, -1)
+    row_of[ops] = np.arange(len(ops))
+    has_row = row_of[end] >= 0
+    return first + row_of[end[has_row]], variable[has_row], np.ones(int(has_row.sum()))

@@ -34,8 +34,9 @@ class Structure:
     """Ops of a step in topological order, and every tensor: its producer, output number, shape and bytes.
 
     `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_shapes`
-    counts tensors whose size the graph leaves open; an open dimension counts as 1. `list_bytes` are the tensors that are lists
-    and the bytes of their items, `round_bytes` int64[ops] the most bytes that a round of a loop holds (see `list_bytes`).
+    counts tensors whose size the graph leaves open; an open dimension counts as 1. `list_bytes` maps each tensor that is a list
+    to the bytes of its items. `round_bytes` int64[ops]: per loop, the most bytes that one of its rounds holds (see
+    `list_bytes.py`).
     """
 
     graph_def: GraphDef
@@ -74,11 +75,11 @@ class Structure:
     @cached_property
     def data_inputs(self) -> tuple[tuple[int, ...], ...]:
         """Per op, the tensors of its data inputs, in the order of its arguments."""
-        at, tensor = self.index, self.tensor_of
+        op_index, tensor_of = self.index, self.tensor_of
         inputs = []
         for node in self.nodes:
             pairs = (split(r) for r in node.input if not r.startswith("^"))
-            inputs.append(tuple(tensor[at[p], k] for p, k in pairs))
+            inputs.append(tuple(tensor_of[op_index[name], output] for name, output in pairs))
         return tuple(inputs)
 
     @cached_property
@@ -115,33 +116,33 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     nodes = tuple(graph_def.node)
     index = {n.name: i for i, n in enumerate(nodes)}
     edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]
-    waited_for = {p for p, k, _ in edges if k < 0}
-    # The producer, output number, bytes and shape of every tensor, and the number of open sizes.
-    width = bytes_per_element()
+    control_producers = {p for p, k, _ in edges if k < 0}
+    # The columns of tensors: producer, output number, bytes and shape; and the number of tensors of open size.
+    element_bytes = bytes_per_element()
     producer: list[int] = []
     output: list[int] = []
     size: list[int] = []
     shapes: list[tuple[int, ...]] = []
-    unknown = 0
+    open_shapes = 0
     for i, node in enumerate(nodes):
         types = output_types(node)
         stored_shapes = node.attr[SHAPES].list.shape if types else ()
         for k, type_number in enumerate(types):
             dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
             if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
-                unknown += type_number in width
+                open_shapes += type_number in element_bytes
                 dims = tuple(max(d, 1) for d in dims)
             producer.append(i)
             output.append(k)
             shapes.append(dims)
-            size.append(prod(dims) * width[type_number] if type_number in width else HANDLE_BYTES)
-        if i in waited_for:
+            size.append(prod(dims) * element_bytes[type_number] if type_number in element_bytes else HANDLE_BYTES)
+        if i in control_producers:
             producer.append(i)
             output.append(-1)
             shapes.append(())
             size.append(CONTROL_BYTES)
-    tensor = {pair: t for t, pair in enumerate(zip(producer, output, strict=True))}
-    pairs = sorted({(tensor[p, k], i) for p, k, i in edges})
+    tensor_of = {pair: t for t, pair in enumerate(zip(producer, output, strict=True))}
+    pairs = sorted({(tensor_of[p, k], i) for p, k, i in edges})
     row = np.array([t for t, _ in pairs], dtype=np.int64)
     structure = Structure(
         graph_def=graph_def,
@@ -152,7 +153,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
         shapes=tuple(shapes),
         consumer_ptr=offsets(row, len(producer)),
         consumers=np.array([i for _, i in pairs], dtype=np.int32),
-        open_shapes=unknown,
+        open_shapes=open_shapes,
     )
     list_bytes, round_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets
 
-from ..explaining import Log, tells
+from ..explaining import Log, logs_decisions
 from ..guard import Guard
 from ..tasks import Tasks
 from .parts import WIDE, button, note, row, say, table
@@ -71,7 +71,7 @@ class ExplainPanel:
             self.clear()
         self.steps.layout.display = "none"
         self.candidates.value = ""
-        say(self.sentence, INTRODUCTION if tells(self.model.setting.placer) else REPLAYED)
+        say(self.sentence, INTRODUCTION if logs_decisions(self.model.setting.placer) else REPLAYED)
 
     def show(self, log: Log) -> None:
         """Show a log from its first step."""
@@ -87,7 +87,7 @@ class ExplainPanel:
         if log is None or not len(log):
             return
         with Guard(self.model.fail):
-            sentences = [log.sentence(step), log.tied(step)]
+            sentences = [log.sentence(step), log.tie(step)]
             if self.model.outcome is not None and self.model.outcome.executed_graph is self.model.outcome.graph:
                 sentences.append(log.against_timeline(step, self.model.outcome.timeline))
             say(self.sentence, " ".join(filter(None, sentences)), "good" if log.logged_by_placer else "note")
