@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def absent(*names: str) -> Iterator[None]:
+def without_modules(*names: str) -> Iterator[None]:
     """Within the block, modules of these names cannot be imported unless they already are.
 
-    >>> with absent("antigravity"):
+    >>> with without_modules("antigravity"):
     ...     import antigravity
     Traceback (most recent call last):
     ModuleNotFoundError: import of antigravity halted; None in sys.modules

@@ -38,12 +38,12 @@ class Registry(Generic[T]):
         self.kind, self.base, self.built_in, self.package, self.group = kind, base, built_in, package, group
 
     @cached_property
-    def _installed(self) -> dict[str, EntryPoint]:
+    def _entry_points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)} if self.group else {}
 
     def names(self) -> list[str]:
         """Returns all names: the built-in ones in their order, then those of other packages."""
-        return list(dict.fromkeys([*self.built_in, *sorted(self._installed)]))
+        return list(dict.fromkeys([*self.built_in, *sorted(self._entry_points)]))
 
     def find(self, name: str) -> type[T]:
         """Returns the class registered under `name`; `UnknownNameError` suggests the nearest name."""
@@ -54,8 +54,8 @@ class Registry(Generic[T]):
                 path = module if module.startswith("baechi_lab.") else f"{self.package}.{module}"
                 entry = getattr(importlib.import_module(path), attribute)
             return entry
-        if name in self._installed:
-            return self._installed[name].load()
+        if name in self._entry_points:
+            return self._entry_points[name].load()
         raise UnknownNameError.of(self.kind, name, self.names())
 
     def make(self, name_or_object: str | T, params: Mapping[str, Any] | None = None) -> T:

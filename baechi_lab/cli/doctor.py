@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
             state = _state(own_packages)
             print(f"\n{extra.name or 'always'}: {state}")
             _print_wrapped(f"adds {extra.adds}" if extra.name else extra.adds)
-            _print_wrapped(", ".join(map(_described, own_packages)))
+            _print_wrapped(", ".join(map(_describe, own_packages)))
             if state != "installed":
                 print(f"  {extra.command}\n  (in a checkout: {extra.checkout_command})")
     return 0 if all(package.usable for package in packages[EXTRAS[0]]) else 1
@@ -169,7 +169,7 @@ def _facts(extra: Extra, packages: list[Package]) -> dict[str, object]:
     }
 
 
-def _described(package: Package) -> str:
+def _describe(package: Package) -> str:
     if package.state == "ok":
         return f"{package.name} {package.version}"
     if package.state == "other version":

@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     if files.is_file(arguments.model):
         if arguments.format == FOLDER:
             raise InvalidInput(f"{arguments.model} holds no step that could run; name a --format")
-        return _write_plan(arguments, *files.placed(arguments))
+        return _write_plan(arguments, *files.placed_graph(arguments))
     folder = arguments.output or "placed_training"
     if arguments.format == FOLDER:
         check_place(folder)  # before minutes of profiling
-    step, placement, cluster, graph = step_placement.placed(arguments)
+    step, placement, cluster, graph = step_placement.placed_step(arguments)
     if arguments.format != FOLDER:
         return _write_plan(arguments, _graph_of(step) if graph is None else graph, placement, cluster, step)
     with console.progress("exporting"):

@@ -114,7 +114,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     }
 
 
-def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
+def placed_graph(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
     """Returns the graph of a program, trace or graph file, and its placement from --placement or --placer."""
     from ..graph.formats.files import load_placement
     from ..pipeline import Pipeline

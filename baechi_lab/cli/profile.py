@@ -60,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         hugging_face.refuse_options(arguments)
         with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
-            graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, hardware_names)
+            graph, facts = (files.profile if files.is_file(arguments.model) else _profile_step)(
+                arguments, hardware_names
+            )
     facts = {
         "graph": graph.name,
         "ops": graph.n,
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, object]]:
+def _profile_step(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, object]]:
     from ..profilers.dispatch import profile_with_report
 
     files.refuse_options(arguments)

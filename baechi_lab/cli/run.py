@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
     count = options.whole_number(arguments.steps, "--steps", lowest=1)
     pipeline = options.pipeline_from(arguments)
-    step, placement, cluster, graph = step_placement.placed(arguments)
+    step, placement, cluster, graph = step_placement.placed_step(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
     with console.progress("running"):
         measured_run = execute(

@@ -39,7 +39,7 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     options.add_cluster(parser)
 
 
-def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
+def placed_step(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
     """Returns the step, its placement, the cluster, and the profiled graph if there is one.
 
     One micro-batch is profiled. A PyTorch step is a whole batch and is split; a TensorFlow step is a micro-batch already.

@@ -104,13 +104,13 @@ def _as_type(array: NDArray[np.generic], dtype: str, name: str) -> NDArray[np.ge
 
 
 def whole_batches(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> list[object] | None:
-    """Returns, per batch, the inputs of all its micro-batches (see `divided`). None stays None: each uses the example inputs."""
+    """Returns, per batch, the inputs of all its micro-batches (see `split_batch`); None for the example inputs."""
     if inputs is None:
         return None
-    return [divided(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
+    return [split_batch(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
 
 
-def divided(step: Step, micro_batches: int, batch: object) -> tuple[object, ...]:
+def split_batch(step: Step, micro_batches: int, batch: object) -> tuple[object, ...]:
     """Splits a whole batch into the inputs of its micro-batches, those of micro-batch 0 first.
 
     An input is split along the axis on which it is `micro_batches` times as long as the step's input. An input with

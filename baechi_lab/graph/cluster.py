@@ -17,7 +17,7 @@ from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
 from ..frameworks import framework_part
 from .device import Device, default_memory, device_count
 from .hardware import HOST, kind_named
-from .kernels.csr import frozen
+from .kernels.csr import frozen_array
 from .link import FREE, Link
 from .link_presets import default_link, named_link
 from .units import format_bytes, parse_bytes
@@ -219,17 +219,17 @@ class Cluster:
         else:
             matrix = np.array([[getattr(x, key) for x in row] for row in self.link], dtype=np.float64)
         np.fill_diagonal(matrix, 0.0)
-        return frozen(matrix, np.float64)
+        return frozen_array(matrix, np.float64)
 
     @cached_property
     def memory_bytes(self) -> NDArray[np.int64]:
         """int64[n]."""
-        return frozen([d.memory_bytes for d in self.devices], np.int64)
+        return frozen_array([d.memory_bytes for d in self.devices], np.int64)
 
     @cached_property
     def speed(self) -> NDArray[np.float64]:
         """float64[n]."""
-        return frozen([d.speed for d in self.devices], np.float64)
+        return frozen_array([d.speed for d in self.devices], np.float64)
 
     @cached_property
     def is_host(self) -> NDArray[np.bool_]:
@@ -239,7 +239,7 @@ class Cluster:
         [False, True]
         """
         hosts = np.array([device.kind == HOST for device in self.devices], dtype=np.bool_)
-        return frozen(hosts & ~hosts.all(), np.bool_)
+        return frozen_array(hosts & ~hosts.all(), np.bool_)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import is_list
 from ..errors import CostError, InvalidInput
-from .kernels.csr import frozen
+from .kernels.csr import frozen_array
 
 T = TypeVar("T")
 
@@ -36,13 +36,13 @@ def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]]
         if not isinstance(values, np.ndarray) and np.any(np.abs(array) >= 2**53):
             array = _array(field, np.array(values, dtype=object))  # integers beside floats were rounded
     if array.dtype.kind == "O":
-        return frozen(_exact(field, array, dtype), dtype)
+        return frozen_array(_exact(field, array, dtype), dtype)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     if array.size and array.dtype != dtype and kind != "b" and (array.min() < low or array.max() > high):
         _out_of_range(field, array, dtype)
     if kind == "f" and array.size and array.max() >= 2.0**63:  # as float64, the largest int64 is rounded up to it
         _out_of_range(field, array, dtype)
-    return frozen(array.astype(dtype) if kind == "f" else array, dtype)
+    return frozen_array(array.astype(dtype) if kind == "f" else array, dtype)
 
 
 def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger]) -> NDArray[Any]:
@@ -77,7 +77,7 @@ def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
     elif array.dtype.kind not in "iubf":
         raise InvalidInput(f"{field} must hold numbers, not {array.dtype}")
     try:
-        return frozen(array, np.float64)
+        return frozen_array(array, np.float64)
     except OverflowError:
         raise CostError(f"{field} holds a number that is too large for a float64") from None
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_position, is_list
 from ..errors import CycleError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole_numbers
-from .kernels.csr import Integers, distinct, frozen, inverse, offsets, topological_order, transpose
+from .kernels.csr import Integers, distinct, frozen_array, inverse, offsets, topological_order, transpose
 from .pickling import Picklable
 from .validation import check_ids, validate
 
@@ -217,12 +217,12 @@ class OpGraph(Picklable):
             ops = [self.names[u] for u, _ in nx.find_cycle(edges)]
             cycle_ops = ops if len(ops) <= 8 else [*ops[:7], "..."]
             raise CycleError(f"graph {self.name!r} has a cycle, for example {' -> '.join([*cycle_ops, ops[0]])}")
-        return frozen(order, np.int32)
+        return frozen_array(order, np.int32)
 
     @cached_property
     def position(self) -> NDArray[np.int64]:
         """int64[n]: where each op stands in `order`."""
-        return frozen(inverse(self.order), np.int64)
+        return frozen_array(inverse(self.order), np.int64)
 
     @cached_property
     def on_communication_lane(self) -> NDArray[np.bool_]:
@@ -231,7 +231,7 @@ class OpGraph(Picklable):
         >>> OpGraph.from_edges([1, 2], op_types=["matmul", "all_reduce"]).on_communication_lane.tolist()
         [False, True]
         """
-        return frozen([op_type in COLLECTIVES for op_type in self.op_types], np.bool_)
+        return frozen_array([op_type in COLLECTIVES for op_type in self.op_types], np.bool_)
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -199,9 +199,9 @@ class LayoutStep:
             in_flight = np.minimum(np.arange(self.layout.pp, 0, -1), self.micro_batches)
         elif self.layout.schedule == "gpipe":
             in_flight = np.full(self.layout.pp, self.micro_batches)
-        return self._reserved(float((resident_bytes + in_flight * activation_bytes).max()))
+        return self._with_reserve(float((resident_bytes + in_flight * activation_bytes).max()))
 
-    def _reserved(self, tensor_bytes: float) -> int:
+    def _with_reserve(self, tensor_bytes: float) -> int:
         """Returns the bytes of a device whose tensors have `tensor_bytes`, with overhead and reserve."""
         return int(tensor_bytes * (1.0 + self.options.reserve_share)) + self.options.overhead_bytes
 
@@ -225,7 +225,7 @@ class LayoutStep:
             one, peak = self._run(first)
             two, later = self._run(first + step)
             us, peak = one + (two - one) * rounds, np.maximum(peak, later + (later - peak) * (rounds - 1))
-        return us, self._reserved(float(peak.max()))
+        return us, self._with_reserve(float(peak.max()))
 
     def _run(self, micro_batches: int) -> tuple[float, np.ndarray]:
         return makespan_and_peak(

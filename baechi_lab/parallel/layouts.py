@@ -406,7 +406,7 @@ class _Search:
         for k, layout in enumerate(layouts):
             if k % 50 == 0:
                 self.callback(f"bounding layout {k + 1} of {len(layouts)}")
-            outlines.append(self._bounded(layout))
+            outlines.append(self._bounded_row(layout))
         outlines.sort(key=lambda row: (not row.fits, row.lower_bound_us))
         rows, best, simulated = [], float("inf"), 0
         for row in outlines:
@@ -418,7 +418,7 @@ class _Search:
                     if best < float("inf")
                     else "simulating"
                 )
-                row = self._simulated(row)
+                row = self._simulated_row(row)
                 if row.fits and row.step_us is not None:
                     best = min(best, row.step_us)
             rows.append(row)
@@ -426,7 +426,7 @@ class _Search:
         fitting.sort(key=lambda row: (row.step_us is None, row.step_us or row.lower_bound_us))
         return fitting + sorted((row for row in rows if not row.fits), key=lambda row: row.peak_bytes)
 
-    def _bounded(self, layout: Layout) -> LayoutRow:
+    def _bounded_row(self, layout: Layout) -> LayoutRow:
         step = self.step(layout)
         least = step.least_bytes
         fits = least <= self.limit_bytes
@@ -440,7 +440,7 @@ class _Search:
             layout, None, step.lower_bound_us, least, fits, reason, *times, count, lambda: self.step(layout)
         )
 
-    def _simulated(self, row: LayoutRow) -> LayoutRow:
+    def _simulated_row(self, row: LayoutRow) -> LayoutRow:
         step = row.step()
         us, peak = step.makespan_and_peak
         fits = peak <= self.limit_bytes

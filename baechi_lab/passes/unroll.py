@@ -76,7 +76,8 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     >>> unroll(graph, 2).names
     ('w', 'matmul/mb0', 'gradient/mb0', 'matmul/mb1', 'gradient/mb1', 'gradient/accumulate0/mb1', 'update')
     """
-    unroll_pass = Unroll(micro_batches).checked()
+    unroll_pass = Unroll(micro_batches)
+    unroll_pass.validate()
     if placement is not None:
         record("placement", placement, Placement)
     if placement is None or not placement.replicas:
@@ -93,11 +94,6 @@ class Unroll(Pass):
 
     def validate(self) -> None:
         check_micro_batches(self.micro_batches)
-
-    def checked(self) -> Unroll:
-        """Returns the pass itself after validation."""
-        self.validate()
-        return self
 
     def apply(self, graph: OpGraph) -> OpGraph:
         role = self._roles(graph)

@@ -102,7 +102,7 @@ class ActivationPolicy:
                 # Keep the old values of buffers that the call has changed. Later forwards do not copy the others.
                 key = (op, record.module is not None and record.module.training)
                 for name, buffer in before.items():
-                    if buffer.changed():
+                    if buffer.has_changed():
                         record.buffers[id(buffer.tensor)] = buffer.values
                     else:
                         self.sources.unchanged_buffers.setdefault(key, set()).add(name)
@@ -220,7 +220,7 @@ class BufferSnapshot:
     values: torch.Tensor
     version: int
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the call wrote into the buffer. Values are compared because some kernels do not raise the version."""
         return version(self.tensor) != self.version or not torch.equal(self.tensor, self.values)
 

@@ -18,7 +18,7 @@ _KINDS = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_au
 
 
 class Context:
-    """Gradient mode, inference mode and autocast of the thread that creates it. `entered()` sets them in another thread."""
+    """Gradient mode, inference mode and autocast of the thread that creates it. `restore()` sets them in another thread."""
 
     __slots__ = ("autocast", "cache", "grad", "inference")
 
@@ -29,7 +29,7 @@ class Context:
         self.cache = torch.is_autocast_cache_enabled()
 
     @contextlib.contextmanager
-    def entered(self, rerun: bool = False) -> Iterator[None]:
+    def restore(self, rerun: bool = False) -> Iterator[None]:
         """Set the same state for the length of a `with` block.
 
         With `rerun`, the call neither reads autocast's cache of casts nor leaves entries there. The next forward pass would
@@ -55,7 +55,7 @@ def _leave_autocast(rerun: bool) -> None:
 
 
 class Settings:
-    """Settings of the process that change how kernels compute. `entered()` restores them."""
+    """Settings of the process that change how kernels compute. `restore()` restores them."""
 
     __slots__ = ("values",)
 
@@ -63,7 +63,7 @@ class Settings:
         self.values = [read() for read, _ in _SETTINGS]
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def restore(self) -> Iterator[None]:
         """Restore the settings for the length of a `with` block."""
         contexts = [
             (write, value, current)
@@ -167,7 +167,7 @@ def saved_tensor_hooks_active() -> bool:
     return _saved_tensor_hooks() is not None
 
 
-def checkpointed() -> bool:
+def is_checkpointed() -> bool:
     """Whether non-reentrant checkpointing drops activations here and will compute them again."""
     hooks = _saved_tensor_hooks()
     return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
@@ -180,7 +180,7 @@ def kept_activations():  # type: ignore[no-untyped-def]
     Yields the hooks of the suspended regions, the innermost first.
     """
     dropped = []
-    while checkpointed():
+    while is_checkpointed():
         dropped.append(_saved_tensor_hooks())
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:

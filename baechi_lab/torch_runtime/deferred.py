@@ -35,7 +35,7 @@ class Future:
     def __init__(self, gate: Any, op: int, arguments: object, pull: Callable[[], object] | None = None):
         self.gate, self.op, self.pull = gate, op, pull
         own_op = frozenset() if op < 0 else frozenset([op])
-        self.ops: frozenset[int] = own_op.union(*(t.future.ops for t in deferred(arguments)))
+        self.ops: frozenset[int] = own_op.union(*(t.future.ops for t in deferred_tensors(arguments)))
         self.leaves: list[torch.Tensor] = []
         self.error: BaseException | None = None
         self.done = threading.Event()
@@ -113,7 +113,7 @@ def resolve(value: T) -> T:
     return map_tensors(value, lambda t: t.value if isinstance(t, Deferred) else t)
 
 
-def deferred(value: object) -> list[Deferred]:
+def deferred_tensors(value: object) -> list[Deferred]:
     """The deferred tensors in `value`."""
     return [t for t in tensors(value) if isinstance(t, Deferred)]
 

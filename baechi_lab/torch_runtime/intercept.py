@@ -153,7 +153,7 @@ class ContainerForward(Intercepted):
         scopes = local.frame.scopes
         scopes.append(self.name)
         try:
-            if hooked(self.module):
+            if has_hooks(self.module):
                 return self.interceptor.region(f"hooks of {self.name!r}", self.original, args, kwargs)
             return self.original(*args, **kwargs)
         finally:
@@ -256,7 +256,7 @@ class Interceptor:
         return self.local.frame is not None and not self.local.inside
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module runs anything besides `forward`."""
     return bool(
         module._forward_hooks

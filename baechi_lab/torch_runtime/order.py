@@ -72,13 +72,13 @@ class Order:
         return len(self.blockers)
 
 
-def fenced(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
+def add_fences(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
     """Add dependencies so that every op of `fixed` follows all ops before it in the code and precedes all ops after it. O(n +
     e).
 
     A fixed op thus never waits, because all that it may wait for was reached before it.
 
-    >>> fenced([(), (), (), ()], {1})
+    >>> add_fences([(), (), (), ()], {1})
     [(), (0,), (1,), (1,)]
     """
     parents_of: list[tuple[int, ...]] = []
@@ -105,7 +105,7 @@ def make_order(
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
     frozenset({1})
     """
-    parents = fenced(parents, frozenset(fixed))
+    parents = add_fences(parents, frozenset(fixed))
     before = topo_parents(submission_order(parents, rank), device, criterion)
     blockers = [tuple(sorted({*above, *([b] if b >= 0 else [])})) for above, b in zip(parents, before, strict=True)]
     dependents: list[list[int]] = [[] for _ in blockers]

@@ -209,9 +209,9 @@ class CallRecord:
             if self.states is not None:
                 stack.callback(generator_states().restore)
                 self.states.restore()
-            stack.enter_context(self.settings.entered())
+            stack.enter_context(self.settings.restore())
             stack.enter_context(torch._C.DisableTorchFunction())  # as in the interception
-            stack.enter_context(self.context.entered(rerun=True))
+            stack.enter_context(self.context.restore(rerun=True))
             yield
 
 

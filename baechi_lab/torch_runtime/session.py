@@ -27,11 +27,11 @@ from torch import nn
 from ..errors import CodeOrderKept, InvalidInput
 from .activation_policy import ActivationPolicy, ActivationSources
 from .context import Context, ambient, autocast_state, casts_shared, function_modes, in_backward, ordinary
-from .deferred import METADATA_FUNCTIONS, Deferred, Future, defer, deferred, resolve, spec_of
+from .deferred import METADATA_FUNCTIONS, Deferred, Future, defer, deferred_tensors, resolve, spec_of
 from .divisors import Replacements, divided_by
 from .forward_state import ForwardState, LearnedSpecs, Observer, run_observed
 from .gate import Gate
-from .intercept import Frame, Handler, hooked
+from .intercept import Frame, Handler, has_hooks
 from .plan import Plan
 from .random import generator_states, same_states
 from .sequence import inputs_of, next_sequence_number, renumber, set_aside
@@ -62,7 +62,7 @@ class Session(Handler):
         self.sources = ActivationSources(plan.activation_rows) if plan.activation_rows else None
         modules = dict(self.modules)
         self.layer = {i: modules[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in modules}
-        self.hooked = {name for name, module in self.modules if hooked(module)}
+        self.hooked = {name for name, module in self.modules if has_hooks(module)}
         self.issued_warnings: set[str] = set()
         self.learned = LearnedSpecs()
         self.observer: Observer | None = None
@@ -115,7 +115,7 @@ class Session(Handler):
         state.gate = Gate(self.plan.order) if is_known else None
 
     def _unplanned_hooks(self) -> bool:
-        hooked_names = [name for name, module in self.modules if name not in self.hooked and hooked(module)]
+        hooked_names = [name for name, module in self.modules if name not in self.hooked and has_hooks(module)]
         if hooked_names:
             self._warn_once(f"{hooked_names[0]!r} has hooks that the plan does not know: the model runs in code order")
         return bool(hooked_names)
@@ -189,7 +189,7 @@ class Session(Handler):
         if pinned:
             self._settle(state)
         if op < 0:
-            return self._unplanned(state, key, run, args, kwargs, pinned)
+            return self._run_unplanned(state, key, run, args, kwargs, pinned)
         if op < state.latest and not state.gate.free:
             # The code calls in another order than the planned one.
             self._flush(state)
@@ -212,7 +212,7 @@ class Session(Handler):
         """Whether this call must run where the code has it."""
         if state.pinned_regions or ambient() != state.before:
             return True
-        return module is not None and (hooked(module) or function_modes() != state.modes)
+        return module is not None and (has_hooks(module) or function_modes() != state.modes)
 
     def submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a call on its device: lines 4-15 of Algorithm 1."""
@@ -283,14 +283,14 @@ class Session(Handler):
         state.jobs.append(self.threads.start(call, state, future, self.submit))
         return defer(spec, future, self._function_of)
 
-    def _unplanned(
+    def _run_unplanned(
         self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool
     ) -> object:
         """Run a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
         learned.
         """
         writes = pinned or key not in state.learned or _writes_in_place(run, kwargs)
-        stand_ins = deferred((args, kwargs))
+        stand_ins = deferred_tensors((args, kwargs))
         spec, numbers = self._promise(state, key, args, kwargs)
         reads = spec is None  # a view reads no data
         if state.pending and (writes or (state.inplace_pending and reads and not stand_ins)):
@@ -300,7 +300,7 @@ class Session(Handler):
         first, context = set_aside(numbers), Context()
 
         def pull() -> object:
-            with context.entered(), torch._C.DisableTorchFunction():
+            with context.restore(), torch._C.DisableTorchFunction():
                 arguments = resolve((args, kwargs))
                 outputs = self.submit(state, -1, run, *arguments)
                 renumber(outputs, inputs_of(arguments), first, numbers)
@@ -318,7 +318,7 @@ class Session(Handler):
 
     def _await(self, value: Any) -> Any:
         """The tensors of `value`, for the host. If they would not be computed by themselves, the order is dropped."""
-        for stand_in in deferred(value):
+        for stand_in in deferred_tensors(value):
             if not stand_in.future.coming:
                 self.forced += 1
                 stand_in.future.gate.release()

@@ -120,7 +120,7 @@ class StreamTransport(TaggedTransport):
     """Transport for CUDA devices, possibly together with CPU devices. Only a test of the race sets `record` to False."""
 
     def __init__(self, devices: Sequence[str], *, record: bool = True):
-        super().__init__([str(_indexed(torch.device(d))) for d in devices])
+        super().__init__([str(_with_index(torch.device(d))) for d in devices])
         self.record = record
         self.on_send: Callable[[int, int, int, object, object], None] | None = None  # op, target, bytes, start, stop
         self.own_streams: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
@@ -293,7 +293,7 @@ def make_transport(devices: Sequence[str]) -> HostTransport:
     return StreamTransport(devices) if cuda else HostTransport(devices)
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     return (
         torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     )

@@ -196,10 +196,10 @@ def _is_batch(value: object) -> bool:
     return any(True for _ in tensors(attributes)) and outline(attributes) is not None
 
 
-def divided(batch: T, count: int) -> list[T]:
+def split_batch(batch: T, count: int) -> list[T]:
     """Split a batch along the first dimension of its tensors into `count` micro-batches of the same structure.
 
-    >>> divided((torch.arange(4), {"scale": 2}), 2)
+    >>> split_batch((torch.arange(4), {"scale": 2}), 2)
     [(tensor([0, 1]), {'scale': 2}), (tensor([2, 3]), {'scale': 2})]
 
     Raises:

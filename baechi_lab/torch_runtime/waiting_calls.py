@@ -36,7 +36,7 @@ class WaitingCall(NamedTuple):
         try:
             if state.error is not None:
                 raise state.error
-            with self.context.entered():
+            with self.context.restore():
                 args, kwargs = resolve((self.args, self.kwargs))
                 stop = inputs_of((args, kwargs))
                 state.order.append(future.op)

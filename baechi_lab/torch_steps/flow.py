@@ -25,7 +25,7 @@ class Flow:
         self.readers: dict[int, list[int]] = {}  # storage -> calls that read it since
         self.storages: dict[int, int] = {}
 
-    def tracked(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def tracked_tensors(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors that are parameters or were computed from the model's inputs."""
         return [t for t in tensors if id(t) in self.value_of or id(t) in self.parameter_of]
 

@@ -90,7 +90,7 @@ def updates_ranks_alike(
     if factory is None or (isinstance(factory, type) and factory.__module__.startswith("torch.optim.")):
         return True
 
-    def updated(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
+    def updated_copies(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
         copies = _copies_of_parameters(model)
         for optimizer in [new_optimizer(step, [copies[p] for p in group]) for group in groups]:
             for size in _SIZES:
@@ -103,7 +103,7 @@ def updates_ranks_alike(
         return list(copies.values())
 
     try:
-        undivided, divided = updated([list(model.parameters())]), updated(parameters_of_ranks)
+        undivided, divided = updated_copies([list(model.parameters())]), updated_copies(parameters_of_ranks)
     except InvalidInput:
         return False
     return all(torch.allclose(a, b, rtol=1e-5, equal_nan=True) for a, b in zip(undivided, divided, strict=True))

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..torch_runtime.context import ambient, function_modes, saved_tensor_hooks_active
-from ..torch_runtime.intercept import hooked
+from ..torch_runtime.intercept import has_hooks
 from ..torch_runtime.tree import Args, Kwargs, outline, tensors
 from .snapshot import ContainerSnapshot, ModelSnapshot
 
@@ -57,7 +57,7 @@ class PinnedCalls:
             return "checkpointing" if saved_tensor_hooks_active() != self.before[0] else "settings of a region"
         if module is not None and function_modes() != self.modes:
             return "settings of a region"
-        return "hooks" if module is not None and hooked(module) else None
+        return "hooks" if module is not None and has_hooks(module) else None
 
     def pin_outliving_tensors(self, tensors: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
         """Pin the calls that computed tensors which are still alive although nobody should hold them.
@@ -87,7 +87,7 @@ class PinnedCalls:
             elif not holder.attributes and _is_log(holder.container):
                 self.pin(pinned, "attributes that change")
             else:
-                name = ".".join(step for step in (min(holder.places), str(holder.changed()[0])) if step)
+                name = ".".join(step for step in (min(holder.places), str(holder.changed_keys()[0])) if step)
                 self.pin(range(len(modules)), f"the forward changes {name!r}")
 
 
@@ -111,7 +111,7 @@ def describe_reasons(reasons: dict[int, str], keys: Sequence[str]) -> str:
 
 def _replaced_by_same_kind(buffers: ContainerSnapshot) -> bool:
     """Whether every replaced buffer was replaced by a tensor of the same shape, dtype and device."""
-    pairs = [(buffers.container.get(key), buffers.before.get(key)) for key in buffers.changed()]
+    pairs = [(buffers.container.get(key), buffers.before.get(key)) for key in buffers.changed_keys()]
     return all(isinstance(before, torch.Tensor) and outline(after) == outline(before) for after, before in pairs)
 
 

@@ -85,9 +85,9 @@ class ModelSnapshot:
 
     def changes(self) -> list[ContainerSnapshot]:
         """The containers that have changed."""
-        return [holder for holder in self.holders.values() if holder.changed()]
+        return [holder for holder in self.holders.values() if holder.changed_keys()]
 
-    def written(self) -> list[torch.Tensor]:
+    def written_tensors(self) -> list[torch.Tensor]:
         """The tensors whose values have changed."""
         return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
@@ -139,7 +139,7 @@ class ContainerSnapshot:
     before: Any
     attributes: bool
 
-    def changed(self) -> list[object]:
+    def changed_keys(self) -> list[object]:
         """The keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
         if isinstance(self.container, dict):
 
@@ -157,7 +157,7 @@ class ContainerSnapshot:
 
     def restore(self) -> None:
         """Restore the former contents. What intercepts a module stays."""
-        if not self.changed():
+        if not self.changed_keys():
             return
         before = self.before
         if isinstance(self.container, dict):

@@ -60,10 +60,10 @@ class State:
             # some kernels do not raise the version, for example for running statistics of a batch norm
             if storage not in self.latest:
                 self.pinned_calls.pin(range(len(modules)), "the forward changes a tensor of the model or of its inputs")
-            elif not self._chained(self.users.get(storage, set()), modules):
+            elif not self._are_ordered(self.users.get(storage, set()), modules):
                 self.pinned_calls.pin(self.users[storage], "state that the forward changes")
 
-    def _chained(self, users: set[int], modules: list[str | None]) -> bool:
+    def _are_ordered(self, users: set[int], modules: list[str | None]) -> bool:
         """Whether the users of one piece of state are ordered already; see `called_again`."""
         if len(users) <= 1:
             return True

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from ..torch_runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
+from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
 from .default_loss import own_loss
 
 FAILURES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
@@ -159,7 +159,7 @@ class TorchStep:
                 f"the batch of step {self.name!r} has {len(batch_tensors[0])} rows; it must be a multiple of micro_batches, "
                 f"which is {count}"
             )
-        inputs, targets = (divided(batch, count) for batch in (self.inputs, self.targets))
+        inputs, targets = (split_batch(batch, count) for batch in (self.inputs, self.targets))
         return [replace(self, inputs=x, targets=y) for x, y in zip(inputs, targets, strict=True)]
 
     def run(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:

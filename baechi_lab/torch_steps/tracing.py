@@ -91,7 +91,7 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         modules = [call.module for call in tracer.calls]
         tracer.pinned_calls.pin_outliving_tensors(tracer.flow.release_tensors())
         tracer.pinned_calls.pin_attribute_changes(tracer.model, snapshot, modules)
-        tracer.state.pin_unseen_writes(snapshot.written(), modules)
+        tracer.state.pin_unseen_writes(snapshot.written_tensors(), modules)
         del hiding
     if not tracer.calls:
         raise InvalidInput(
@@ -207,7 +207,7 @@ class Tracer(Handler):
         else:  # a function that computes no new data, writes nothing of the model's and draws no random numbers
             input_storages = {storage_key(t) for t in inputs}
             computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
-            idle = not random and not (computes and self.flow.tracked(inputs))
+            idle = not random and not (computes and self.flow.tracked_tensors(inputs))
         if module is None:
             self._follow_random_numbers(key, random, values.reads_values, inputs, output_tensors)
         shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
@@ -260,7 +260,7 @@ class Tracer(Handler):
             self.flow.shunt(inputs, output_tensors)
             latest = max((self.flow.producer(t) for t in inputs if id(t) in self.flow.value_of), default=-1)
             for tensor in output_tensors:
-                if not self.flow.tracked([tensor]):
+                if not self.flow.tracked_tensors([tensor]):
                     self.flow.add_carried(tensor, latest)
             # Calls within a Function build no graph; the Function has gradients.
             if any(t.requires_grad for t in output_tensors):
@@ -297,7 +297,7 @@ class Tracer(Handler):
         self, key: str, random: bool, reads: bool, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         """Follow what functions draw of nothing computed, until its values are given to the code, which may skip layers."""
-        drawn = random and not self.flow.tracked(inputs) and not any(id(t) in self.buffer_of for t in inputs)
+        drawn = random and not self.flow.tracked_tensors(inputs) and not any(id(t) in self.buffer_of for t in inputs)
         if drawn or (inputs and all(t in self.random_numbers for t in inputs)):
             self.random_numbers.update(dict.fromkeys(outputs, True))
             if reads and not outputs:

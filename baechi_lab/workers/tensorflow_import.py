@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..frameworks import require_framework
-from ..importing import absent, in_existing_folder, without_garbage_collection
+from ..importing import in_existing_folder, without_garbage_collection, without_modules
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 """Optional packages for tables, notebooks and weight files: a fifth of TensorFlow's import time, and no worker needs them."""
@@ -24,7 +24,7 @@ def import_tensorflow() -> Any:
     >>> import_tensorflow().constant(1).shape
     TensorShape([])
     """
-    with absent(*OPTIONAL), without_garbage_collection(), in_existing_folder():
+    with without_modules(*OPTIONAL), without_garbage_collection(), in_existing_folder():
         import tensorflow
     return tensorflow
 

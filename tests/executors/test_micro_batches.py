@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.inputs import divided
+from baechi_lab.executors.inputs import split_batch
 from baechi_lab.executors.tensorflow.gradient_sums import rows_tensors
 from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
 from baechi_lab.executors.tensorflow.schedule_order import control_dependencies
@@ -142,7 +142,7 @@ def test_one_micro_batch_and_fewer_than_stages(cases):
     """Allowed, as in the simulator: one is the step itself; two on four stages leave a large bubble."""
     case = cases("mlp")
     for count in (1, 2):
-        batch = divided(case.whole, 1, case.whole.example_inputs)
+        batch = split_batch(case.whole, 1, case.whole.example_inputs)
         half = tuple(value[: 2 * count] for value in batch)
         run = bl.execute(
             case.step,
@@ -282,7 +282,7 @@ def test_order_has_no_circle(seed):
 
 def test_batches_are_cut_where_they_are_longer(cases):
     step = cases("gnmt").step  # words are int32[steps, batch]: the batch is the second axis
-    pieces = divided(step, M, cases("gnmt").whole.example_inputs)
+    pieces = split_batch(step, M, cases("gnmt").whole.example_inputs)
     assert len(pieces) == M * len(step.inputs)
     assert [p.shape for p in pieces] == [s.shape for s in step.inputs] * M
     np.testing.assert_array_equal(
@@ -302,7 +302,7 @@ def test_batches_are_cut_where_they_are_longer(cases):
 )
 def test_batches_that_do_not_divide(cases, shapes, message):
     with pytest.raises(bl.InvalidInput, match=message):
-        divided(cases("mlp").step, M, [np.zeros(shape, np.float32) for shape in shapes])
+        split_batch(cases("mlp").step, M, [np.zeros(shape, np.float32) for shape in shapes])
 
 
 def test_bad_input_is_one_sentence(cases):

@@ -423,5 +423,5 @@ def test_training_does_not_wait_for_a_worker_that_wants_a_secret(monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}"
         with pytest.raises(SystemExit, match=r"is no TensorFlow server that is open .*train\.py --secret FILE"):
-            watch.watched([address], None).__enter__()
+            watch.watch_workers([address], None).__enter__()
         server.shutdown()

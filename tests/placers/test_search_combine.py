@@ -11,7 +11,7 @@ from baechi_lab.placers.evaluation.assignment import make_assignment
 from baechi_lab.placers.evaluation.orders import measure
 from baechi_lab.placers.search.budget import Budget
 from baechi_lab.placers.search.chain import Chain
-from baechi_lab.placers.search.combine import LINES, Donor, combine, line_of, renumbered
+from baechi_lab.placers.search.combine import LINES, Donor, combine, line_of, renumber_devices
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.multistart import MultiStart
 
@@ -50,7 +50,7 @@ def combined(chain, partner, line, steps, rng):
 def test_renumbering_agrees_as_much_as_any_exchange_of_numbers(seed):
     rng = np.random.default_rng(seed)
     device, like, work = rng.integers(0, 4, 12), rng.integers(0, 4, 12), rng.uniform(0.0, 1.0, 12)
-    renumbering = renumbered(device.astype(np.int32), like, work, 4)
+    renumbering = renumber_devices(device.astype(np.int32), like, work, 4)
     assert len({(a, b) for a, b in zip(device, renumbering, strict=True)}) == len(set(device)) == len(set(renumbering))
     best = max(work[np.array(numbers)[device] == like].sum() for numbers in permutations(range(4)))
     assert work[renumbering == like].sum() == pytest.approx(best)

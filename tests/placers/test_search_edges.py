@@ -10,7 +10,7 @@ from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.passes import contraction
 from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment
 from baechi_lab.placers.evaluation.cost import evaluate_current, make_objective
-from baechi_lab.placers.evaluation.edges import needed
+from baechi_lab.placers.evaluation.edges import mark_needed_edges
 from baechi_lab.placers.evaluation.evaluate import evaluate
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.moves import make_state, make_units
@@ -48,7 +48,7 @@ def test_every_order_within_a_label_stays_and_no_edge_too_many(seed):
     label = rng.integers(0, 1 + seed % 5, graph.n)
     source, tensor, reader = _edges(graph)
     order = graph.order.astype(np.int64)
-    needed_edges = needed((source, tensor, reader), label.astype(np.int64), order, *EDGE_LIMITS)
+    needed_edges = mark_needed_edges((source, tensor, reader), label.astype(np.int64), order, *EDGE_LIMITS)
     inside = label[source] == label[reader]
 
     def within(edge_mask):
@@ -178,13 +178,15 @@ def test_very_large_labels_keep_all_edges():
     chain = np.arange(n - 1)
     source, reader = np.concatenate([chain, chain[:-1]]), np.concatenate([chain + 1, chain[:-1] + 2])
     tensor = np.arange(len(source))
-    assert needed((source, tensor, reader), np.zeros(n, dtype=np.int64), np.arange(n), *EDGE_LIMITS).all()
-    half = needed((source, tensor, reader), np.arange(n) // (n // 2 + 1), np.arange(n), *EDGE_LIMITS)
+    assert mark_needed_edges((source, tensor, reader), np.zeros(n, dtype=np.int64), np.arange(n), *EDGE_LIMITS).all()
+    half = mark_needed_edges((source, tensor, reader), np.arange(n) // (n // 2 + 1), np.arange(n), *EDGE_LIMITS)
     assert half.sum() < 0.6 * len(half)
 
 
 def test_of_several_tensors_to_one_reader_within_a_label_one_stays():
     zeros = np.zeros(2, dtype=np.int64)
-    needed_edges = needed((zeros, np.arange(2), zeros + 1), zeros, np.arange(2), *EDGE_LIMITS)
+    needed_edges = mark_needed_edges((zeros, np.arange(2), zeros + 1), zeros, np.arange(2), *EDGE_LIMITS)
     assert needed_edges.tolist() == [True, False]
-    assert needed((zeros, np.arange(2), zeros + 1), np.arange(2), np.arange(2), *EDGE_LIMITS).all()  # two transfers
+    assert mark_needed_edges(
+        (zeros, np.arange(2), zeros + 1), np.arange(2), np.arange(2), *EDGE_LIMITS
+    ).all()  # two transfers

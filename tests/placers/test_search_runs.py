@@ -16,7 +16,7 @@ from baechi_lab.placers.search.chain import Chain
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
 from baechi_lab.placers.search.reduced import Subproblem
-from baechi_lab.placers.search.runs import projected, with_runs
+from baechi_lab.placers.search.runs import project_to_ops, with_runs
 
 SMALL = SEARCH.runs_from_ops
 
@@ -69,7 +69,7 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     evaluate_current(short.objective, short.state)
     before = float(state.cost[2])
     assert short.state.cost[2] == pytest.approx(before, rel=0.03)
-    for device, line in projected(short, state.position):
+    for device, line in project_to_ops(short, state.position):
         rank = np.empty(graph.n)
         rank[line] = np.arange(graph.n)
         assert np.array_equal(device, placed.device)

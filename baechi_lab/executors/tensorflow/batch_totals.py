@@ -61,7 +61,7 @@ class BatchTotals:
         import tensorflow as tf
 
         if tensor not in self._shares:
-            total, power = self._undivided(tensor), self.values.shared[tensor]
+            total, power = self._undivided_name(tensor), self.values.shared[tensor]
             if power:
                 dtype = output_types(self.values.nodes[tensor[0]])[tensor[1]]
                 base = f"{TOTALS}/{tensor[0]}/{tensor[1]}/share"
@@ -83,7 +83,7 @@ class BatchTotals:
             node.op, node.attr["T"].type = "Identity", fed.attr["dtype"].type
             node.input[:] = [source, *waits]
 
-    def _undivided(self, tensor: Tensor) -> str:
+    def _undivided_name(self, tensor: Tensor) -> str:
         """Returns the name of `tensor` for the undivided batch."""
         node = self.values.nodes[tensor[0]]
         if not any(isinstance(self.values.of(source), Samples) for source in data_inputs(node)):
@@ -120,7 +120,7 @@ class BatchTotals:
             inputs = [
                 self.share(source)
                 if self.enters(source, name)
-                else self._undivided(source)
+                else self._undivided_name(source)
                 if k is None
                 else self._copy(source, k)
                 for source in data_inputs(node)

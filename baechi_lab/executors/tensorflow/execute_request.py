@@ -16,7 +16,7 @@ from ...workers.messages import Message, Send
 from ...workers.transport import read_step
 from .devices import Selection, select
 from .kernels import original_name
-from .session import PLACED_FREELY, PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, timed
+from .session import PLACED_FREELY, PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, time_call
 from .trace import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def _run_steps(
         batch = inputs[index % len(inputs)]
         phase = "warmup" if index < warmup else "traced" if index < warmup + traced else "measured"
         if phase == "traced":
-            (outputs, metadata), seconds = timed(partial(session.trace, batch))
+            (outputs, metadata), seconds = time_call(partial(session.trace, batch))
             nodes = parse_graph(placed.graph_def).node
             differences = {"moved": moved_ops(metadata, nodes), "replaced": replaced_ops(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), differences))
         else:
-            run = session.divided if traced and index == 0 else session.call
-            outputs, seconds = timed(partial(run, batch))
+            run = session.run_and_record_partition if traced and index == 0 else session.call
+            outputs, seconds = time_call(partial(run, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
         if len(traces) == traced > 0 and phase == "traced":
             spans = [trace.span_us for trace, _ in traces]

@@ -246,7 +246,7 @@ class PlacedSession:
     """A TensorFlow session that holds a placed step with its variables initialised.
 
     `call(inputs)` runs one step and returns its outputs; `trace(inputs)` also returns the RunMetadata. After a call of
-    `divided`, traced steps run like untraced ones.
+    `run_and_record_partition`, traced steps run like untraced ones.
     """
 
     def __init__(self, placed: PlacedGraph, config: ConfigProto, target: str = "") -> None:
@@ -284,7 +284,7 @@ class PlacedSession:
         """Run one step; the values of its outputs."""
         return self._run(inputs)
 
-    def divided(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
+    def run_and_record_partition(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
         """Run one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
 
         A worker that records its partition does so before it starts (`GraphMgr::ExecuteAsync`). The worker with the larger
@@ -372,7 +372,7 @@ def session_config(
     return config
 
 
-def timed(call: Callable[[], object]) -> tuple[Any, float]:
+def time_call(call: Callable[[], object]) -> tuple[Any, float]:
     """Returns the result of a call and the seconds it took."""
     start = time.perf_counter()
     result = call()

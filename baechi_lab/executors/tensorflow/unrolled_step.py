@@ -185,7 +185,7 @@ class _Unroller:
         source = self.source
         outputs = tuple(self._output(spec) for spec in source.outputs)
         inputs = [
-            TensorSpec(self._fed(spec.name, k), spec.dtype, spec.shape)
+            TensorSpec(self._fed_name(spec.name, k), spec.dtype, spec.shape)
             for k in range(self.count)
             for spec in source.inputs
         ]
@@ -500,7 +500,7 @@ class _Unroller:
         shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
 
-    def _fed(self, reference: str, k: int) -> str:
+    def _fed_name(self, reference: str, k: int) -> str:
         name, output = split(reference)
         copied_name = self._name(name, k if name in self.repeated else 0)
         return f"{self.totals.fed.get(copied_name, copied_name)}:{max(output, 0)}"
@@ -523,7 +523,9 @@ class _Unroller:
             is_repeated = name in self.repeated
             at = k if is_repeated else self.shares.replica(name, original.name, k)
             if output < 0:
-                controls += self._awaited(name, original.name, k) if is_repeated and k < 0 else [self._name(name, at)]
+                controls += (
+                    self._awaited_copies(name, original.name, k) if is_repeated and k < 0 else [self._name(name, at)]
+                )
             elif k >= 0 and self.totals.enters((name, output), original.name):
                 yield self.totals.share((name, output))
             elif k >= 0 and (original.name, (name, output)) in self.penalties:
@@ -545,15 +547,15 @@ class _Unroller:
             elif k >= 0 or not is_repeated:
                 yield join(self._name(name, at), output)
             else:
-                yield self._summed(name, output, self.shares.replica(name, original.name, k))
+                yield self._summed_output(name, output, self.shares.replica(name, original.name, k))
         yield from (join(name, -1) for name in dict.fromkeys(controls))
 
-    def _awaited(self, name: str, reader: str, k: int) -> list[str]:
+    def _awaited_copies(self, name: str, reader: str, k: int) -> list[str]:
         """Returns the copies of `name` for which an op that runs once waits: all, or on a replica its own."""
         together = self.shares.group(name) >= 0 and self.shares.group(name) == self.shares.group(reader)
         return self._names(name)[-1 - k :: self.shares.width(name)] if together else self._names(name)
 
-    def _summed(self, name: str, output: int, replica: int) -> str:
+    def _summed_output(self, name: str, output: int, replica: int) -> str:
         copies = [join(copy, output) for copy in self._names(name)]
         if self.count == 1:
             return copies[0]

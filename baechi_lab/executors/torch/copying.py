@@ -33,8 +33,8 @@ class CopyingTransport(TaggedTransport):
         tag = tag_of(state, tensor)
         if tag is None or tag.device == device:
             return tensor
-        copied, copy, _ = tag.copies.get(device, (-1, tensor, None))
-        if copied != version(tensor):
+        copied_version, copy, _ = tag.copies.get(device, (-1, tensor, None))
+        if copied_version != version(tensor):
             copy = _CopyToDevice.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
             tag.copies[device] = (version(tensor), copy, None)
         return copy
@@ -68,11 +68,11 @@ class _CopyToDevice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, storages: StorageTracker, source: int, target: int) -> torch.Tensor:
         ctx.storages, ctx.source = storages, source
-        return copied(tensor, storages, target)
+        return receive_copy(tensor, storages, target)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        return copied(gradient, ctx.storages, ctx.source), None, None, None
+        return receive_copy(gradient, ctx.storages, ctx.source), None, None, None
 
 
 class SeparateMemoryCopier(HostCopier):
@@ -82,13 +82,13 @@ class SeparateMemoryCopier(HostCopier):
         self.storages, self.host, self.device = storages, host, device
 
     def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
-        return copied(flat, self.storages, self.host)
+        return receive_copy(flat, self.storages, self.host)
 
     def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
-        return copied(host_copy, self.storages, self.device[op])
+        return receive_copy(host_copy, self.storages, self.device[op])
 
 
-def copied(tensor: torch.Tensor, storages: StorageTracker, device: int) -> torch.Tensor:
+def receive_copy(tensor: torch.Tensor, storages: StorageTracker, device: int) -> torch.Tensor:
     """A copy that counts as received by a device."""
     with _disable_current_modes():
         copy = tensor.clone()

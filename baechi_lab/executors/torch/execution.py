@@ -380,7 +380,7 @@ class _StepRunner:
             outputs = self.model(*args, **kwargs)  # has a name until the step ends, as in `TorchStep.run`
             with dividing(self.adding.divisors[k]):
                 loss_of = micro_step.loss_of
-                loss = loss_of(outputs) if measurement is None else measurement.computed(loss_of, outputs)
+                loss = loss_of(outputs) if measurement is None else measurement.compute_loss(loss_of, outputs)
             if self.adding.mean and len(self.micro_steps) > 1:
                 loss = loss / len(self.micro_steps)
             losses.append(loss.detach())
@@ -397,7 +397,7 @@ class _StepRunner:
                 measurement.updating()
             update(self.micro_steps[0], self.optimizer)
             if measurement is not None:
-                measurement.updated()
+                measurement.end_update()
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         synchronize()
         self.seconds.append(time.perf_counter() - start)

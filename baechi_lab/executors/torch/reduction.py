@@ -159,11 +159,11 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
     """
     of_batches = {t for m in model.modules() if isinstance(m, _NormBase) for t in m.buffers(recurse=False)}
     with ModelSnapshot(model, step.inputs):
-        before = {name: (t, t._version) for name, t in _registered(model) if t not in of_batches}
+        before = {name: (t, t._version) for name, t in _named_tensors(model) if t not in of_batches}
         args, kwargs = micro_step.arguments(model)
         with contextlib.suppress(*_FAILURES):
             model(*args, **kwargs)
-        after = dict(_registered(model))
+        after = dict(_named_tensors(model))
         written_buffers = [
             name for name, (t, version) in before.items() if t._version != version or not _equal(after.get(name), t)
         ]
@@ -172,7 +172,7 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
     return bool(written_buffers)
 
 
-def _registered(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     tensors_by_name = (*model.named_parameters(), *model.named_buffers())
     return ((name, t) for name, t in tensors_by_name if not nn.parameter.is_lazy(t))
 

@@ -42,7 +42,7 @@ from ...torch_runtime.tree import tensors
 from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch_steps.assigner import distribution
 from ...torch_steps.records import Trace
-from .copying import CopyingTransport, SeparateMemoryCopier, copied
+from .copying import CopyingTransport, SeparateMemoryCopier, receive_copy
 from .synthetic_rows import parts_rows, update_rows
 
 Mark = Any
@@ -140,7 +140,7 @@ class Measurement(Observer):
             self.storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
             if (lent := offloaded_state_of(optimizer)) is not None:
                 device_of = {id(p): parameter_device.get(name, first) for name, p in self.model.named_parameters()}
-                lent.copy = lambda state, parameter: copied(state, self.storages, device_of[id(parameter)])
+                lent.copy = lambda state, parameter: receive_copy(state, self.storages, device_of[id(parameter)])
                 self.modes.callback(setattr, lent, "copy", None)
             if not self.on_gpus:
                 self.modes.enter_context(self.storages.from_events())
@@ -159,7 +159,7 @@ class Measurement(Observer):
         if self.storages is not None:
             self.storages.call(-1, self.storages.default_device)
 
-    def updated(self) -> None:
+    def end_update(self) -> None:
         """The optimizer's call is over."""
         self.update_stop_marks = self._marks()
 
@@ -181,7 +181,7 @@ class Measurement(Observer):
             if self.local.mode is not None:  # a thread of a waiting call
                 self.local.mode.__enter__()
 
-    def computed(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
+    def compute_loss(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
         """Compute the loss of the model's outputs under observation."""
         if self.loss is None:
             return loss_of(outputs)

@@ -23,14 +23,14 @@ v1 = tf.compat.v1
 
 
 def batches(plan: dict) -> Iterator[tuple]:
-    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `divided`)."""
+    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `split_batch`)."""
     with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
-        example = tuple(typed(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
+        example = tuple(with_dtype(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
     # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat(example)
 
 
-def divided(plan: dict, batch: tuple) -> list:
+def split_batch(plan: dict, batch: tuple) -> list:
     """The inputs of every micro-batch: an array is cut along the axis on which it is longer than the step's."""
     count, cuts = plan["micro_batches"], []
     for spec, value in zip(plan["inputs"], batch, strict=True):
@@ -39,7 +39,7 @@ def divided(plan: dict, batch: tuple) -> list:
     return [cut[k] for k in range(count) for cut in cuts]
 
 
-def typed(array: np.ndarray, dtype: str) -> np.ndarray:
+def with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """An array as stored in a .npz, in its TensorFlow type (NumPy alone does not know bfloat16)."""
     return array.view(tf.dtypes.as_dtype(dtype).as_numpy_dtype) if array.dtype.kind == "V" else array
 
@@ -88,12 +88,12 @@ def train(plan: dict, steps: int) -> None:
         with np.load(HERE / "initial_values.npz", allow_pickle=False) as stored:
             for first in range(0, len(plan["variables"]), 50):
                 chunk = list(enumerate(plan["variables"]))[first : first + 50]
-                values = {v["value"]: typed(stored[f"variable_{i}"], v["dtype"]) for i, v in chunk}
+                values = {v["value"]: with_dtype(stored[f"variable_{i}"], v["dtype"]) for i, v in chunk}
                 session.run([v["assign"] for _, v in chunk], values)
         step = session.make_callable([*plan["fetches"], *plan["targets"]], plan["feeds"])
         for number, batch in enumerate(itertools.islice(batches(plan), steps)):
             start = time.perf_counter()
-            outputs = step(*divided(plan, batch))[: len(plan["fetches"])]
+            outputs = step(*split_batch(plan, batch))[: len(plan["fetches"])]
             numbers = (x for x in outputs if np.ndim(x) == 0 and np.asarray(x).dtype.kind not in "cOSU")  # no texts
             text = " ".join(f"{float(x):.9g}" for x in numbers)
             print(f"step {number} {time.perf_counter() - start:.6f} s {text}", flush=True)
@@ -132,9 +132,9 @@ def main() -> None:
         threads = 2 if plan["schedule"] else 1  # the second one sends
         serve(arguments.worker, arguments.trusted_network, arguments.secret, threads, arguments.trusted_users)
     elif plan["workers"]:
-        from watch import watched
+        from watch import watch_workers
 
-        with watched(plan["workers"], arguments.secret):
+        with watch_workers(plan["workers"], arguments.secret):
             train(plan, arguments.steps)
     else:
         train(plan, arguments.steps)

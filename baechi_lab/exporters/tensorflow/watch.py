@@ -18,7 +18,7 @@ ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
 
 
 @contextlib.contextmanager
-def watched(addresses: list[str], secret: str | None) -> Iterator[None]:
+def watch_workers(addresses: list[str], secret: str | None) -> Iterator[None]:
     """Wait until all workers answer; from then on this program ends with a sentence when one of them does not."""
     connections = {address: _answering(address) for address in addresses}
     for address in addresses:

@@ -28,7 +28,7 @@ from ...torch_steps.tracing import trace
 from ..folder import write_folder
 from .pipelined import pipeline_files
 from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT
-from .sources import Sources, runtime_files, saved
+from .sources import Sources, runtime_files, saved_bytes
 
 
 def export(
@@ -112,8 +112,8 @@ def folder_files(
         "train.py": _script(step, model, plan, division, sources),
         "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),
-        "weights.pt": saved(model.state_dict()),
-        "batch.pt": saved({"inputs": step.inputs, "targets": list(step.targets)}),
+        "weights.pt": saved_bytes(model.state_dict()),
+        "batch.pt": saved_bytes({"inputs": step.inputs, "targets": list(step.targets)}),
         **sources.files,
         **runtime_files(),
     }

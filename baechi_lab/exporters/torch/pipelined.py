@@ -20,7 +20,7 @@ from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines import worker
 from ...torch_steps.step import TorchStep
 from .script import PIPELINE, PIPELINE_README
-from .sources import Sources, flat, runtime_files, saved
+from .sources import Sources, flat, runtime_files, saved_bytes
 
 
 def pipeline_files(
@@ -75,9 +75,9 @@ def pipeline_files(
             },
             indent=1,
         ),
-        "weights.pt": saved(model.state_dict()),
-        "constants.pt": saved(division.cut.program.constants),
-        "batch.pt": saved({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
+        "weights.pt": saved_bytes(model.state_dict()),
+        "constants.pt": saved_bytes(division.cut.program.constants),
+        "batch.pt": saved_bytes({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
         "placed_pipeline.py": flat(Path(inspect.getfile(worker)).read_text()),
         **sources.files,
         **runtime_files(),

@@ -15,7 +15,7 @@ import torch
 # IMPORTS
 from placed_launch import launch
 from placed_plan import Plan
-from placed_tree import as_arguments, divided, tensors
+from placed_tree import as_arguments, split_batch, tensors
 
 HERE = Path(__file__).resolve().parent
 MICRO_BATCHES = <MICRO_BATCHES>  # equal parts of the batch, whose gradients are added up
@@ -57,7 +57,7 @@ def train(steps, devices=None):
         start = time.perf_counter()
         model.zero_grad(set_to_none=True)
         waiting, total = [], 0.0
-        parts = list(zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)))
+        parts = list(zip(split_batch(inputs, MICRO_BATCHES), split_batch(targets, MICRO_BATCHES)))
         for part, labels in parts:
             args, kwargs = as_arguments(part, model)
             outputs = model(*args, **kwargs)
@@ -151,7 +151,7 @@ def batches():
     yield from itertools.repeat((batch["inputs"], batch["targets"]))
 
 
-def divided(inputs, targets):
+def split_batch(inputs, targets):
     """Equal parts of the batch along its first dimension."""
     count = PLAN["micro_batches"]
     uneven = [list(t.shape) for t in (*inputs, *targets) if len(t) % count]
@@ -203,7 +203,7 @@ def train(steps, device):
         start = time.perf_counter()
         for parameter in parameters:
             parameter.grad = None
-        loss = placed.step(divided(inputs, targets))
+        loss = placed.step(split_batch(inputs, targets))
         if optimizer is not None:
             optimizer.step()
         if loss is not None:

@@ -21,7 +21,7 @@ from ...errors import InvalidInput
 from ...torch_steps.step import ReturnedModel
 
 
-def saved(value: object) -> bytes:
+def saved_bytes(value: object) -> bytes:
     """The bytes that `torch.save` writes."""
     stream = io.BytesIO()
     torch.save(value, stream)

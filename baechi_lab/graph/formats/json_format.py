@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import FormatError
-from ...importing import absent
+from ...importing import without_modules
 from ..cluster import Cluster
 from ..device import Device
 from ..link import Link
@@ -74,7 +74,7 @@ def check_schema(document: object) -> None:
     if not isinstance(document.get("kind"), str) or document["kind"] not in KINDS:
         raise FormatError(f"field kind is {document.get('kind')!r:.60}; it must be one of {', '.join(KINDS)}")
     # Where Jupyter is installed, jsonschema builds grammars of addresses for a second; our schema has no addresses.
-    with absent("rfc3987_syntax"):
+    with without_modules("rfc3987_syntax"):
         from jsonschema import Draft202012Validator
 
     subschema = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}

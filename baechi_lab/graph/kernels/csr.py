@@ -15,7 +15,7 @@ Integers = NDArray[np.signedinteger]
 """Whole numbers of any width; records store the indices of ops, tensors and devices as int32."""
 
 
-def frozen(values: ArrayLike, dtype: type[Scalar]) -> NDArray[Scalar]:
+def frozen_array(values: ArrayLike, dtype: type[Scalar]) -> NDArray[Scalar]:
     """Returns a read-only contiguous array of `dtype`; copies only if necessary."""
     source_array = np.asarray(values)
     array = np.ascontiguousarray(source_array, dtype=dtype)

@@ -69,7 +69,7 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
 
 
 @njit(cache=True, nogil=True)
-def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> tuple[float, float]:
+def _sampled_cost(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> tuple[float, float]:
     """Returns the makespan at position `place` of the samples and the worst overflow; infinite if it must exceed `cutoff`."""
     m, w, samples = objective.model, objective.work, objective.samples
     count = len(samples.table)
@@ -121,7 +121,7 @@ def candidate_cost(
     cutoff = threshold / prices.time if prices.time > 0.0 else np.inf
     overflow_limit = threshold / prices.overflow if prices.overflow > 0.0 else np.inf
     if len(objective.samples.table) > 0:
-        time, overflow_bytes = _sampled(objective, s, cutoff, overflow_limit)
+        time, overflow_bytes = _sampled_cost(objective, s, cutoff, overflow_limit)
         return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
     assignment, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(track, cutoff, overflow_limit)
     time = evaluate_after(m, w, assignment, limits, position, keep)

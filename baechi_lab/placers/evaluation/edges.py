@@ -18,7 +18,7 @@ from ...graph.kernels.jit import njit
 
 
 @njit(cache=True, nogil=True)
-def needed(
+def mark_needed_edges(
     column: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     label: NDArray[np.int64],
     order: NDArray[np.int64],

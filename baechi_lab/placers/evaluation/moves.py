@@ -12,7 +12,7 @@ from ...graph.kernels.jit import njit
 from .assignment import make_assignment
 from .model import Model
 from .parameters import EVALUATION, EvaluationParameters, Moves
-from .work import padded
+from .work import pad_arrays
 
 
 class Units(NamedTuple):
@@ -65,7 +65,7 @@ def make_state(
     assignment, n = make_assignment(device, rank), len(device)
     undo = (np.empty(n, np.int32) for _ in range(2))
     best = assignment.device.copy(), assignment.position.copy(), np.full(4, np.inf)
-    return padded(State(*assignment, *best, *undo), parameters)
+    return pad_arrays(State(*assignment, *best, *undo), parameters)
 
 
 @njit(cache=True, nogil=True)

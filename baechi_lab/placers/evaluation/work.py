@@ -109,10 +109,10 @@ def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Wo
         checkpoint_floats=np.zeros((2, checkpoint_count, 4 * lanes + in_flight)),
         checkpoint_bank=ints(checkpoint_count),
     )
-    return padded(work, parameters)
+    return pad_arrays(work, parameters)
 
 
-def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arrays:
+def pad_arrays(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arrays:
     """Copy a named tuple's small arrays into memory of their own: threads that write to one cache line slow each other."""
 
     def padded_copy(a: object) -> Any:

@@ -64,9 +64,9 @@ class PipelineProof:
 
     def placement(self) -> Placement:
         """Returns the best placement, with the proven bound in `info`."""
-        while not (self._proven() or self._stop() or self._remaining_seconds() <= 0):
+        while not (self._is_proven() or self._stop() or self._remaining_seconds() <= 0):
             self._measure_next()
-        proven = self._proven()
+        proven = self._is_proven()
         gap = 0.0 if proven else self.us / self.bound - 1.0 if self.bound > 0 else float("inf")
         info = {
             "status": "OPTIMAL" if proven else "FEASIBLE",
@@ -77,7 +77,7 @@ class PipelineProof:
         }
         return self.best.replace(info=info)
 
-    def _proven(self) -> bool:
+    def _is_proven(self) -> bool:
         return self.us <= self.bound * (1 + CLOSE) + 1e-12
 
     def _remaining_seconds(self) -> float:

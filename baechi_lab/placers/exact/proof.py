@@ -45,14 +45,14 @@ class Proof:
         self.best = self._warm_start()
         self.timeline = simulate(graph, cluster, self.best)
         self._scale_for(self.timeline.makespan_us)
-        if graph.n**2 >= LOOK_CLOSER and not self._proven() and self._remaining_seconds() > 0:
+        if graph.n**2 >= LOOK_CLOSER and not self._is_proven() and self._remaining_seconds() > 0:
             seconds = min(CLOSER_SECONDS, 0.1 * self._remaining_seconds())
             self._raise_bound(bounds(graph, cluster, effort="high", time_limit=seconds).best)
 
     def placement(self) -> Placement:
         """Returns the best placement, with the proven bound in `info`."""
         for strict in (False, True):
-            if self._proven() or self.stopped or self._remaining_seconds() <= 0:
+            if self._is_proven() or self.stopped or self._remaining_seconds() <= 0:
                 break
             # The longest horizon, in model units, of a schedule that is shorter than the best known one.
             timeline, units = self.timeline, self.timeline.makespan_us * self.times.scale
@@ -78,7 +78,7 @@ class Proof:
                 self._raise_bound((horizon + 1) / self.times.scale)
             elif answer["bound"] is not None:  # of what is shorter
                 self._raise_bound(min(answer["bound"], horizon + 1) / self.times.scale)
-        makespan, proven = self.timeline.makespan_us, self._proven()
+        makespan, proven = self.timeline.makespan_us, self._is_proven()
         gap = 0.0 if proven else makespan / self.bound - 1.0 if self.bound > 0 else float("inf")
         error = 0.0 if self.times.exact else longest_chain(self.graph, self.cluster) / self.times.scale
         info = {
@@ -107,7 +107,7 @@ class Proof:
     def _within_bound(self, makespan_us: float) -> bool:
         return makespan_us <= self.bound * (1 + CLOSE) + CLOSE
 
-    def _proven(self) -> bool:
+    def _is_proven(self) -> bool:
         return self._within_bound(self.timeline.makespan_us)
 
     def _remaining_seconds(self) -> float:

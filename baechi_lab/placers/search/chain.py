@@ -16,11 +16,11 @@ from ..evaluation.cost import evaluate_current
 from ..evaluation.moves import Units, back_to_best, make_state
 from ..evaluation.orders import Candidate
 from .budget import Budget, Window
-from .combine import LINES, Donor, combine, line_of, renumbered
+from .combine import LINES, Donor, combine, line_of, renumber_devices
 from .instance import Instance
 from .parameters import Level
 from .reduced import Subproblem, without_implied_edges
-from .runs import projected, with_runs
+from .runs import project_to_ops, with_runs
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Chain:
         while remaining and window.progress(self.used) is not None:
             one = int(self.rng.integers(0, len(remaining)))
             partner = remaining[one]
-            device = renumbered(partner.device, self.state.device, instance.work, instance.cluster.n)
+            device = renumber_devices(partner.device, self.state.device, instance.work, instance.cluster.n)
             line = line_of(LINES[attempt % len(LINES)], instance, subproblem.units, self.rng)
             steps, evaluations_left = instance.parameters.first_steps, window.evaluations_left(self.used)
             if evaluations_left is not None:
@@ -128,7 +128,7 @@ class Chain:
         self._anneal(short, heat, window)
         back_to_best(short.state)
         self.evaluate(short)
-        for device, line in projected(short, self.state.position):
+        for device, line in project_to_ops(short, self.state.position):
             self.state.device[:], self.state.at[:], self.state.position[:] = device, line, inverse(line)
             self.evaluate(subproblem)
 

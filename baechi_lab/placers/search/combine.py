@@ -83,12 +83,12 @@ def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generat
     return np.array(list(region)[:unit_count], dtype=np.int64)
 
 
-def renumbered(
+def renumber_devices(
     device: NDArray[np.int32], like: NDArray[np.int32], work: NDArray[np.float64], devices: int
 ) -> NDArray[np.int32]:
     """Renumbers the devices of `device` int32[n] so that as much `work` float64[n] as possible is on the devices of `like`.
 
-    >>> renumbered(np.array([0, 0, 1]), np.array([1, 1, 1]), np.ones(3), 2).tolist()
+    >>> renumber_devices(np.array([0, 0, 1]), np.array([1, 1, 1]), np.ones(3), 2).tolist()
     [1, 1, 0]
     """
     overlap = np.zeros((devices, devices))

@@ -17,7 +17,7 @@ from ...graph.kernels.csr import Ints, offsets
 from ...passes.contraction import group_edges, grouped_sum, member_peak
 from ...simulator.paths import tails
 from ..evaluation.cost import Objective
-from ..evaluation.edges import needed
+from ..evaluation.edges import mark_needed_edges
 from ..evaluation.model import SURELY, Model
 from ..evaluation.moves import State, Units
 from .instance import Instance
@@ -118,5 +118,7 @@ def _edges(instance: Instance, run: Ints, location: Ints, order: Ints) -> tuple[
     if instance.track:
         return producer, tensor, reader
     parameters = instance.parameters
-    needed_edges = needed((producer, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen)
+    needed_edges = mark_needed_edges(
+        (producer, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen
+    )
     return producer[needed_edges], tensor[needed_edges], reader[needed_edges]

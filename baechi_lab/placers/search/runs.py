@@ -83,7 +83,9 @@ def _units(unit: NDArray[np.int64], units: Units) -> Units:
     return Units(offsets(place[unit[ops]], count), ops.astype(np.int32), unit.astype(np.int32), units.allowed)
 
 
-def projected(subproblem: Subproblem, position: NDArray[np.int32]) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+def project_to_ops(
+    subproblem: Subproblem, position: NDArray[np.int32]
+) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
     """Projects the current candidate of runs onto the ops: devices, and two orders of ops.
 
     The orders follow the priorities of the runs, and their starts in the last simulation; `position` int32[n] orders the ops of

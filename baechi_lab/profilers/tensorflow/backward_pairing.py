@@ -116,7 +116,7 @@ class _Pairing:
     def _by_tape(self, i: int) -> int:
         before_tape, _, after_tape = self.nodes[i].name.partition(_TAPE)
         path = (before_tape + after_tape.replace(_TAPE, "")).split("/")
-        linked = self._linked(i)
+        linked = self._linked_forward_ops(i)
         for depth in range(len(path), 0, -1):
             prefix = "/".join(path[:depth])
             exact = self.index.get(prefix, -1)
@@ -134,7 +134,7 @@ class _Pairing:
 
     def _by_suffix(self, i: int, target: str) -> int:
         """Returns the forward op named `target` in the nearest scope into which its function was inlined."""
-        linked = set(self._linked(i))
+        linked = set(self._linked_forward_ops(i))
         gradient_name = self.nodes[i].name.replace(_TAPE, "")
         leaf = self.leaves.get(target.rsplit("/", 1)[-1], ())
         while True:
@@ -143,7 +143,7 @@ class _Pairing:
                 return max(same, key=lambda f: (_common(gradient_name, self.nodes[f].name), f in linked, f), default=-1)
             target = target.partition("/")[2]
 
-    def _linked(self, i: int) -> list[int]:
+    def _linked_forward_ops(self, i: int) -> list[int]:
         """Returns the forward ops whose output this op reads, or that read one of its inputs."""
         forward: dict[int, None] = {}
         for source in self.sources[i]:

@@ -155,7 +155,7 @@ class Library:
         position = {argument.name: k for k, argument in enumerate(condition.signature.input_arg)}
         initial = [r for r in node.input if not r.startswith("^")]
         bounds = []
-        for compare in _required(next(iter(condition.ret.values()), ""), inner):
+        for compare in _required_ops(next(iter(condition.ret.values()), ""), inner):
             if compare.op not in _ROUNDS:
                 continue
             left, right = (_source(reference, inner) for reference in compare.input[:2])
@@ -254,12 +254,12 @@ def _source(reference: str, nodes: Mapping[str, NodeDef]) -> str:
     return _source(node.input[0], nodes) if node is not None and node.op == "Identity" else reference
 
 
-def _required(reference: str, nodes: Mapping[str, NodeDef]) -> Iterator[NodeDef]:
+def _required_ops(reference: str, nodes: Mapping[str, NodeDef]) -> Iterator[NodeDef]:
     """Yields the ops that must all be true if the op of a reference is."""
     node = nodes.get(_source(reference, nodes).split(":")[0])
     if node is not None and node.op == "LogicalAnd":
         for operand in node.input[:2]:
-            yield from _required(operand, nodes)
+            yield from _required_ops(operand, nodes)
     elif node is not None:
         yield node
 

@@ -19,7 +19,7 @@ from ...errors import FormatError
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
 from ..programs.records import Program, check_sizes
 from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
-from .symbols import evaluated
+from .symbols import evaluate_size
 
 SCHEMA_VERSIONS = range(7, 9)
 """Supported major versions of the program's schema."""
@@ -153,10 +153,10 @@ class _Reader:
 
     def _note(self, graph: Any) -> None:
         for label, noted in graph["tensor_values"].items():
-            self.tensor_values.setdefault(self._resolved(label), noted)
+            self.tensor_values.setdefault(self._value_name(label), noted)
         self.symbols = {**self.symbols, **graph.get("sym_int_values", {})}
 
-    def _resolved(self, label: str) -> str:
+    def _value_name(self, label: str) -> str:
         """Returns the value that a name refers to in the current graph."""
         return self.alias.get(self.prefix + label, self.prefix + label)
 
@@ -226,18 +226,18 @@ class _Reader:
 
     def expression(self, text: str, label: str, position: int) -> int:
         """Evaluates an expression such as `2*s0`; only symbols, numbers and arithmetic are allowed."""
-        return evaluated(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
+        return evaluate_size(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
 
     def labels(self, argument: object) -> Iterator[str]:
         for value in _tensors_in(argument):
-            yield self._resolved(_label(value))
+            yield self._value_name(_label(value))
 
     def argument(self, argument: object) -> object:
         kind, value = _entry(argument)
         if kind == "as_tensor":
-            return self.tensor(self._resolved(value["name"]))
+            return self.tensor(self._value_name(value["name"]))
         if kind == "as_tensors":
-            return [self.tensor(self._resolved(entry["name"])) for entry in value]
+            return [self.tensor(self._value_name(entry["name"])) for entry in value]
         if kind == "as_optional_tensors":
             return [self.argument(entry) if "as_tensor" in entry else None for entry in value]
         if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):

@@ -436,7 +436,7 @@ class OperatorObserver(TorchDispatchMode):
             return self.finite[args[0]]
         args = self.values.index(func, args)
         try:
-            out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
+            out = _grouped_mm(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
         except _NEEDS_VALUES:
             if (answer := self.values.answer(func, args, kwargs)) is None:
                 raise
@@ -491,7 +491,7 @@ _ABOUT_FINITE: dict[OpOverload, Callable[..., bool | None]] = {
 """Operators of `isfinite`, `isinf`, `isnan` and their combinations -> the answer, None if they ask more than that."""
 
 
-def _grouped(
+def _grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: Any = None,

@@ -144,7 +144,7 @@ def _linear(args: Args) -> Products:
     return (Product(1, prod(a.shape[:-1]), weight.shape[0], a.shape[-1]),) if a.numel() and weight.dim() == 2 else ()
 
 
-def _grouped(args: Args) -> Products:
+def _grouped_mm(args: Args) -> Products:
     """One product per group, whose rows, columns or summed index are equal parts of a two-dimensional tensor."""
     a, b = args[:2]
     if not (a.numel() and b.numel()):
@@ -276,7 +276,7 @@ def row_alignment(name: str, args: Args) -> int:
     return min((gcd(int(length), ALIGNED) for length in row_bytes), default=ALIGNED)
 
 
-def crossed(name: str, args: Args) -> bool:
+def has_crossed_operands(name: str, args: Args) -> bool:
     """Whether neither operand of a product lies in memory along the summed dimension, as in gradients of weights."""
     matrices = _operands(name, args)
     return len(matrices) == 2 and name != "linear" and matrices[0].stride(-1) != 1 and matrices[1].stride(-2) != 1
@@ -366,7 +366,7 @@ _RULES: dict[str, Callable[[Args], Products]] = {
     "_int_mm": lambda args: _matrices(*args[:2]),
     "_scaled_mm": lambda args: _matrices(*args[:2]),
     "linear": _linear,
-    "_grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,
+    "_grouped_mm": _grouped_mm,
+    "_scaled_grouped_mm": _grouped_mm,
+    "grouped_mm_fallback": _grouped_mm,
 }

@@ -24,7 +24,7 @@ from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
 from ..work import INDEX_US, Kernel, recurrent_kernel
 from .kernel_shapes import (
-    crossed,
+    has_crossed_operands,
     layout_bytes,
     multiprocessor_us,
     next_kernel,
@@ -108,7 +108,7 @@ def kernel_of(
         vector_flops=vector_flops(name, args, outputs[0]),
         layout_bytes=layout_bytes(name, args, moved_bytes),
         row_alignment=row_alignment(name, args),
-        crossed=crossed(name, args),
+        crossed=has_crossed_operands(name, args),
         multiprocessor_us=multiprocessor_us(name, args, outputs[0]) or _index_us(func, name, inputs, outputs[0]),
         wait_us=wait_us(name, args, outputs[0]),
         followed_by=next_kernel(name, args, outputs[0]),
@@ -186,7 +186,7 @@ def _recurrent(args: Args) -> float:
     return 2.0 * prod(args[0].shape[:-1]) * sum(t.numel() for t in tensors(args[1:3]))
 
 
-def _grouped(args: Args) -> float:
+def _grouped_mm(args: Args) -> float:
     """Counts one product per group, whose rows, columns or summed index are parts of a two-dimensional tensor."""
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
@@ -209,10 +209,10 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "mv": lambda args: 2.0 * args[-2].numel(),
     "addmv": lambda args: 2.0 * args[-2].numel(),
     "_int_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-1],
-    "_grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
-    "grouped_mm_fallback": _grouped,
-    "grouped_mm_fallback_backward": lambda args: 2 * _grouped(args),
+    "_grouped_mm": _grouped_mm,
+    "_scaled_grouped_mm": _grouped_mm,
+    "grouped_mm_fallback": _grouped_mm,
+    "grouped_mm_fallback_backward": lambda args: 2 * _grouped_mm(args),
 }
 """FLOPs of products that torch's counter does not know, or counts too often: gradients of grouped convolutions."""
 

@@ -106,7 +106,7 @@ class KnownValues:
             return  # views, and operators without tensor results
         elif (
             any(not isinstance(t, FakeTensor) for t in written)
-            or (real := self._computed(func, args, kwargs, out)) is None
+            or (real := self._compute(func, args, kwargs, out)) is None
         ):
             for tensor in written:
                 self.forget(tensor)
@@ -121,7 +121,7 @@ class KnownValues:
                 shape = torch.broadcast_shapes(args[0].shape, mask.shape)
                 count = int(mask.expand(shape).sum())
             return (args[0].new_empty(count),)
-        real = self._computed(func, args, kwargs, None)
+        real = self._compute(func, args, kwargs, None)
         if real is None:
             return None
         return (map_tensors(real[0], self._fake),)
@@ -154,7 +154,7 @@ class KnownValues:
             t.layout is not torch.strided or t.untyped_storage()._cdata != storage_id for t in tensors((args, kwargs))
         )
 
-    def _computed(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> tuple[object] | None:
+    def _compute(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> tuple[object] | None:
         """Returns the operator's real result if all arguments have values and it is small; None otherwise."""
         if torch.Tag.nondeterministic_seeded in func.tags or sum(t.numel() for t in tensors(out)) > MOST_ELEMENTS:
             return None

@@ -29,7 +29,7 @@ Settings = Mapping[str, Any]
 Size = Callable[[int, int], int]
 """Function from rows (outputs) and columns (inputs) of a weight to bytes."""
 
-_FLOAT32 = 4  # bytes
+_FLOAT16, _FLOAT32 = 2, 4  # bytes
 _BITSANDBYTES_BLOCK, _NESTED_BLOCK = 64, 256
 """Elements per scale, and scales per scale of scales."""
 _CODE_BYTES, _NESTED_CODE_BYTES = 16 * _FLOAT32, 256 * _FLOAT32
@@ -127,7 +127,7 @@ def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str
     """Returns names, or patterns of names, of modules that are not quantized."""
     keys = ("modules_to_not_convert", "llm_int8_skip_modules")
     module_names = next((config[key] for key in keys if config.get(key) is not None), None)
-    unquantized = set(_renamed(model, module_names or ()))
+    unquantized = set(_model_names(model, module_names or ()))
     unquantized |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if method == "compressed-tensors":  # it names all that it leaves out
         return unquantized
@@ -138,7 +138,7 @@ def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str
     return unquantized
 
 
-def _renamed(model: nn.Module, names: Iterable[str]) -> list[str]:
+def _model_names(model: nn.Module, names: Iterable[str]) -> list[str]:
     """Returns the model's names for names of modules in a checkpoint, if `transformers` has rearranged it since."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -214,13 +214,13 @@ def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[
     yield Scheme(size, experts=False)
 
 
-def _packed(bits: int, group: int, zeros: bool, order: bool, scale_bytes: int = 2) -> Size:
-    """Columns packed into int32; a scale per row and group, packed zero points, a group number (int32) per column."""
+def _packed_weight_size(bits: int, group: int, zeros: bool, order: bool) -> Size:
+    """Columns packed into int32; a float16 per row and group, packed zero points, a group number (int32) per column."""
 
     def size(rows: int, columns: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
         words = ceil(columns * bits / 32) * rows + zeros * groups * ceil(rows * bits / 32)
-        return 4 * (words + order * columns) + scale_bytes * groups * rows
+        return 4 * (words + order * columns) + _FLOAT16 * groups * rows
 
     return size
 
@@ -230,11 +230,11 @@ def _gptq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     bits, group = int(config["bits"]), int(config.get("group_size", 128))
     for rule, changes in (config.get("dynamic") or {}).items():
         converts, pattern = rule[:2] != "-:", re.compile(rule[2:] if rule[:2] in ("-:", "+:") else rule)
-        size = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
+        size = _packed_weight_size(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
         yield Scheme(size, converts, converts, partial(_pattern_matches, pattern))
     blocks, block_modules = config.get("block_name_to_quantize"), config.get("modules_in_block_to_quantize")
     applies = partial(_is_in_blocks, _flatten(blocks), _flatten(block_modules))
-    yield Scheme(_packed(bits, group, True, True), applies=applies)
+    yield Scheme(_packed_weight_size(bits, group, True, True), applies=applies)
 
 
 def _pattern_matches(pattern: re.Pattern[str], name: str) -> bool:
@@ -256,7 +256,7 @@ def _awq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """Packed numbers and zero points, and float16 scales."""
     bits = int(config.get("bits", config.get("w_bit", 4)))
     group = int(config.get("group_size", config.get("q_group_size", 128)))
-    yield Scheme(_packed(bits, group, bool(config.get("zero_point", True)), False))
+    yield Scheme(_packed_weight_size(bits, group, bool(config.get("zero_point", True)), False))
 
 
 def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
@@ -266,16 +266,19 @@ def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme
         if format_name and ("sparse" in format_name or "24" in format_name):
             raise ValueError(f"{key} {format_name}")
     ignored = list(config.get("ignore") or ())
-    yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_targeted, ignored))
+    yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_is_targeted, ignored))
     for group in config["config_groups"].values():
         weights, targets = group.get("weights"), list(group["targets"])
         if weights is not None:
             packing = str(group.get("format") or config.get("format"))
             static = (group.get("input_activations") or {"dynamic": True}).get("dynamic") is False
-            yield Scheme(_compressed(weights, packing, dtype.itemsize, static), applies=partial(_targeted, targets))
+            yield Scheme(
+                _compressed_weight_size(weights, packing, dtype.itemsize, static),
+                applies=partial(_is_targeted, targets),
+            )
 
 
-def _targeted(targets: list[str], name: str) -> bool:
+def _is_targeted(targets: list[str], name: str) -> bool:
     """Whether `targets` include a module by class, name, or `re:` and a pattern; checkpoints may omit `model.`."""
     names = (name, name.removeprefix("model."))
     return "Linear" in targets or any(
@@ -284,7 +287,7 @@ def _targeted(targets: list[str], name: str) -> bool:
     )
 
 
-def _compressed(weights: Settings, packing: str, scale_bytes: int, static: bool) -> Size:
+def _compressed_weight_size(weights: Settings, packing: str, scale_bytes: int, static: bool) -> Size:
     bits, strategy, group = int(weights["num_bits"]), weights.get("strategy") or "tensor", weights.get("group_size")
     if packing == "nvfp4-pack-quantized":
         return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32

@@ -29,13 +29,13 @@ _CALLS: dict[str, Callable[..., int]] = {
 }
 
 
-def evaluated(text: str, size_of: Callable[[str], int]) -> int:
+def evaluate_size(text: str, size_of: Callable[[str], int]) -> int:
     """Evaluates an expression; `size_of` returns the value of a symbol.
 
     Raises:
         FormatError: the text has anything but symbols, whole numbers and arithmetic.
 
-    >>> evaluated("2*s0 + 1", {"s0": 4}.get), evaluated("Mul(Integer(2), Symbol('s1', positive=True))", {"s1": 3}.get)
+    >>> evaluate_size("2*s0 + 1", {"s0": 4}.get), evaluate_size("Mul(Integer(2), Symbol('s1', positive=True))", {"s1": 3}.get)
     (9, 6)
     """
     try:

@@ -77,7 +77,7 @@ def forced_merges(
     # Raise the proven bound in steps, because shaving takes longest if there is no contradiction.
     step = 0.02
     while step >= PRECISION and low < ceiling and working_seconds() < until:
-        if _shaved(problem, min(low * (1.0 + step), ceiling), until, start):
+        if _contradiction_by_probing(problem, min(low * (1.0 + step), ceiling), until, start):
             low = min(low * (1.0 + step), ceiling)
             step *= 1.5
         else:
@@ -123,7 +123,7 @@ def _propagate(
     return state != IMPOSSIBLE
 
 
-def _shaved(problem: MergeProblem, limit: float, until: float, start: tuple[Floats, Floats]) -> bool:
+def _contradiction_by_probing(problem: MergeProblem, limit: float, until: float, start: tuple[Floats, Floats]) -> bool:
     """Contradiction of `limit` with probing of single edges; False also when time runs out."""
     n, (_, target, cost, _) = len(problem.p), problem.after
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))

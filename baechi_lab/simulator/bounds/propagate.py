@@ -6,7 +6,7 @@ from ...graph.kernels.jit import njit
 from .energy import GRID, heaviest
 from .one_machine import SLACK, compare
 from .problem import MergeProblem
-from .stagger import staggered
+from .stagger import staggered_work_us
 from .sweep import Deductions, sweep
 from .units import group_units, join
 
@@ -47,7 +47,7 @@ def propagate(limit: float, x: MergeProblem, deductions: Deductions, rounds: int
         if not rose and not has_joined:
             state = STABLE
             break
-    stagger_bound = staggered(x, unit, head, tail)
+    stagger_bound = staggered_work_us(x, unit, head, tail)
     return (
         IMPOSSIBLE
         if stagger_bound > limit_with_slack or heaviest(head, p, tail, n, x.devices, GRID) > limit_with_slack

@@ -12,7 +12,7 @@ from ...graph.kernels.compiling import working_seconds
 from .energy import energy_heads, window
 from .probe import probe_heads
 from .problem import MergeProblem
-from .stagger import staggered
+from .stagger import staggered_work_us
 from .sweep import paid_heads
 
 PROBE_SHARE = 0.6
@@ -42,6 +42,6 @@ def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: 
         probe_heads(x, head, tail, zone, began + seconds * PROBE_SHARE * (k + 1) / len(zones))
     probed = float((head + x.p + tail).max())
     energy_heads(x, head, tail, began + seconds)
-    last = float(staggered(x, x.unit, head, tail))
+    last = float(staggered_work_us(x, x.unit, head, tail))
     energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
     return RaisedTimes(head, tail, {"probed-path": probed, "energy": energy})

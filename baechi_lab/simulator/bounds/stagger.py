@@ -20,7 +20,7 @@ from .problem import MergeProblem
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
-def staggered(x: MergeProblem, unit: NDArray[np.int32], head: Floats, tail: Floats) -> float:
+def staggered_work_us(x: MergeProblem, unit: NDArray[np.int32], head: Floats, tail: Floats) -> float:
     """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
     release = _by_unit(first_starts(x, False, unit, head), x.p, unit)
     finish = _by_unit(first_starts(x, True, unit, tail), x.p, unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...graph import Cluster, OpGraph
 from .problem import merge_problem
-from .stagger import staggered
+from .stagger import staggered_work_us
 from .sweep import paid_heads
 
 
@@ -28,5 +28,5 @@ def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     head, tail = paid_heads(x)
     return {
         "local-or-paid": float((head + x.p + tail).max()),
-        "staggered-work": float(staggered(x, x.unit, head, tail)),
+        "staggered-work": float(staggered_work_us(x, x.unit, head, tail)),
     }

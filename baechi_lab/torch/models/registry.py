@@ -70,7 +70,7 @@ def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator,
         side, classes = config.pop("image_size", size), config.get("classes", 1000)
         images = torch.randn(batch, 3, side, side, generator=generator)
         labels = torch.randint(classes, (batch,), generator=generator)
-        return _checked(model, config), (images,), class_loss, (labels,)
+        return _bind_config(model, config), (images,), class_loss, (labels,)
 
     return make_step
 
@@ -81,7 +81,7 @@ def _translation(
     def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> StepParts:
         length, vocabulary = config.pop("length", size), config.get("vocabulary", words)
         source, target, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(3))
-        return _checked(model, config), (source, target), token_loss, (labels,)
+        return _bind_config(model, config), (source, target), token_loss, (labels,)
 
     return make_step
 
@@ -92,10 +92,10 @@ def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Ste
     tokens, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(2))
     segments = (torch.arange(length) >= length // 2).long().expand(batch, length).contiguous()
     follows = torch.randint(2, (batch,), generator=generator)
-    return _checked(BERT, config), (tokens, segments), pretraining_loss, (labels, follows)
+    return _bind_config(BERT, config), (tokens, segments), pretraining_loss, (labels, follows)
 
 
-def _checked(model: Callable[..., nn.Module], config: dict[str, object]) -> Callable[[], nn.Module]:
+def _bind_config(model: Callable[..., nn.Module], config: dict[str, object]) -> Callable[[], nn.Module]:
     parameters = list(inspect.signature(model).parameters)
     for key in config:
         if key not in parameters:

@@ -53,7 +53,7 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     [(((1, 3), 'float32', True),), (((1, 3), 'float32', True),)]
     """
     cutter = _Cutter(program, stage, count)
-    received = cutter.received()
+    received = cutter.received_nodes()
     sized_node = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
     if sized_node is not None:
         raise InvalidInput(
@@ -111,7 +111,7 @@ class _Cutter:
             self.nodes_of_stage.append(nodes)
             self.reads.append(reads)
 
-    def received(self) -> list[list[fx.Node]]:
+    def received_nodes(self) -> list[list[fx.Node]]:
         """Per stage, the nodes that it receives, for itself or to hand on. The last entry has the outputs."""
         nodes_of_stage: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
         nodes_of_stage[self.count] = list(self.program.outputs)

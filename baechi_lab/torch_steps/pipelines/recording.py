@@ -30,7 +30,7 @@ from torch.fx.node import _get_qualified_name
 
 from ...errors import InvalidInput
 from ...torch_runtime.context import ambient, autocast_state
-from ...torch_runtime.intercept import Frame, Handler, Interceptor, hooked
+from ...torch_runtime.intercept import Frame, Handler, Interceptor, has_hooks
 from ...torch_runtime.random import generator_states, same_states
 from ...torch_runtime.storage import storage_key, version
 from ...torch_runtime.tree import (
@@ -358,7 +358,7 @@ class Recorder(Handler):
 
     def _target(self, key: str, run: Callable[..., object], module: nn.Module | None) -> tuple[str, object]:
         if module is not None:
-            if hooked(module):
+            if has_hooks(module):
                 raise InvalidInput(f"the hooks of {self.layer_of[id(module)]!r} may reach across stages; {_ELSE}")
             return "call_module", self.layer_of[id(module)]
         name = getattr(run, "__name__", "")

@@ -321,7 +321,7 @@ class _Stage(PipelineStage):
         self, fwd_chunk_id: int, args: Args, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         stage_inputs = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
-        return self._marked(
+        return self._run_and_mark(
             "F", fwd_chunk_id, super().forward_one_chunk, fwd_chunk_id, args, stage_inputs, save_forward_output
         )
 
@@ -335,7 +335,7 @@ class _Stage(PipelineStage):
             gradients = self.bwd_cache.get(bwd_chunk_id, ())
             self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in gradients)
 
-        return self._marked("B", bwd_chunk_id, backward)
+        return self._run_and_mark("B", bwd_chunk_id, backward)
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -348,9 +348,9 @@ class _Stage(PipelineStage):
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> object:
-        return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
+        return self._run_and_mark("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
 
-    def _marked(self, kind: str, k: int, run: Callable[..., object], *args: object) -> object:
+    def _run_and_mark(self, kind: str, k: int, run: Callable[..., object], *args: object) -> object:
         start = self.pipeline.read_clock()
         result = run(*args)
         self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.read_clock()))

@@ -182,12 +182,12 @@ class _Frame:
                 else:
                     path_ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)
         paths = [
-            (a, *(self._between(u, v, a, b) if upright[e] else self.through[e]), b)
+            (a, *(self._crossing_points(u, v, a, b) if upright[e] else self.through[e]), b)
             for e, ((a, b), u, v) in enumerate(zip(path_ends, source.tolist(), target.tolist(), strict=True))
         ]
         return tuple(paths), upright
 
-    def _between(self, u: int, v: int, start: Point, end: Point) -> list[Point]:
+    def _crossing_points(self, u: int, v: int, start: Point, end: Point) -> list[Point]:
         """Returns the points of an arrow to another band, which crosses in the space between the bands."""
         if self.band[u] == self.band[v]:
             return []

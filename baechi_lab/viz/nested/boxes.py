@@ -34,9 +34,9 @@ class Box:
         return np.concatenate([item.ops for item in self.items]) if self.items else np.zeros(0, np.int64)
 
     @cached_property
-    def crowded(self) -> int:
+    def most_items(self) -> int:
         """The largest number of items in this box or in any box inside it."""
-        return max([len(self.items), *(item.crowded for item in self.items if item.items)], default=0)
+        return max([len(self.items), *(item.most_items for item in self.items if item.items)], default=0)
 
 
 def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermost: int) -> None:
@@ -64,7 +64,7 @@ class _Levels:
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
         """Cut `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
-        if max(len(box.items), box.crowded) <= min(limit, self.most) or not box.items:
+        if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
             return
         self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
         edges = self.item_of[pairs]

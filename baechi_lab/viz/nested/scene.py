@@ -117,7 +117,7 @@ class _Builder:
 
     def scene(self, aspect: float) -> Scene:
         edges = np.arange(len(self.graph.consumers))
-        self._between(ROOT, edges)
+        self._make_arrows(ROOT, edges)
         self._sizes(ROOT, aspect)
         corner = {ROOT: (0.0, 0.0)}
         middle: dict[int, tuple[float, float]] = {}
@@ -163,7 +163,7 @@ class _Builder:
     def _note(self, node: int) -> str:
         return box_note(self.tree, node, float(self._duration(node)))
 
-    def _between(self, node: int, edges: NDArray[np.int64]) -> None:
+    def _make_arrows(self, node: int, edges: NDArray[np.int64]) -> None:
         """Make the arrows between the children of an open node from the edges of its ops, and then those inside them."""
         tree, graph = self.tree, self.graph
         children = tree.children[node]
@@ -185,7 +185,7 @@ class _Builder:
         source_child = source[~across]
         for k, child in enumerate(children):
             if child in self.opened:
-                self._between(child, inner[source_child == k])
+                self._make_arrows(child, inner[source_child == k])
 
     # -- places ------------------------------------------------------------------------------------------
 

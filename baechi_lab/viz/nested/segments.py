@@ -64,8 +64,8 @@ def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
             part_of_label = np.searchsorted(inner, np.arange(m), side="right")
             return Cut(part_of_label, len(inner) + 1, count, len(before) + int(start > 0))
         if count > limit - 2:
-            return _even(m, limit, width, np.array([start + k * period for k in range(count + 1)]))
-    return _even(m, limit, width)
+            return _even_cut(m, limit, width, np.array([start + k * period for k in range(count + 1)]))
+    return _even_cut(m, limit, width)
 
 
 def crossings(m: int, source: Ints, target: Ints) -> Ints:
@@ -111,7 +111,7 @@ def _monotonous(kinds: NDArray[np.uint8]) -> bool:
     return bool(np.bincount(kinds).max() > 0.9 * len(kinds))
 
 
-def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
+def _even_cut(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
     """Returns the borders of parts of about equal size where fewest edges cross, at most `limit` parts per level."""
     levels = max(1, int(np.ceil(np.log(max(m, 2)) / np.log(limit) - 1e-9)))
     count = int(np.clip(np.ceil(m ** (1 / levels)), 2, limit)) if levels > 1 else min(limit, max(2, m // 6))

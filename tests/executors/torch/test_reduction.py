@@ -19,7 +19,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import InvalidInput  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.torch_runtime.divisors import Divisor, replacements  # noqa: E402
-from baechi_lab.torch_runtime.tree import divided  # noqa: E402
+from baechi_lab.torch_runtime.tree import split_batch  # noqa: E402
 from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
@@ -269,7 +269,7 @@ def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(
         InvalidInput, match=r"a tensor of shape \[7, 2\]; its first dimension must be a multiple of the 2"
     ):
-        divided((torch.ones(7, 2),), 2)
+        split_batch((torch.ones(7, 2),), 2)
 
 
 class Wrapped(WithLoss):
