@@ -1,4 +1,4 @@
-"""What the README shows works, and its two commands are the ones that CI runs."""
+"""What the README shows works, and its two commands are the ones that CI runs. It is about one screen."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def test_first_two_commands():
     assert "pytest" in tests
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1_100
+
+
 def test_first_example_is_short():
     code = [line for line in blocks("python")[0].splitlines() if line and not line.startswith("import ")]
     assert len(code) <= 8
@@ -37,7 +41,7 @@ def test_first_example_is_short():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_examples_run(tmp_path):
-    code = "\n".join(blocks("python")).replace("time_limit=5)", "time_limit=1)")  # seconds
+    code = "\n".join(blocks("python"))
     (tmp_path / "data").symlink_to(ROOT / "data")
     completed = subprocess.run(
         [sys.executable, "-W", "error:::baechi_lab", "-c", code],
@@ -49,7 +53,6 @@ def test_examples_run(tmp_path):
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     assert "<Run ok: 5 steps" in completed.stdout
-    assert "('place', 'simulate', 'bounds')" in completed.stdout
     assert (tmp_path / "placed_training" / "train.py").is_file()
 
 
@@ -78,6 +81,6 @@ def test_pictures_exist():
 def test_every_command_is_described():
     from baechi_lab.cli import COMMANDS
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for command in COMMANDS:
         assert re.search(rf"`{command}\b", text), command
