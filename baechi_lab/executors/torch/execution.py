@@ -28,14 +28,13 @@ from ...torch_runtime.transport import HostTransport
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
 from ...torch_steps.assigner import assign, distribution
-from ...torch_steps.optimizer_trial import new_optimizer, try_optimizer, update, updates_ranks_alike
+from ...torch_steps.optimizer_trial import new_optimizer, update, updates_ranks_alike
 from ...torch_steps.plan import torch_devices
-from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
-from ...torch_steps.tracing import trace
 from ..tensorflow.execution import StepResult
 from .pipeline_process import gradient_values
 from .pipelined import Cut, cut_step, run_pipeline
+from .placed_model import PlacedModel, place_model
 from .reduction import Reduction, reduction_of
 from .timeline import Measurement
 
@@ -111,24 +110,15 @@ def execute(
     if micro_batches is not None or schedule is not None:
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
-    model = step.model()
-    try_optimizer(step, model, len(micro_steps))
-    traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
-    step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
-    run_cluster = cluster or default_cluster(placed)
-    names = torch_devices(run_cluster, devices)
+    placed = place_model(step, micro_steps, placement, graph, cluster)
+    names = torch_devices(placed.cluster, devices)
     # `unroll` warns of batch statistics
-    unrolled_graph = unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
-    division = divide(
-        step, model, traced, step_graph, placed, micro_steps, run_cluster, schedule, pipeline, reduction, warned=True
-    )
+    unrolled_graph = unroll(placed.graph, len(micro_steps)) if len(micro_steps) > 1 else placed.graph
+    division = divide(placed, schedule, pipeline, reduction, warned=True)
     if division.cut is not None:
         run = run_pipeline(
-            step,
-            model,
-            micro_steps,
+            placed,
             division.cut,
-            run_cluster,
             names,
             adding=division.adding,
             steps=steps,
@@ -142,23 +132,24 @@ def execute(
         return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
-    last = names[int(placed.device[traced.results[0]])] if traced.results and len(set(names)) > 1 else None
+    results, device = placed.traced.results, placed.placement.device
+    loss_device = int(device[results[0]]) if results else 0
     assign(
-        model,
-        traced,
-        placed,
-        run_cluster,
+        placed.model,
+        placed.traced,
+        placed.placement,
+        placed.cluster,
         reorder=reorder,
         devices=devices,
-        output_device=last,
-        graph=step_graph,
+        output_device=names[loss_device] if results and len(set(names)) > 1 else None,
+        graph=placed.graph,
         transport=transport,
         always=bool(division.adding.in_model),
     )
     deadline = None if timeout is None else time.monotonic() + timeout
     running = _StepRunner(
         micro_steps,
-        model,
+        placed.model,
         max_in_flight=division.in_flight,
         adding=division.adding,
         gradients=return_gradients,
@@ -171,10 +162,9 @@ def execute(
         status, message = running.run_steps("measured", steps)
     measured = None
     if status == "ok":
-        loss_device = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
-        make_measurement = partial(Measurement, model, traced, step_graph, placed, run_cluster, unrolled_graph)
+        make_measurement = partial(Measurement, placed, unrolled_graph)
         status, message, measured = _measure_timeline(running, make_measurement, loss_device)
-    session = distribution(model).session
+    session = distribution(placed.model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
     if schedule is not None:
         info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": division.in_flight}
@@ -227,24 +217,15 @@ class StepDivision:
 
 
 def divide(
-    step: TorchStep,
-    model: nn.Module,
-    traced: Trace,
-    graph: OpGraph,
-    placed: Placement,
-    micro_steps: list[TorchStep],
-    cluster: Cluster,
-    schedule: ScheduleOption | None,
-    pipeline: bool | None,
-    reduction: str | None,
-    *,
-    warned: bool,
+    placed: PlacedModel, schedule: ScheduleOption | None, pipeline: bool | None, reduction: str | None, *, warned: bool
 ) -> StepDivision:
-    """Decide how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
+    """Decides how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
 
-    `traced`, `graph` and `placed` are of the first of `micro_steps`. `warned`: about statistics of batches.
+    `warned`: whether a warning about statistics of batches was given already.
     Raises the errors of `execute`.
     """
+    step, model, graph, micro_steps = placed.step, placed.model, placed.graph, placed.micro_steps
+    replicas = placed.placement.replicas
     if schedule is not None and recomputes_or_offloads(graph):
         if pipeline:
             raise InvalidInput(
@@ -252,14 +233,14 @@ def divide(
                 "again or has them on a host: give pipeline=False, or the graph that it was made from"
             )
         pipeline = False
-    if placed.replicas and schedule is None:
-        refuse_replicas(placed, "bl.execute")
-    if placed.replicas and pipeline is False:
+    if replicas and schedule is None:
+        refuse_replicas(placed.placement, "bl.execute")
+    if replicas and pipeline is False:
         raise InvalidInput(
-            f"replicas is {placed.replicas!r:.60} and pipeline is False; replicas of stages run in processes of their own"
+            f"replicas is {replicas!r:.60} and pipeline is False; replicas of stages run in processes of their own"
         )
-    must = pipeline is True or bool(placed.replicas)
-    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
+    must = pipeline is True or bool(replicas)
+    adding = reduction_of(step, model, placed.traced.layers, micro_steps, reduction)
     if schedule is None:
         return StepDivision(micro_steps, None, len(micro_steps), adding)
     session_knows_schedule = schedule in ("gpipe", "1f1b")
@@ -274,7 +255,7 @@ def divide(
     if pipeline is not False:
         try:
             with collected_warnings() if warned else contextlib.nullcontext():
-                cut = cut_step(micro_steps[0], model, traced, graph, placed, cluster, len(micro_steps), schedule)
+                cut = cut_step(placed, schedule)
                 _refuse_coupled_ranks(step, model, cut)
             return StepDivision(micro_steps, cut, 1, adding)
         except UnknownNameError:
@@ -287,7 +268,9 @@ def divide(
             f"schedule is {str(schedule).splitlines()[0]!r}; outside a pipeline it can be 'gpipe' (all micro-batches under "
             "way at once) or '1f1b' (as many as there are devices)"
         )
-    in_flight = min(len(micro_steps), len(set(placed.device.tolist()))) if schedule == "1f1b" else len(micro_steps)
+    in_flight = (
+        min(len(micro_steps), len(set(placed.placement.device.tolist()))) if schedule == "1f1b" else len(micro_steps)
+    )
     return StepDivision(micro_steps, None, in_flight, adding)
 
 
@@ -420,40 +403,3 @@ def synchronize() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
             torch.cuda.synchronize(device)
-
-
-def default_cluster(placement: Placement, kind: str = "auto") -> Cluster:
-    """Returns a cluster with as many devices as the placement uses; `auto` is GPUs if enough are attached, else CPU devices."""
-    n = placement.devices
-    if kind not in ("auto", "cpu", "gpu"):
-        raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Cluster.uniform(n, kind=("gpu" if gpus >= n else "cpu") if kind == "auto" else kind)
-
-
-def known_graph(
-    step: TorchStep, model: nn.Module, traced: Trace, placement: Placement, graph: OpGraph | None
-) -> tuple[OpGraph, Placement]:
-    """The graph to report in, and the placement of its ops. A placement of the calls alone covers their groups."""
-    from ...profilers.torch.layers import profile_layers
-
-    if graph is None:
-        graph = profile_layers(
-            model,
-            step.inputs,
-            warmup=0,
-            runs=1,
-            traced=traced,
-            loss=step.loss_of,
-            batch=(step.inputs, step.targets),
-            make=step.optimizer,
-        ).graph(optimizer_states=step.optimizer_states)
-    calls = len(traced.calls)
-    if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
-        group_device = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
-        rank = placement.rank
-        if rank is not None:
-            rank = np.r_[rank, rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
-        device = [*placement.device.tolist(), *(group_device[group] for group in graph.colocation[calls:].tolist())]
-        return graph, placement.replace(device=np.array(device, dtype=np.int32), order=rank, priority=None)
-    return graph, placement.on(graph)

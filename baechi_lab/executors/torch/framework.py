@@ -11,6 +11,7 @@ from ...torch_steps.step import TorchStep
 from ..dispatch import WITHOUT_EFFECT, step_timer
 from . import execution
 from .native import native_runners
+from .placed_model import default_cluster
 
 __all__ = ["attached_cluster", "execute", "native_runners", "step_timer"]
 
@@ -22,6 +23,6 @@ def execute(
     if not (cluster is None or isinstance(cluster, Cluster)):
         raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
     if cluster is None and kind != "auto":
-        cluster = execution.default_cluster(placement, kind)
+        cluster = default_cluster(placement, kind)
     effective_options = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
     return execution.execute(step, placement, steps, cluster=cluster, **effective_options)

@@ -20,7 +20,8 @@ from ...torch_steps.plan import torch_devices
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
 from ..native import NativeRunner, Stop, timed_steps
-from .execution import default_cluster, synchronize
+from .execution import synchronize
+from .placed_model import default_cluster
 
 EAGER, COMPILED = "eager", "torch.compile"
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...errors import ExecutionError, InvalidInput
-from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Transfers
+from ...graph import Cluster, MemoryLog, Run, Timeline, Transfers
 from ...simulator.pipeline_stages import PipelineStages
 from ...simulator.pipelined_graph import make_pipelined_graph
 from ...simulator.schedules import Schedule, ScheduleOption
@@ -25,13 +25,10 @@ from ...torch_runtime.tree import tensors
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines.cutting import StageModule, cut
 from ...torch_steps.pipelines.recording import Program, record
-from ...torch_steps.records import Trace
-from ...torch_steps.step import TorchStep
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
+from .placed_model import PlacedModel
 from .reduction import Reduction
-
-"""A schedule's name, its text, or the record; None for the default."""
 
 _LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _POLL_SECONDS = 0.2
@@ -59,30 +56,22 @@ class Cut:
     tied: list[list[tuple[int, str]]]
 
 
-def cut_step(
-    step: TorchStep,
-    model: nn.Module,
-    traced: Trace,
-    graph: OpGraph,
-    placed: Placement,
-    cluster: Cluster,
-    micro_batches: int,
-    schedule: ScheduleOption | None,
-) -> Cut:
-    """Make the pipeline for a placement of one micro-batch's calls.
+def cut_step(placed: PlacedModel, schedule: ScheduleOption | None) -> Cut:
+    """Makes the pipeline for a placement of one micro-batch's calls.
 
     Raises:
         InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
             code between layers that cannot be cut.
     """
-    pipeline = make_pipelined_graph(graph, cluster, placed, micro_batches, schedule)
+    step, micro_batches = placed.micro_steps[0], len(placed.micro_steps)
+    pipeline = make_pipelined_graph(placed.graph, placed.cluster, placed.placement, micro_batches, schedule)
     assert pipeline.schedule is not None and pipeline.stages is not None  # noqa: S101  (a schedule was given)
     if not pipeline.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    program = record(model, step.inputs, traced)
-    stage = pipeline.stages.stage[: len(traced.calls)].tolist()
-    stage_modules = cut(model, program, stage, pipeline.stages.count)
-    groups = {group[0]: group for group in placed.on(graph).replicas}
+    program = record(placed.model, step.inputs, placed.traced)
+    stage = pipeline.stages.stage[: len(placed.traced.calls)].tolist()
+    stage_modules = cut(placed.model, program, stage, pipeline.stages.count)
+    groups = {group[0]: group for group in placed.placement.on(placed.graph).replicas}
     stage_ranks = [
         [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
         for first in pipeline.stages.device.tolist()
@@ -106,11 +95,8 @@ def cut_step(
 
 
 def run_pipeline(
-    step: TorchStep,
-    model: nn.Module,
-    micro_steps: list[TorchStep],
-    cut_up: Cut,
-    cluster: Cluster,
+    placed: PlacedModel,
+    pipeline: Cut,
     names: tuple[str, ...],
     *,
     adding: Reduction,
@@ -121,23 +107,27 @@ def run_pipeline(
     gradients: bool = False,
     pool: Pool | None = None,
 ) -> Run:
-    """Start a process per device (or use those of `pool`), train, and assemble the reports."""
-    batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in micro_steps]
+    """Starts a process per device (or uses those of `pool`), trains, and assembles the reports.
+
+    `names` are torch's names of the devices. `gradients`: whether to return the gradients of the first step.
+    """
+    step, model = placed.step, placed.model
+    batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in placed.micro_steps]
     jobs = [
         Job(
             rank=rank,
-            world=len(cut_up.processes),
+            world=len(pipeline.processes),
             device=names[device],
             stage_modules={
-                s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.stage_ranks[s]
+                s: (m.module, m.spec) for s, m in enumerate(pipeline.stage_modules) if rank in pipeline.stage_ranks[s]
             },
-            stages=len(cut_up.stage_modules),
-            schedule=str(cut_up.schedule),
-            stage_ranks=cut_up.stage_ranks,
-            tied=cut_up.tied,
+            stages=len(pipeline.stage_modules),
+            schedule=str(pipeline.schedule),
+            stage_ranks=pipeline.stage_ranks,
+            tied=pipeline.tied,
             batches=batches,
             loss=step.loss or own_loss,
-            template=cut_up.program.template,
+            template=pipeline.program.template,
             mean=adding.mean,
             divisors=list(adding.divisors),
             optimizer=step.optimizer,
@@ -146,7 +136,7 @@ def run_pipeline(
             steps=steps,
             gradients=gradients,
         )
-        for rank, device in enumerate(cut_up.processes)
+        for rank, device in enumerate(pipeline.processes)
     ]
     with tempfile.TemporaryDirectory(prefix="baechi_lab-") as folder:
         reports, status, message = _collect_reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
@@ -157,16 +147,16 @@ def run_pipeline(
     last = next(r for r in reports if r.losses)
     info: dict[str, object] = {
         "runtime": "pipelining",
-        "schedule": str(cut_up.schedule),
-        "micro_batches": cut_up.micro_batches,
+        "schedule": str(pipeline.schedule),
+        "micro_batches": pipeline.micro_batches,
         "devices": tuple(r.device for r in reports),
         "cpu_seconds": tuple(r.cpu_seconds for r in reports),
     }
     if any(r.gradients for r in reports):
-        info["gradients"] = _gradients_by_name(reports, model, cut_up)
+        info["gradients"] = _gradients_by_name(reports, model, pipeline)
     measured_steps = np.arange(warmup, len(seconds))
     middle = int(measured_steps[np.argsort(seconds[measured_steps], kind="stable")[(len(measured_steps) - 1) // 2]])
-    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
+    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), pipeline, placed.cluster)
     return Run(timeline, seconds[measured_steps], tuple((loss,) for loss in last.losses), info=info)
 
 
@@ -240,7 +230,7 @@ def _pickle_job(job: Job) -> bytes:
         ) from error
 
 
-def _gradients_by_name(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[np.float32]]:
+def _gradients_by_name(reports: list[Report], model: nn.Module, pipeline: Cut) -> dict[str, NDArray[np.float32]]:
     """Parameter name -> its gradient after the first step."""
     first = {id(p): name for name, p in model.named_parameters()}
     names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
@@ -248,16 +238,16 @@ def _gradients_by_name(reports: list[Report], model: nn.Module, cut_up: Cut) -> 
 
 
 def _build_timeline(
-    reports: list[Report], step: int, start: float, seconds: float, cut_up: Cut, cluster: Cluster
+    reports: list[Report], step: int, start: float, seconds: float, pipeline: Cut, cluster: Cluster
 ) -> Timeline:
     """The Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
-    each = [(d, m) for d, r in zip(cut_up.processes, reports, strict=True) for m in r.marks[step]]
+    each = [(d, m) for d, r in zip(pipeline.processes, reports, strict=True) for m in r.marks[step]]
     each.sort(key=lambda pair: pair[1][3:])
     unit_devices, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
     start_seconds = np.array([m[3] for m in marks]) - start
     end = np.array([m[4] for m in marks]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)
-    for device, report in zip(cut_up.processes, reports, strict=True):
+    for device, report in zip(pipeline.processes, reports, strict=True):
         peak[device] = report.peak_bytes
     return Timeline(
         op=np.arange(len(marks)),
@@ -277,8 +267,8 @@ def _build_timeline(
         info={
             "clock": "host",
             "peak": reports[0].peak_source,
-            "schedule": str(cut_up.schedule),
+            "schedule": str(pipeline.schedule),
             "micro_batch": np.array([m[2] for m in marks], dtype=np.int32),
-            "stage_device": cut_up.stages.device,
+            "stage_device": pipeline.stages.device,
         },
     )

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
+from ...graph import MEMORY_CATEGORIES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import OFFLOADED
 from ...profilers.torch.layer_graph import LOSS, backward_ops
 from ...profilers.torch.optimizer_update import all_optimizer_tensors, optimizer_state_tensors
@@ -41,8 +40,8 @@ from ...torch_runtime.transport import HostTransport, StreamTransport
 from ...torch_runtime.tree import tensors
 from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch_steps.assigner import distribution
-from ...torch_steps.records import Trace
 from .copying import CopyingTransport, SeparateMemoryCopier, receive_copy
+from .placed_model import PlacedModel
 from .synthetic_rows import parts_rows, update_rows
 
 Mark = Any
@@ -58,14 +57,11 @@ class Measurement(Observer):
 
     def __init__(
         self,
-        model: nn.Module,
-        traced: Trace,
-        graph: OpGraph,
-        placement: Placement,
-        cluster: Cluster,
+        placed: PlacedModel,
         unrolled_graph: OpGraph | None = None,
         storages: StorageTracker | None = None,
     ):
+        model, traced, graph, placement = placed.model, placed.traced, placed.graph, placed.placement
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
@@ -85,7 +81,7 @@ class Measurement(Observer):
             number[batch[each], origin[each]] = each
             self.number = number
             graph, placement = unrolled_graph, placement.on(unrolled_graph)
-        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, cluster
+        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, placed.cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
         self.backward = backward_ops(traced) if self.number.shape[1] > len(traced.calls) else {}

@@ -14,7 +14,8 @@ from pathlib import Path
 from torch import nn
 
 from ...errors import InvalidInput
-from ...executors.torch.execution import StepDivision, divide, known_graph
+from ...executors.torch.execution import StepDivision, divide
+from ...executors.torch.placed_model import place_model
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -79,17 +80,12 @@ def folder_files(
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch export takes a baechi_lab.torch.TorchStep")
     if graph is None and placement.group_of is not None:
         raise InvalidInput("the placement is of a coarse graph; give graph=, the graph that was optimized")
-    model = step.model()
     if micro_batches is not None or schedule is not None:
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
-        try_optimizer(step, model, len(micro_steps))
-        traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
-        step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
-        run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
+        placed_model = place_model(step, micro_steps, placement, graph, cluster, "cpu")
+        model = placed_model.model
         order = "1f1b" if schedule is None else schedule
-        division = divide(
-            step, model, traced, step_graph, placed, micro_steps, run_cluster, order, pipeline, reduction, warned=False
-        )
+        division = divide(placed_model, order, pipeline, reduction, warned=False)
         if not division.counts and (division.adding.counted or any(division.adding.divisors)):
             warnings.warn(
                 f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
@@ -98,9 +94,10 @@ def folder_files(
                 stacklevel=3,
             )
         if division.cut is not None:
-            return pipeline_files(step, model, division, torch_devices(run_cluster, devices))
+            return pipeline_files(step, model, division, torch_devices(placed_model.cluster, devices))
     else:
         refuse_replicas(placement, "bl.export")
+        model = step.model()
         try_optimizer(step, model, 1)
         division = StepDivision([step], None, 1, Reduction(True, ({},)))
     traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)

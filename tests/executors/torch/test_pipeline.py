@@ -25,6 +25,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline, wait_for_reports  # noqa: E402
+from baechi_lab.executors.torch.placed_model import place_model  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import layers as layers_module  # noqa: E402
 from baechi_lab.simulator.pipeline_stages import B, W, find_pipeline_stages  # noqa: E402
@@ -88,8 +89,21 @@ def padded(step):
     return step
 
 
-def adding(step, model, micro_batches):
-    return reduction_of(step, model, trace(model, micro_batches[0].inputs).layers, micro_batches)
+def train_as_pipeline(processes, step, graph, placement, cluster, micro_batches, schedule, *, steps, warmup):
+    """The run of a placed step, one process per CPU device, and the pipeline that it ran as."""
+    placed = place_model(step, step.micro_batches(micro_batches), placement, graph, cluster)
+    pipeline = cut_step(placed, schedule)
+    run = run_pipeline(
+        placed,
+        pipeline,
+        ("cpu",) * cluster.n,
+        adding=reduction_of(step, placed.model, placed.traced.layers, placed.micro_steps),
+        steps=steps,
+        warmup=warmup,
+        gradients=True,
+        pool=processes,
+    )
+    return run, pipeline
 
 
 def profiled(step, micro_batches=4):
@@ -497,21 +511,7 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
     late_ops = graph.position >= graph.position[graph.names.index("model.layers.1.input_layernorm")]
     forward = np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)
     placed = bl.Placement(device=late_ops[forward].astype(int))
-    model, micro_steps = step.model(), step.micro_batches(2)
-    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cpus(2), 2, "1f1b")
-    run = run_pipeline(
-        step,
-        model,
-        micro_steps,
-        cut_up,
-        cpus(2),
-        ("cpu",) * 2,
-        adding=adding(step, model, micro_steps),
-        steps=1,
-        warmup=0,
-        gradients=True,
-        pool=processes,
-    )
+    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 2, "1f1b", steps=1, warmup=0)
     loss, gradients = undivided(step)
     assert run.status == "ok" and run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
@@ -705,31 +705,16 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, sc
     step = padded(skipping(tied=True))
     graph = profiled(step)
     placed = in_stages(graph, SCHEDULES[schedule])
-    model, micro_steps = step.model(), step.micro_batches(4)
-    traced = trace(model, micro_steps[0].inputs)
-    cut_up = cut_step(micro_steps[0], model, traced, graph, placed, cpus(2), 4, schedule)
-    run = run_pipeline(
-        step,
-        model,
-        micro_steps,
-        cut_up,
-        cpus(2),
-        ("cpu", "cpu"),
-        adding=adding(step, model, micro_steps),
-        steps=2,
-        warmup=1,
-        gradients=True,
-        pool=processes,
-    )
+    run, pipeline = train_as_pipeline(processes, step, graph, placed, cpus(2), 4, schedule, steps=2, warmup=1)
     loss, gradients = undivided(step)
     assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
     units = run.timeline.op_names
-    assert sorted(units) == sorted(cut_up.schedule.__str__().split())
-    for line, device in enumerate(dict.fromkeys(cut_up.stages.device.tolist())):
+    assert sorted(units) == sorted(str(pipeline.schedule).split())
+    for line, device in enumerate(dict.fromkeys(pipeline.stages.device.tolist())):
         own_rows = np.flatnonzero(run.timeline.device == device)
-        assert [units[i] for i in run.timeline.op[own_rows]] == str(cut_up.schedule).splitlines()[line].split()
+        assert [units[i] for i in run.timeline.op[own_rows]] == str(pipeline.schedule).splitlines()[line].split()
 
 
 @pytest.mark.slow
@@ -745,29 +730,15 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processe
     step = padded(skipping(tied=True))
     graph, cluster = profiled(step), cpus(3)
     placed = in_stages(graph, stages).replace(replicas=replicas)
-    model, micro_steps = step.model(), step.micro_batches(4)
-    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cluster, 4, schedule)
-    run = run_pipeline(
-        step,
-        model,
-        micro_steps,
-        cut_up,
-        cluster,
-        ("cpu",) * 3,
-        adding=adding(step, model, micro_steps),
-        steps=2,
-        warmup=1,
-        gradients=True,
-        pool=processes,
-    )
+    run, pipeline = train_as_pipeline(processes, step, graph, placed, cluster, 4, schedule, steps=2, warmup=1)
     loss, gradients = undivided(step)
     assert run.status == "ok"
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
     simulated = bl.simulate(graph, cluster, placed, micro_batches=4, schedule=schedule)
-    lines = str(cut_up.schedule).splitlines()
-    assert simulated.info["line_device"].tolist() == list(cut_up.processes)
-    for line, device in zip(lines, cut_up.processes, strict=True):
+    lines = str(pipeline.schedule).splitlines()
+    assert simulated.info["line_device"].tolist() == list(pipeline.processes)
+    for line, device in zip(lines, pipeline.processes, strict=True):
         own_rows = np.flatnonzero(run.timeline.device == device)
         assert [run.timeline.op_names[i] for i in run.timeline.op[own_rows]] == line.split()
 
@@ -788,25 +759,11 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(processes):
     step = TorchStep("turning", Turning, (torch.arange(16.0).view(4, 4),))
     graph = profiled(step, 2)
     placed = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
-    micro_steps, model = step.micro_batches(2), step.model()
-    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cpus(2), 2, "1f1b")
-    run = run_pipeline(
-        step,
-        model,
-        micro_steps,
-        cut_up,
-        cpus(2),
-        ("cpu",) * 2,
-        adding=adding(step, model, micro_steps),
-        steps=1,
-        warmup=0,
-        gradients=True,
-        pool=processes,
-    )
+    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 2, "1f1b", steps=1, warmup=0)
     expected = {}
-    for stage_module in micro_steps:
+    for micro_step in step.micro_batches(2):
         alone = step.model()
-        (stage_module.run(alone) / 2).detach()
+        (micro_step.run(alone) / 2).detach()
         for name, p in alone.named_parameters():
             expected[name] = expected.get(name, 0) + p.grad.numpy() / 2
     same_gradients(run.info["gradients"], expected)
