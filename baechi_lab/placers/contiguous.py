@@ -33,8 +33,8 @@ from .evaluation.orders import Orders, Simulations, best_of, usual_orders
 from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
 from .pipeline_stages.device_sequences import chain_along, device_orders, device_sequences
-from .pipeline_stages.dynamic_program import pack_on_first_devices
-from .pipeline_stages.line_cuts import PipelineStages, cut_lines, sums_across_places
+from .pipeline_stages.dynamic_program import ChainStage, pack_on_first_devices
+from .pipeline_stages.line_cuts import cut_lines, sums_across_places
 from .pipeline_stages.link_levels import cuts_by_link_level
 from .pipeline_stages.objective import Objective
 from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
@@ -101,7 +101,7 @@ class Contiguous(Placer):
                 continue
             lines_cut.add(units.unit.tobytes())
             # Sequences of equal devices make equal chains.
-            cuts_of_chain: dict[bytes, list[tuple[float, PipelineStages]]] = {}
+            cuts_of_chain: dict[bytes, list[tuple[float, list[ChainStage]]]] = {}
             orders = device_orders(limits, units.allowed)
             for sequence in (sequence for order in orders for sequence in device_sequences(self._goal, order)):
                 chain = chain_along(sequence, units, limits, self._goal)
@@ -110,8 +110,9 @@ class Contiguous(Placer):
                     cuts_of_chain[content] = cut_lines(units, chain, self._goal.program_goals)
                 for cost, stages in cuts_of_chain[content]:
                     for packed_stages in pack_on_first_devices(stages, chain) if stages else ():
-                        members = [(slice(first, end), d, r) for first, end, d, r in packed_stages]
-                        yield make_pipeline_cut(units.unit, units.n, members, sequence.devices, f"{name} line", cost)
+                        yield make_pipeline_cut(
+                            units.unit, units.n, packed_stages, sequence.devices, f"{name} line", cost
+                        )
                 if sequence.replicated and len(lines_cut) == 1 and self.objective == "step":
                     max_replicas = min(int(chain.run[0]), self.micro_batches)
                     yield from data_parallel_cuts(units.unit, units.n, sequence.devices, max_replicas)

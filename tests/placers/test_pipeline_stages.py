@@ -124,8 +124,8 @@ def test_both_programmes_agree_on_chains(seed, monkeypatch):
             cost, stages = cut_line(units, chain, goal)
             cost_of_sets, sets = cut_sets(units, chain, goal, closed_sets(units, 1000))
             assert cost == pytest.approx(cost_of_sets)
-            assert len(stages) == 0 or sum(end - first for first, end, _, _ in stages) == layers
-            assert len(sets) == 0 or sum(int(members.sum()) for members, _, _ in sets) == layers
+            assert len(stages) == 0 or sum(stage.units.stop - stage.units.start for stage in stages) == layers
+            assert len(sets) == 0 or sum(int(stage.units.sum()) for stage in sets) == layers
 
 
 def random_chain(rng: np.random.Generator, layers: int) -> OpGraph:

@@ -18,7 +18,7 @@ from ...errors import InvalidInput
 from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain
-from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
+from .dynamic_program import ChainStage, allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
 from .pipeline_units import PipelineUnits
 
 
@@ -62,8 +62,8 @@ def closed_sets(units: PipelineUnits, max_sets: int) -> NDArray[np.uint64]:
 
 def cut_sets(
     units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float], sets: NDArray[np.uint64], bound: float = np.inf
-) -> tuple[float, list[tuple[NDArray[np.bool_], int, int]]]:
-    """Returns the least cost and its stages (bool[units] members, first device of the chain, devices); (inf, []) if none fits.
+) -> tuple[float, list[ChainStage]]:
+    """Returns the least cost and its stages; (inf, []) if none fits.
 
     `bound` is the cost of a known solution. More expensive stages are skipped.
     """
@@ -96,7 +96,7 @@ def cut_sets(
     if not np.isfinite(best[-1, -1]):
         return np.inf, []
     stages = trace_pipeline_stages(predecessor, len(sets) - 1, len(chain.kind))
-    return float(best[-1, -1]), [(bits[j] & ~bits[i], d, r) for i, j, d, r in stages]
+    return float(best[-1, -1]), [ChainStage(bits[j] & ~bits[i], d, r) for i, j, d, r in stages]
 
 
 @njit(cache=True)

@@ -13,7 +13,7 @@ has ceil(M / r) micro-batches, and the ring follows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,15 +98,23 @@ def trace_pipeline_stages(predecessor: NDArray[np.int64], last: int, devices: in
     return stages[::-1]
 
 
-def pack_on_first_devices(stages: Sequence[tuple[Any, ...]], chain: DeviceChain) -> Iterator[list[tuple[Any, ...]]]:
-    """Moves the stages to the first devices, so that idle devices are the last ones. Each stage ends with (first device, count).
+class ChainStage(NamedTuple):
+    """A pipeline stage on a chain of devices: its units (a slice of the line, or bool[units]), first device, and device count."""
+
+    units: slice | NDArray[np.bool_]
+    first_device: int
+    devices: int
+
+
+def pack_on_first_devices(stages: Sequence[ChainStage], chain: DeviceChain) -> Iterator[list[ChainStage]]:
+    """Moves the stages to the first devices, so that idle devices are the last ones.
 
     Possible where all devices are equal. If their links differ, the stages follow unchanged as a second candidate.
     """
     end, packed = 0, []
     for stage in stages:
-        packed.append((*stage[:-2], end, stage[-1]))
-        end += stage[-1]
+        packed.append(stage._replace(first_device=end))
+        end += stage.devices
     equal = len(np.unique(chain.kind)) <= 1 and len(np.unique(chain.memory)) <= 1
     if equal:
         yield packed

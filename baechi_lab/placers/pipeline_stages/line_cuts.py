@@ -20,20 +20,17 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import Integers, distinct, offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain, prefix_sums
-from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
+from .dynamic_program import ChainStage, allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
 from .pipeline_units import PipelineUnits
 
 COARSE_PLACES, MAX_PLACES = 200, 4000
 """Places where the line may be cut: in the first pass, and at most."""
 
-PipelineStages = list[tuple[int, int, int, int]]
-"""First unit, last + 1, first device of the chain and number of devices of every stage."""
-
 LOW_RECEIVED, LOW_SENT, HIGH_RECEIVED, HIGH_SENT = range(0, 8, 2)
 """Columns of an interval's traffic, from and to units before and after it: each a count, followed by bytes."""
 
 
-def cut_line(units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float]) -> tuple[float, PipelineStages]:
+def cut_line(units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float]) -> tuple[float, list[ChainStage]]:
     """Returns the least cost and its stages; (inf, []) if none fits.
 
     `goal` = (ahead, micro_batches), see `dynamic_program`; (0, 1) is the period.
@@ -43,9 +40,9 @@ def cut_line(units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float]
 
 def cut_lines(
     units: PipelineUnits, chain: DeviceChain, goals: Sequence[tuple[float, float]]
-) -> list[tuple[float, PipelineStages]]:
+) -> list[tuple[float, list[ChainStage]]]:
     """`cut_line` for each goal."""
-    solutions: list[tuple[float, PipelineStages]] = [(np.inf, [])] * len(goals)
+    solutions: list[tuple[float, list[ChainStage]]] = [(np.inf, [])] * len(goals)
     for max_places in (COARSE_PLACES, MAX_PLACES):
         places = cheapest_places(units, chain.work[:, 0], max_places)
         sums = (
@@ -68,7 +65,7 @@ def cut_lines(
         for k, cost in enumerate(best[:, -1, -1].tolist()):
             if cost <= solutions[k][0] and np.isfinite(cost):
                 stages = trace_pipeline_stages(predecessor[k], len(places) - 1, len(chain.kind))
-                solutions[k] = cost, [(int(places[i]), int(places[j]), d, r) for i, j, d, r in stages]
+                solutions[k] = cost, [ChainStage(slice(int(places[i]), int(places[j])), d, r) for i, j, d, r in stages]
     return solutions
 
 

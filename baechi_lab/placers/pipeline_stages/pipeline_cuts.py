@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.csr import Integers
 from ..memory.feasible import repair_plan
 from ..memory.packing import infeasible_placement, raise_if_impossible
+from .dynamic_program import ChainStage
 from .hill_climbing import climb_stage_borders, max_moves
 from .objective import Measurement, Objective
 
@@ -37,21 +38,23 @@ class PipelineCut(NamedTuple):
 
 
 def make_pipeline_cut(
-    unit: Integers, count: int, stages: Iterable[tuple[Any, int, int]], order: tuple[int, ...], name: str, cost: float
+    unit: Integers, count: int, stages: Iterable[ChainStage], order: tuple[int, ...], name: str, cost: float
 ) -> PipelineCut:
-    """Makes a cut from stages (members, first device of the chain, number of devices)."""
+    """Makes a cut from stages on the chain of devices `order`."""
     stage = np.zeros(count, dtype=np.int64)
     devices: list[tuple[int, ...]] = []
-    for members, d, r in stages:
-        stage[members] = len(devices)
-        devices.append(tuple(order[d : d + r]))
+    for units, first_device, device_count in stages:
+        stage[units] = len(devices)
+        devices.append(tuple(order[first_device : first_device + device_count]))
     return PipelineCut(unit, stage, tuple(devices), name, cost)
 
 
 def data_parallel_cuts(unit: Integers, count: int, order: tuple[int, ...], max_replicas: int) -> Iterator[PipelineCut]:
     """Data parallelism: one stage on 2 to `max_replicas` devices. These cuts are measured whatever the dynamic program finds."""
     for r in range(2, max_replicas + 1):
-        yield make_pipeline_cut(unit, count, [(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf)
+        yield make_pipeline_cut(
+            unit, count, [ChainStage(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf
+        )
 
 
 def place_best_cut(

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -335,27 +335,38 @@ def gradient_bytes(model: nn.Module) -> dict[str, int]:
     return {name: storage_bytes(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
-def call_bytes(
-    model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns five int64[calls]: bytes of parameters and buffers, outputs, gradients, upstream gradients, trained parameters.
+class CallBytes(NamedTuple):
+    """The bytes of every call's tensors, int64[calls] each, named and in order as the fields of `LayerProfile`.
+
+    Shared parameters and buffers belong to the first call that uses them, unused ones to the first call.
+    """
+
+    parameters: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    parameter_gradients: NDArray[np.int64]
+    upstream_gradients: NDArray[np.int64]
+    trained: NDArray[np.int64]
+
+
+def call_bytes(model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, int]) -> CallBytes:
+    """Returns the bytes of every call's tensors.
 
     `gradients` are the bytes that a backward pass made, by parameter. Parameters that do not reach the loss have none.
     """
     parameters = dict(model.named_parameters())
     size = {name: stored_bytes(t) for name, t in (*parameters.items(), *model.named_buffers())}
     visited: set[str] = set()
-    columns = np.zeros((5, len(model_trace.calls)), dtype=np.int64)
+    columns = CallBytes(*np.zeros((5, len(model_trace.calls)), dtype=np.int64))
     used = {name for call in model_trace.calls for name in (*call.parameters, *call.buffers)}
-    if model_trace.calls:  # unused ones belong to the first call
-        columns[0, 0] = sum(size[name] for name in size.keys() - used)
+    if model_trace.calls:
+        columns.parameters[0] = sum(size[name] for name in size.keys() - used)
     for i, call in enumerate(model_trace.calls):
-        first_used = {*call.parameters, *call.buffers} - visited  # shared ones count at their first use
+        first_used = {*call.parameters, *call.buffers} - visited
         visited |= first_used
-        columns[0, i] += sum(size[name] for name in first_used)
-        columns[1, i] = call.output_bytes
+        columns.parameters[i] += sum(size[name] for name in first_used)
+        columns.outputs[i] = call.output_bytes
         if training:
-            columns[2, i] = sum(gradients[name] for name in first_used & gradients.keys())
-            columns[3, i] = call.output_bytes if call.requires_grad else 0
-            columns[4, i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
-    return tuple(columns)  # type: ignore[return-value]
+            columns.parameter_gradients[i] = sum(gradients[name] for name in first_used & gradients.keys())
+            columns.upstream_gradients[i] = call.output_bytes if call.requires_grad else 0
+            columns.trained[i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
+    return columns
