@@ -213,7 +213,7 @@ def _note_on_single_ops(
     scheduler: SchedulerOption | None,
     pipeline: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """Says how long the step takes with ops that `m-etf` places one by one, if that is shorter than all rows that fit."""
+    """Returns a note on the step whose single ops `m-etf` places, if that step is shorter than every row that fits."""
     from .placers import place
     from .simulator import simulate
 

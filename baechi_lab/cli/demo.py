@@ -1,7 +1,9 @@
-"""The main job from end to end: trace a model's training step, profile it on the attached devices, optimize, place on
-several devices with m-TOPO, m-ETF and m-SCT, simulate, print the comparison with lower bound and gap, run the best
-placement for real (GPUs where attached, else logical CPU devices), print measured next to simulated step time, and
-export a training script.
+"""Do the main job from end to end, and print the result of each stage.
+
+A model's training step is traced, profiled on the attached devices, optimized, placed on several devices with m-TOPO, m-ETF
+and m-SCT, and simulated. A table compares the placements with the lower bound. The best placement then runs on attached GPUs,
+or without them on logical CPU devices, and its measured step time is printed beside the simulated one. Last, a training
+script is exported.
 """
 
 from __future__ import annotations

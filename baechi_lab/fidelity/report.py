@@ -194,8 +194,11 @@ def _megabytes(bytes_by_category: dict[str, int]) -> str:
 
 
 def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summary:
-    """Returns errors, the number of pairs that differ by over 10 % and of those ranked correctly, Spearman's rho per model, and
-    whether other programs disturbed a row or the calibration (its `busy_share`)."""
+    """Returns the errors of predictions, how well they rank placements, and whether other programs disturbed the measurement.
+
+    Pairs of rows of one model count as ranked if their measured times differ by over 10 %. `calibrated_share` is the
+    `busy_share` of the calibration.
+    """
     errors = [abs(row.error) for row in rows]
     models = list(dict.fromkeys(row.model for row in rows))
     clear = right = 0

@@ -238,7 +238,10 @@ KEEP_BOUNDARY, KEEP_GROUP, KEEP_OWN = range(3)
 
 
 class Table:
-    """The tables C[j, i, M] and D[j, i, M] of a chain for M = 0..units; `most` bytes are enough to hold everything."""
+    """The tables C[j, i, M] and D[j, i, M] of a chain, for M = 0 to `units` of memory.
+
+    `most` is a number of bytes that is enough to hold everything.
+    """
 
     def __init__(self, chain: Chain):
         self.chain, m = chain, chain.count

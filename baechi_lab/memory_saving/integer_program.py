@@ -162,7 +162,7 @@ class Program:
             rows.add([(self.K[t, i], 1.0), *extra, (self.K[t + 1, i], -1.0)], 0.0)
 
     def _add_read_rows(self, rows: Rows, t: int, i: int, j: int) -> None:
-        """Add row (3) for group j that reads i; in the form `once` for all runs of j since the gaps of both began."""
+        """Add row (3) for group j that reads i. With `once`, one row covers all runs of j since the gaps of both began."""
         run = self.run_terms(t, j)
         if not run or self.ends_gap(t, i):
             return

@@ -169,9 +169,10 @@ class _PartWriter:
         self.rows.append((forward, (backward,)))
 
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, share: float) -> None:
-        """Add attention in one kernel; `width` is the sum of the sizes of a key and a value, `share` that of keys attended to.
+        """Add attention in one kernel.
 
-        Under context parallelism it has one round per device, between which keys and values are passed around the ring.
+        `width` is the size of a key plus that of a value. `share` is the share of the keys that a query attends to. Under
+        context parallelism it has one round per device, between which keys and values are passed around the ring.
         """
         flops = 2.0 * batch * heads * queries * keys * width * share
         moved_bytes = HALF * batch * (heads * queries + kv_heads * keys) * width

@@ -38,8 +38,18 @@ class Ring(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """All rings: per op its name, its original op in the micro-batch's graph, and its replica; per tensor its producer (a
-    number in the unrolled graph), bytes and name; edges (tensor, reading op)."""
+    """The ops and tensors of all rings.
+
+    Args:
+        names: of the ops.
+        origin: per op, its original op in the micro-batch's graph.
+        replica: per op.
+        producer: per tensor, the number of its op in the unrolled graph.
+        size: bytes per tensor.
+        labels: names of the tensors.
+        edge_tensor, edge_reader: which tensor is read by which op.
+        each: the rings.
+    """
 
     names: list[str]
     origin: Ints

@@ -144,7 +144,7 @@ def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
 
 
 def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]:
-    """Returns the ops of cells that one other cell reads, and an op of that cell; an op without a cell is its own cell.
+    """Returns the cells that exactly one other cell reads, and the cell that reads each. An op without a cell is its own cell.
 
     With `readers="forward"` only forward ops count as readers of forward ops, and a backward op with a `forward_of` is left out.
     """

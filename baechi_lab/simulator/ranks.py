@@ -124,7 +124,10 @@ def _longest_path_tree(
     consumers: NDArray[np.int32],
     free: Bools,
 ) -> tuple[int, Ints]:
-    """The op in which a longest path ends (-1: no op is free), and for each op the one before it on its longest path."""
+    """Returns the op in which the longest path of `free` ops ends, and each op's predecessor on the longest path to it.
+
+    The op is -1 if no op is free.
+    """
     head, before = np.zeros(len(order)), np.full(len(order), -1, np.int64)
     last, longest = -1, -1.0
     for k in range(len(order)):

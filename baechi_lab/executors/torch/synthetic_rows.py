@@ -45,7 +45,9 @@ def update_rows(
 
 
 def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
-    """Start and end of "Parts", "Named" and "Recomputed" ops, which take no time: when the last op ends that they wait for.
+    """Returns op -> start and end of the "Parts", "Named" and "Recomputed" ops, which take no time.
+
+    Both are when the last op ends that they wait for.
 
     >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS_TYPE])
     >>> parts_rows(graph, {0: (2.0, 5.0)})

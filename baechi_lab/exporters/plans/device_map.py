@@ -224,8 +224,10 @@ class _Units:
         ]
 
     def _calls_on_main(self, around: list[int]) -> set[int]:
-        """Returns calls that meet what is on the main device: the model's own parameters, its inputs, and what calls compute
-        from these alone. Losses are left out; see `compare_with_inputs`.
+        """Returns the calls that read something on the main device.
+
+        On it are the model's own parameters, its inputs, and what calls compute from these alone. Losses are left out; see
+        `compare_with_inputs`.
         """
         graph = self.request.graph
         batch_readers = set(graph.batch_readers)

@@ -298,8 +298,11 @@ def _tails(m: Model, device: NDArray[np.int32], order: NDArray[np.int64], tail: 
 def _path_bound(
     m: Model, device: NDArray[np.int32], load: NDArray[np.float64], head: NDArray[np.float64], tail: NDArray[np.float64]
 ) -> float:
-    """Bound of a placement: its longest path, and the work of each device, or of its
-    communication lane, between its first and its last op."""
+    """Returns a lower bound of a placement's step time.
+
+    It is the longest path, or the work of a device (or of its communication lane) with what comes before its first op and
+    after its last one.
+    """
     bound = 0.0
     for i in range(len(device)):
         bound = max(bound, head[i] + m.table[i, device[i]] + tail[i])

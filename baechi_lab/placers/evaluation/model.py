@@ -84,8 +84,11 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
 
 
 def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: bool) -> NDArray[np.float64]:
-    """Returns the least time after each op: a consumer is local or its transfer counts, or, if costs or links vary or
-    some ops are collectives, transfers are free."""
+    """Returns float64[n]: the least time from the end of each op to the end of the step.
+
+    With `exact`, a consumer is on the op's device or its transfer counts. Otherwise, because costs or links vary or some ops
+    are collectives, transfers are free.
+    """
     if exact and cluster.n > 1 and graph.n:
         tail = paid_heads(merge_problem(graph, cluster, reach=False))[1]
     else:

@@ -159,9 +159,9 @@ def _border_traffic(
     low: NDArray[np.float64],
     high: NDArray[np.float64],
 ) -> None:
-    """Sets `low` and `high`: count and bytes of the tensors that the stage between sets i and j receives, and that it sends.
+    """Sets `low` and `high` to the traffic of the stage between sets i and j: tensors and bytes received, then sent.
 
-    `low` has those that cross its border with the stages before it (set i), `high` those with the stages after it.
+    `low` is the traffic with the stages before it (set i), `high` that with the stages after it.
     """
     producer, size, readers = tensors
     pointer, crossed = crossing

@@ -130,7 +130,10 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
 def _solve(
     inner: NDArray[np.float64], border: NDArray[np.float64], ring: NDArray[np.float64], width: int, rule: int
 ) -> Any:
-    """`best[i, j, m - 1]` = A_k, and its choice: (s, r), (j, m) for one stage on all, (j, 0) to leave one idle."""
+    """Returns `best[i, j, m - 1]`, which is A_k of places i to j on m devices, and the choice that gives it.
+
+    A choice is (s, r): places s to j are one stage on r devices. (j, m) is one stage on all, (j, 0) leaves a device idle.
+    """
     places = len(border)
     best = np.full((places, places, width), np.inf)
     choice = np.zeros((places, places, width, 2), np.int64)

@@ -24,9 +24,18 @@ SIZE_CLASSES = 16
 
 
 class Units(NamedTuple):
-    """Units of a graph: `of` int32[n] unit of each op, `edges` int64[2, E] distinct edges between units, `type` int32[U],
-    `types` how many, `features` float32[U, F] outputs and adjacency, `sizes` float32[U, 16] outputs by class,
-    `fallback` int32[U] fastest allowed device, `allowed` bool[U, D]."""
+    """The U units of a graph that are placed on D devices.
+
+    Args:
+        of: int32[n], the unit of each op.
+        edges: int64[2, E], distinct edges between units.
+        type: int32[U], the number of a unit's op type.
+        types: the number of op types.
+        features: float32[U, F], sizes of outputs, and neighbours.
+        sizes: float32[U, 16], the number of outputs in each class of sizes.
+        fallback: int32[U], the fastest device that is allowed.
+        allowed: bool[U, D].
+    """
 
     of: NDArray[np.int32]
     edges: NDArray[np.int64]
@@ -110,8 +119,11 @@ def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def group_embeddings(units: Units, group: NDArray[np.int64], groups: int) -> NDArray[np.float32]:
-    """Returns float32[groups, types + 16 + groups] for a group per unit: log(1 + count) per op type and per output size, and a
-    1 for every group that it has edges to (H, section 2)."""
+    """Returns float32[groups, types + 16 + groups]: what the placer of H (section 2) sees of each group.
+
+    That is log(1 + count) for each op type and each class of output sizes, and a 1 for each group to which it has an edge.
+    `group` int64[U] is the group of every unit.
+    """
     kinds = np.zeros((groups, units.types), dtype=np.float32)
     np.add.at(kinds, (group, units.type), 1.0)
     sizes = np.zeros((groups, SIZE_CLASSES), dtype=np.float32)

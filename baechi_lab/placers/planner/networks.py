@@ -93,8 +93,11 @@ def _draw(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Weigh
 
 
 def times(tf: ModuleType, x: Tensor, weights: Tensor) -> Tensor:
-    """`x[..., a] @ weights[a, b]` as one product of two matrices: TensorFlow 2.21 with oneDNN writes beyond the result of
-    [5, 1, 4, 8] @ [8, 8], as it was found to do with a batch against a single matrix where a batch dimension is 1."""
+    """Returns `x[..., a] @ weights[a, b]`, computed as one product of two matrices.
+
+    TensorFlow 2.21 with oneDNN writes beyond the end of the result when it multiplies a batch by a single matrix and a batch
+    dimension is 1, as in [5, 1, 4, 8] @ [8, 8].
+    """
     return tf.reshape(tf.reshape(x, [-1, x.shape[-1]]) @ weights, [*x.shape[:-1], weights.shape[-1]])
 
 
@@ -106,8 +109,11 @@ def lstm_cell(tf: ModuleType, gates: Tensor, memory: Tensor) -> tuple[Tensor, Te
 
 
 def lstm(tf: ModuleType, inputs: Tensor, weights: Tensor, out: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """All steps of `inputs[T, ..., b, 4h]` from `out`, `memory` [..., b, h], with `weights[..., h, 4h]` of the state: outputs
-    and cells [T, ..., b, h]."""
+    """Returns the outputs and cells [T, ..., b, h] of all T steps of an LSTM.
+
+    `inputs[T, ..., b, 4h]` are multiplied by their weights already; `weights[..., h, 4h]` are those of the state. `out` and
+    `memory` [..., b, h] are the state before the first step.
+    """
 
     def step(state: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         return lstm_cell(tf, x + state[0] @ weights, state[1])
@@ -172,8 +178,10 @@ def _place(
     temperature: Tensor,
     tanh_constant: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample first, then go through the samples again: only the second pass needs a derivative, and it has no loop but
-    the LSTM's and the attention's."""
+    """Draws samples, then computes their probabilities in a second pass.
+
+    Only the second pass needs a derivative, and it has no loop but the LSTM's and the attention's.
+    """
     tf = tensorflow()
     w = weights
     # Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM.

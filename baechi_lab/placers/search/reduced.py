@@ -25,8 +25,10 @@ from .instance import Instance
 
 @dataclass(frozen=True)
 class Subproblem:
-    """A state of which `units` move, and the objective that simulates its ops, or runs of them (`member` int64[n]: the run of
-    each op)."""
+    """A part of a search: the `units` that move, their `state`, and the `objective` that simulates it.
+
+    `member` int64[n] is the run of each op where runs of ops are simulated as one; None where ops are.
+    """
 
     objective: Objective
     state: State

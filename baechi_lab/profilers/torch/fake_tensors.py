@@ -265,13 +265,17 @@ def _runs_unfused(mask: torch.Tensor) -> bool:
 
 @contextmanager
 def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
-    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, one
-    for a norm by the root of the mean square, and one for a recurrent layer over a whole sequence.
+    """Lets this thread call the fused kernels that a GPU would run, in place of the operators that a CPU runs.
 
-    Those of attention and norm are the kernels of attention without dropout and of a layer norm, whose work is the same. Other
-    threads, which may train for real, get the functions as they are. Layers of attention run operator by operator in inference,
-    too: one operator for a whole layer would hide its products. `on_cpu` leaves all but recurrent layers as a CPU runs them: its
-    dropout keeps a mask of the type of its input, and attention with dropout keeps its scores.
+    - Dropout keeps a mask of one byte per element.
+    - Attention with dropout is the kernel without dropout, and an RMS norm that of a layer norm: their work is the same.
+    - A recurrent layer is one kernel over a whole sequence.
+
+    Layers of attention run operator by operator in inference too, because one operator for a whole layer would hide its
+    products. Other threads, which may train for real, get the functions as they are.
+
+    With `on_cpu`, only recurrent layers are fused. Dropout on a CPU keeps a mask of the type of its input, and attention with
+    dropout keeps its scores.
     """
     _REPLACING.acquire()
     own_thread = threading.get_ident()

@@ -173,7 +173,10 @@ def _mxfp4(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]
 
 
 def _fp8(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
-    """A byte per number and a float32, or a power of two in a byte, per block of 128 * 128 (DeepSeek), or as it says."""
+    """A byte per number, and a scale per block: a float32, or a byte for a power of two.
+
+    Blocks are 128 * 128 (DeepSeek) unless the configuration says otherwise.
+    """
     default = [1, 32] if config["quant_method"] == "mxfp8" else [128, 128]
     block = config.get("weight_block_size", default)
     fine = config.get("scale_fmt", "ue8m0" if config["quant_method"] == "mxfp8" else "float") == "ue8m0"
@@ -199,7 +202,7 @@ def _nvfp4(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]
 
 
 def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]:
-    """In 8 bits a float32 per row; in 4 bits one per 64 numbers, which may be quantized to a byte each, and code books."""
+    """In 8 bits: a float32 scale per row. In 4 bits: a scale per 64 numbers, and code books; scales may be a byte each."""
     if config.get("load_in_8bit"):
         if not config.get("llm_int8_has_fp16_weight"):
             yield Scheme(lambda rows, columns: rows * columns + _FLOAT32 * rows, experts=False)

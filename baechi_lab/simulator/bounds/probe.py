@@ -313,7 +313,10 @@ def _earliest(
 
 @njit(cache=True)
 def _pay(size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Bools, pay: Floats) -> None:
-    """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of the first."""
+    """Sets pay(u) for the zone's ops, from the last to the first.
+
+    It is the least time from an op's end on another device to the start of the zone's first op.
+    """
     p = graph.p
     pointer = graph.pointer
     near = graph.near

@@ -87,8 +87,11 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
 
 
 class _Line(NamedTuple):
-    """What is ordered: `batches` micro-batches; `costs` float64[8, p] of the stages: us of F, B and W, us to the next one and
-    to the one before, bytes held after F, kept after B, and the room for them."""
+    """The pipeline that is ordered: the number of micro-batches, and the costs of its p stages.
+
+    `costs` float64[8, p] has rows for the microseconds of F, B and W, of sending to the next stage and to the one before, then
+    for the bytes held after F, those still held after B, and the memory for them.
+    """
 
     batches: int
     costs: Floats
