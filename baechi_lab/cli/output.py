@@ -58,7 +58,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     Columns that do not fit beside the others come below them, behind the first one again.
     """
-    lines = [[_shortened(line[0]), *line[1:]] for line in [header, *rows]]
+    lines = [[_shorten(line[0]), *line[1:]] for line in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     blocks, used = [[0]], widths[0]
     for i, width in enumerate(widths[1:], 1):
@@ -75,7 +75,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             print("  ".join(cells).rstrip())
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shortens a name so that other columns fit."""
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 13]}...{text[-10:]}"
 

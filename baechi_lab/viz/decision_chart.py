@@ -47,7 +47,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     figure.update_xaxes(title_text=f"time ({unit})", range=[0, 1.05 * end / factor])
     lanes = [-d for d in range(cluster.n)]
     figure.update_yaxes(title_text="device", tickvals=lanes, ticktext=list(cluster.names), range=[lanes[-1] - 0.7, 0.7])
-    sentences = [_sentence(graph, cluster, d) for d in log]
+    sentences = [_decision_text(graph, cluster, d) for d in log]
     count = len(sentences)
     steps = [
         {
@@ -71,7 +71,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     return figure.update_layout(margin={"t": 75}, title_text=_title(heading, sentences[-1]))
 
 
-def _sentence(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
+def _decision_text(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
     pair = decision.chosen
     place_and_time = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
     return f"{place_and_time}: {decision.reason}"

@@ -45,7 +45,7 @@ def to_timeline(
         receive_us=moves[:, 5] - zero,
         end_us=moves[:, 6] - zero,
     )
-    copies = _copies(trace, zero, _lent_until(trace, graph), _list_sizes(graph)) if copied else []
+    copies = _copies(trace, zero, _write_back_starts(trace, graph), _list_sizes(graph)) if copied else []
     in_bodies = _bytes_of_bodies(trace, zero, graph)
     recorded = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
     variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
@@ -147,7 +147,7 @@ def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[fl
     return [row for row in rows if row[3]]
 
 
-def _lent_until(trace: Trace, graph: OpGraph) -> dict[int, float]:
+def _write_back_starts(trace: Trace, graph: OpGraph) -> dict[int, float]:
     """Returns op that reads offloaded state -> start of its write-back. The device keeps the value until then."""
     began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
     lent, stored = state_ops(graph), state_ops(graph, STORED)

@@ -224,12 +224,13 @@ def _overrides(tensors: list[dict[str, int | None]], layer_gpus: list[int]) -> l
             if device != layer_gpus[k]:
                 layers[device, names].append(k)
     return [
-        rf"^blk\.({'|'.join(map(str, numbers))})\.{_any_of(names)}={_buffer(device)}"
+        rf"^blk\.({'|'.join(map(str, numbers))})\.{_alternatives(names)}={_buffer(device)}"
         for (device, names), numbers in layers.items()
     ]
 
 
-def _any_of(names: tuple[str, ...]) -> str:
+def _alternatives(names: tuple[str, ...]) -> str:
+    """Returns a pattern that matches any of the names and the dot after it."""
     if names == ("",):
         return ""
     return (names[0] if len(names) == 1 else f"({'|'.join(names)})") + r"\."

@@ -54,7 +54,7 @@ def pipeline_files(
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
     stages = [
-        {**stage_module.spec, "processes": ranks, "uses": _uses(stage_module.module.graph)}
+        {**stage_module.spec, "processes": ranks, "uses": _used_names(stage_module.module.graph)}
         for stage_module, ranks in zip(division.cut.stage_modules, division.cut.stage_ranks, strict=True)
     ]
     return {
@@ -84,7 +84,7 @@ def pipeline_files(
     }
 
 
-def _uses(graph: fx.Graph) -> list[str]:
+def _used_names(graph: fx.Graph) -> list[str]:
     """Names of the layers, parameters and buffers that a stage uses."""
     named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     return [name for name in dict.fromkeys(named) if name != "device"]

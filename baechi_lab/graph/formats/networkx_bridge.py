@@ -136,7 +136,9 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
     if any("output_shapes" in a for a in attributes):
         columns["output_shapes"] = tuple(str(a.get("output_shapes", "")) for a in attributes)
     for key in ("temp_bytes", "persistent_bytes"):
-        sizes = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
+        sizes = [
+            int(_number(a.get(key, 0), f"{key} of node {x!r}", int)) for x, a in zip(names, attributes, strict=True)
+        ]
         columns[key] = whole_numbers(key, sizes)
     for key in ("colocation", "allowed"):
         columns[key] = np.array(columns[key], dtype=np.int32)
@@ -296,10 +298,6 @@ def _required_bytes(data: Mapping[Any, object], key: object, place: str) -> int:
     if data.get(key) is None:
         raise InvalidInput(f"{place} has no {key}; every edge needs its bytes (4 for a control dependency)")
     return int(_number(data[key], f"{key} of {place}", int))
-
-
-def _optional_bytes(data: Mapping[str, object], key: str, place: str) -> int:
-    return int(_number(data.get(key, 0), f"{key} of {place}", int))
 
 
 def _number(value: object, place: str, kind: type) -> Any:

@@ -60,7 +60,7 @@ class EvenRouting:
             self.excluded[out] = mask
         if func not in _CHOICES or not args[0].is_floating_point() or self.values.of(args[0]) is not None:
             return
-        logits, dim = args[0], _dimension(func, args)
+        logits, dim = args[0], _choice_dimension(func, args)
         if dim is None or not logits.dim() or logits.shape[dim] not in self.counts:
             return
         choice_output = out if func is _aten.argmax.default else out[1]
@@ -71,7 +71,7 @@ class EvenRouting:
         self.values.store(choice_output, choice)
 
 
-def _dimension(func: OpOverload, args: Args) -> int | None:
+def _choice_dimension(func: OpOverload, args: Args) -> int | None:
     """Returns the dimension along which an operator chooses; None for all at once."""
     if func is _aten.topk.default:
         return args[2] if len(args) > 2 else -1

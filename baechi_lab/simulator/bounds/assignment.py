@@ -142,9 +142,6 @@ class _Program:
     def _unit_column(self, unit: int, device: int) -> int:
         return 1 + unit * self.cluster.n + device
 
-    def _producer_unit(self, tensor: int) -> int:
-        return int(self.unit[self.graph.tensor_producer[tensor]])
-
     def _add_unit_rows(self) -> None:
         devices = range(self.cluster.n)
         for k in range(self.unit_count):
@@ -186,8 +183,9 @@ class _Program:
         devices = self.cluster.n
         for m, (t, k) in enumerate(self.tensor_readers.tolist()):
             place = int(np.searchsorted(self.sent_tensors, t))
+            producer_unit = int(self.unit[self.graph.tensor_producer[t]])
             for d in range(devices):
-                reader_and_producer = [self._unit_column(k, d), self._unit_column(self._producer_unit(t), d)]
+                reader_and_producer = [self._unit_column(k, d), self._unit_column(producer_unit, d)]
                 self.rows.add(
                     [self.first_sent + place * devices + d, *reader_and_producer], [1.0, -1.0, 1.0], 0.0, np.inf
                 )

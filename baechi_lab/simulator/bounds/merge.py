@@ -73,8 +73,13 @@ def forced_merges(
     until = working_seconds() + time_limit
     start = start or (np.zeros(graph.n), np.zeros(graph.n))
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
-    low = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
-    # Raise the proven bound in steps, because shaving takes longest if there is no contradiction.
+    head, tail = start
+
+    def impossible(limit: float) -> bool:
+        return not _propagate(limit, problem, problem.unit.copy(), none, head.copy(), tail.copy(), until)
+
+    low = _bisect(low, ceiling, until, impossible)
+    # Raise the proven bound in steps, because probing takes longest if there is no contradiction.
     step = 0.02
     while step >= PRECISION and low < ceiling and working_seconds() < until:
         if _contradiction_by_probing(problem, min(low * (1.0 + step), ceiling), until, start):
@@ -85,7 +90,8 @@ def forced_merges(
     return low
 
 
-def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Callable[[float], bool]) -> float:
+def _bisect(low: float, high: float, until: float, impossible: Callable[[float], bool]) -> float:
+    """Returns the largest makespan from `low` that is found to be impossible before `until`."""
     longest = 0.0  # so far, of one propagation in seconds: none that may take so long is begun too late
     while high - low > PRECISION * high and working_seconds() + longest < until:
         middle, began = 0.5 * (low + high), working_seconds()
@@ -95,12 +101,6 @@ def _bisect(problem: MergeProblem, low: float, high: float, until: float, imposs
             high = middle
         longest = max(longest, working_seconds() - began)
     return low
-
-
-def _contradiction(
-    problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: tuple[Floats, Floats], until: float
-) -> bool:
-    return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy(), until)
 
 
 def _propagate(
@@ -124,7 +124,7 @@ def _propagate(
 
 
 def _contradiction_by_probing(problem: MergeProblem, limit: float, until: float, start: tuple[Floats, Floats]) -> bool:
-    """Contradiction of `limit` with probing of single edges; False also when time runs out."""
+    """Whether a makespan of `limit` contradicts itself when single edges are probed; False also when time runs out."""
     n, (_, target, cost, _) = len(problem.p), problem.after
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))
     unit, paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)

@@ -96,7 +96,7 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
         end = int(np.argmax(total - lowest))
         start, end = int(np.argmin(total[: end + 1])), end
         covered = end - start + p
-        if p >= 3 and covered >= 2 * p and covered >= 0.4 * m and not _monotonous(kinds[start : start + p]):
+        if p >= 3 and covered >= 2 * p and covered >= 0.4 * m and not _is_monotonous(kinds[start : start + p]):
             scores.append((covered - p * 1e-3, -p, start, covered // p))
     if not scores:
         return None
@@ -106,7 +106,7 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
     return start, -period, count
 
 
-def _monotonous(kinds: NDArray[np.uint8]) -> bool:
+def _is_monotonous(kinds: NDArray[np.uint8]) -> bool:
     """Whether nearly all items are of one kind, as in a chain or a generated graph."""
     return bool(np.bincount(kinds).max() > 0.9 * len(kinds))
 

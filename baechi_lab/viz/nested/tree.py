@@ -99,7 +99,7 @@ class Tree:
         owner[self.ops] = np.repeat(np.arange(len(visible), dtype=np.int32), size)
         return owner
 
-    def _telling(self, node: int) -> bool:
+    def _deserves_frame(self, node: int) -> bool:
         """Whether a node is large enough for a frame, and most of its ops are in inner scopes."""
         size = self.high - self.low
         inside = sum(int(size[c]) for c in self.children[node] if self.kind[c] == SCOPE)
@@ -118,7 +118,7 @@ class Tree:
         while queue:
             _, node = heapq.heappop(queue)
             inside = self.children[node]
-            if not inside or count + len(inside) - 1 > limit or not (self._telling(node) or count < FEW):
+            if not inside or count + len(inside) - 1 > limit or not (self._deserves_frame(node) or count < FEW):
                 continue
             open_nodes.add(node)
             count += len(inside) - 1

@@ -58,7 +58,10 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
         return with_file_name(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
     one = paths[0]
     data = read_bytes(one)
-    tensors = None if execution_trace is None else _tensors_of(execution_trace)
+    tensors = None
+    if execution_trace is not None:
+        trace_bytes = read_bytes(execution_trace)
+        tensors = with_file_name(execution_trace, lambda: accesses(parse(trace_bytes)))
     reader = trace_reader(one, data, tensors)
     if reader is None:
         refuse_model_config(one, data)
@@ -66,12 +69,6 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     if tensors is not None and not _is_kineto(name_of(one).removesuffix(".gz"), _beginning(data)):
         raise InvalidInput(f"{name_of(one)}: is no Kineto trace, which execution_trace goes with")
     return with_file_name(one, reader)
-
-
-def _tensors_of(path: PathLike) -> dict[int, Access]:
-    """Reads the storage accesses of an execution trace."""
-    data = read_bytes(path)
-    return with_file_name(path, lambda: accesses(parse(data)))
 
 
 def trace_reader(
