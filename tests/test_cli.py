@@ -108,7 +108,7 @@ def test_compare_keeps_rows_that_do_not_fit(call, graph_file):
     assert all(row["error"] for row in rows)
 
 
-def test_compare_optimized(call, graph_file):
+def test_compare_places_groups_with_optimize(call, graph_file):
     code, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "m-etf", "--optimize", "--json")
     assert code == 0
     assert json.loads(out)[0]["makespan_us"] >= 15.0
@@ -161,7 +161,7 @@ def test_place_parameters_and_text_output(call, graph_file):
     assert "gpu:1" in out
 
 
-def test_list_of_placers(call):
+def test_place_lists_the_placers(call):
     code, out, _ = call("place", "--list")
     assert code == 0
     assert "m-sct" in out and max(map(len, out.splitlines())) <= 100
@@ -418,25 +418,25 @@ def _joined(arguments):
     return ["=".join(arguments)] if len(arguments) == 2 else arguments
 
 
-def test_no_command(call):
+def test_a_missing_command_is_rejected(call):
     check_refused(call(), "COMMAND")
 
 
-def test_unknown_command(call):
+def test_an_unknown_command_is_rejected(call):
     check_refused(call("plaec"), "plaec")
 
 
-def test_missing_file(call, tmp_path):
+def test_a_missing_file_is_rejected(call, tmp_path):
     check_refused(call("compare", tmp_path / "none.json"), "No such file")
 
 
-def test_foreign_file(call, tmp_path):
+def test_a_file_of_another_kind_is_rejected(call, tmp_path):
     path = tmp_path / "foreign.json"
     path.write_text('{"hello": 1}')
     check_refused(call("compare", path), "foreign.json")
 
 
-def test_truncated_file(call, graph_file):
+def test_a_truncated_file_is_rejected(call, graph_file):
     data = Path(graph_file).read_bytes()
     Path(graph_file).write_bytes(data[: len(data) // 2])
     check_refused(call("compare", graph_file), "truncated")
@@ -467,22 +467,22 @@ def test_output_name_is_refused_before_the_work(call, graph_file, tmp_path):
     assert not target.exists()
 
 
-def test_unwritable_output(call, graph_file, tmp_path):
+def test_an_output_that_cannot_be_written_is_rejected(call, graph_file, tmp_path):
     check_refused(call("place", graph_file, "-o", tmp_path / "none" / "p.json"), "cannot be written")
 
 
-def test_bad_placer_parameter(call, graph_file):
+def test_a_bad_parameter_of_a_placer_is_rejected(call, graph_file):
     check_refused(call("place", graph_file, "-p", "treshold=1"), "did you mean 'threshold'")
     check_refused(call("place", graph_file, "-p", "threshold"), "KEY=VALUE")
 
 
 @pytest.mark.parametrize("command", ["profile", "run", "export"])
-def test_unknown_model(call, command):
+def test_an_unknown_model_is_rejected(call, command):
     check_refused(call(command, "inception_v4"), "did you mean 'inception_v3'")
 
 
 @pytest.mark.parametrize("command", ["profile", "run", "export"])
-def test_missing_step_file(call, command, tmp_path):
+def test_a_missing_step_file_is_rejected(call, command, tmp_path):
     check_refused(call(command, f"{tmp_path}/none.py:step"), "no such file")
 
 
@@ -610,7 +610,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
         (["-o", "rows.xlsx"], "rows.xlsx: the name must end in .sqlite or .sqlite3 or .db"),
     ],
 )
-def test_bad_sweeps(call, graph_file, arguments, text):
+def test_bad_sweeps_are_rejected(call, graph_file, arguments, text):
     check_refused(call("sweep", graph_file, *arguments), text)
 
 

@@ -47,7 +47,7 @@ def test_peaks_are_those_of_the_simulator(graph, cluster):
     assert row["peak_bytes"] == max(timeline.peak_bytes)
 
 
-def test_default_placers(graph, cluster):
+def test_compare_asks_five_placers_by_default(graph, cluster):
     table = bl.compare(graph, cluster, progress=False)
     assert table["placer"].tolist() == ["auto", "single", "m-topo", "m-etf", "m-sct"]
     assert table["winner"][0] and not table["winner"][1:].any()
@@ -109,7 +109,7 @@ def test_seed_is_welcome_where_nobody_needs_it(graph, cluster):
     assert len(bl.compare(graph, cluster, ["single"], seed=3, time_limit=1.0, progress=False)) == 1
 
 
-def test_empty_graph(cluster):
+def test_the_empty_graph_takes_no_time_and_has_no_gap(cluster):
     table = bl.compare(bl.OpGraph.from_edges([]), cluster, ["single", "m-topo"], progress=False)
     assert table["makespan_us"].tolist() == [0.0, 0.0]
     assert table["gap"].isna().all()
@@ -156,7 +156,7 @@ def test_a_cluster_of_another_type_is_refused(graph):
         bl.compare(graph, 2, ["single"], progress=False)
 
 
-def test_where_placements_run(cluster):
+def test_placements_run_on_the_given_cluster_or_workers(cluster):
     from baechi_lab.comparison_runs import execution_target
 
     assert execution_target(cluster, None, None, ()) == {"backend": None}

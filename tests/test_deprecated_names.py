@@ -29,7 +29,7 @@ def test_method_of_a_native_run():
         assert bl.NativeRun("eager", np.zeros(1)).way == "eager"
 
 
-def test_stages_to_recompute():
+def test_again_is_deprecated_for_recompute():
     pipeline = bl.Place("single") | bl.Simulate()
     pipeline.run(GRAPH, CLUSTER)
     with pytest.warns(DeprecationWarning, match="use recompute="):

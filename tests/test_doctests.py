@@ -37,7 +37,7 @@ def _needs_torch(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", module_names())
-def test_examples(name, tmp_path, monkeypatch):
+def test_examples_of_a_module_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example that writes a file writes it there
     failed, tried = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
     assert failed == 0, f"{failed} of {tried} examples in {name} fail; see the captured output"

@@ -19,7 +19,7 @@ def cluster():
     return bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0), comm="parallel")
 
 
-def test_compare(graph, cluster):
+def test_compare_takes_micro_batches(graph, cluster):
     table = bl.compare(graph, cluster, ["contiguous"], micro_batches=4, schedule="1f1b", batch_size=32, progress=False)
     row = table.iloc[0]
     assert row["makespan_us"] == (4 + 1) * 30.0
@@ -62,7 +62,7 @@ def test_comparison_command_and_sweep_ask_for_the_shortest_step(tmp_path, capsys
     assert [row["makespan_us"] for row in json.loads(capsys.readouterr().out)] == [step_us]
 
 
-def test_sweep(graph):
+def test_sweeps_take_micro_batches(graph):
     rows = bl.sweep(
         lambda size: graph,
         batch_size=[8, 16],
@@ -80,7 +80,7 @@ def test_sweep(graph):
         bl.sweep(lambda size: graph, batch_size=[10], micro_batches=4, progress=False, executor="here")
 
 
-def test_command_line(graph, tmp_path, capsys):
+def test_the_command_takes_micro_batches(graph, tmp_path, capsys):
     bl.save_graph(graph, tmp_path / "g.json")
     arguments = [
         str(tmp_path / "g.json"),
@@ -117,7 +117,7 @@ def test_chart_colours_by_micro_batch(graph, cluster):
         gantt(bl.simulate(graph, cluster, placed), color_by="micro-batch")
 
 
-def test_stage(graph, cluster):
+def test_the_simulate_stage_takes_micro_batches(graph, cluster):
     pipe = bl.Place("contiguous") | bl.Simulate(micro_batches=4, schedule="1f1b")
     result = pipe.run(graph, cluster)
     assert result.timeline.makespan_us == (4 + 1) * 30.0

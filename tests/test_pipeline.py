@@ -55,7 +55,7 @@ def test_simulate_on_coarse_graph(graph, cluster):
     assert len(result.timeline.op) == result.coarse.n
 
 
-def test_single_stage_pipeline(graph, cluster):
+def test_a_pipeline_of_one_stage_has_no_timeline(graph, cluster):
     result = bl.Pipeline.of(bl.Place("single")).run(graph, cluster)
     assert result.placement.device.tolist() == [0, 0, 0, 0]
     assert result.timeline is None

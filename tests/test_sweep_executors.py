@@ -190,7 +190,7 @@ def ray_like(monkeypatch):
     pool.shutdown()
 
 
-def test_ray(ray_like, run_inline):
+def test_a_sweep_on_ray_gives_the_same_rows(ray_like, run_inline):
     assert table(RayExecutor(num_cpus=1)).equals(run_inline)
     assert ray_like["init"] == 1 and ray_like["put"] == 1  # the graph is put once, whatever the number of rows
     assert ray_like["options"] == {"max_retries": 3, "num_cpus": 1}
@@ -206,7 +206,7 @@ def test_cancelling_reaches_ray(ray_like):
 
 
 @pytest.mark.slow
-def test_without_ray(monkeypatch):
+def test_without_ray_the_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(bl.MissingPackage, match="needs the package 'ray': pip install ray"):
         RayExecutor()

@@ -59,7 +59,7 @@ def test_called_like_the_original(step, placement, unplaced_losses, example_batc
     np.testing.assert_allclose(losses, unplaced_losses[:5], rtol=1e-6)
 
 
-def test_save_and_load(step, placement, example_batch, tmp_path):
+def test_saved_variables_continue_in_another_session(step, placement, example_batch, tmp_path):
     with bl.apply(step, placement, kind="cpu") as first, bl.apply(step, placement, kind="cpu") as second:
         for _ in range(3):
             first(*example_batch)
@@ -78,7 +78,7 @@ def test_two_placed_steps_share_nothing(step, placement, example_batch, unplaced
         assert float(second(*example_batch)) == pytest.approx(unplaced_losses[0], rel=1e-6)
 
 
-def test_refusals(step, placement, example_batch):
+def test_inputs_and_variables_that_do_not_match_are_rejected(step, placement, example_batch):
     x, y = example_batch
     with bl.apply(step, placement, kind="cpu") as placed_step:
         with pytest.raises(bl.InvalidInput, match=r"input 'y:0' has shape \(8, 3\)"):

@@ -258,7 +258,7 @@ def test_address_that_does_not_answer(step, placement):
         bl.execute(step, placement, workers=[f"127.0.0.1:{port}"] * 2)
 
 
-def test_port_taken():
+def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(bl.ExecutionError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
@@ -266,7 +266,7 @@ def test_port_taken():
 
 
 @pytest.mark.parametrize("bind", ["", "host:", "1.2.3.4:99999", "a b:1", "[::1]", ":22"])
-def test_bad_bind(bind):
+def test_a_bind_without_a_port_is_rejected(bind):
     with pytest.raises(bl.InvalidInput, match=r"--bind is .*; it must be HOST:PORT or a port"):
         server.main(bind)
 

@@ -303,7 +303,7 @@ def test_inputs_that_do_not_match(step, placement, inputs, message):
         ({"backend": "tensorflow", "workers": ["127.0.0.1:1"]}, "'tensorflow' takes none"),
     ],
 )
-def test_bad_options(step, placement, option, message):
+def test_bad_options_are_rejected(step, placement, option, message):
     with pytest.raises(bl.InvalidInput, match=message):
         bl.execute(step, placement, **option)
 

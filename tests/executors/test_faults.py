@@ -54,7 +54,7 @@ def test_killed_at_step_3_returns_what_was_measured(step, placement, unplaced_lo
     assert bl.execute(step, placement, **ONCE).status == "ok"
 
 
-def test_garbage(step, placement, ops):
+def test_a_worker_that_sends_no_message_is_dead(step, placement, ops):
     run = bl.execute(
         step, placement, graph=ops, worker=fake("import time; print('Hello!', flush=True); time.sleep(60)")
     )
@@ -81,7 +81,7 @@ def test_crash_tells_the_last_words(step, placement, ops):
     assert (run.status, run.message) == ("died", "the worker ended with exit code 7; it last said: no kernel")
 
 
-def test_segmentation_fault(step, placement, ops):
+def test_a_worker_killed_by_a_signal_is_dead_and_the_signal_is_named(step, placement, ops):
     run = bl.execute(step, placement, graph=ops, worker=fake("import os; os.kill(os.getpid(), 11)"))
     assert (run.status, run.message) == ("died", "the worker was killed by signal 11 (SIGSEGV)")
 

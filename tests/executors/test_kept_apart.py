@@ -57,7 +57,7 @@ def losses(step, graph, worker, **options):
     return [float(values[0]) for values in run.outputs]
 
 
-def test_the_steps_train(plain):
+def test_each_step_lowers_the_loss(plain):
     assert plain[0] > plain[1] > plain[2]
 
 

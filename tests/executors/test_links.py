@@ -102,7 +102,7 @@ def test_mode_of_a_probe(same, opposite, mode):
         ((0, 1), {"cluster": "two"}, "cluster is a str"),
     ],
 )
-def test_bad_links(arguments, options, message):
+def test_bad_arguments_of_measured_links_are_rejected(arguments, options, message):
     with pytest.raises(bl.InvalidInput, match=message):
         bl.measure_link(*arguments, progress=False, **options)
 
@@ -126,7 +126,7 @@ def test_workers_without_their_addresses(local):
         bl.measure_cluster(local.cluster, progress=False)
 
 
-def test_timeout():
+def test_links_without_a_result_in_time_are_an_error():
     with pytest.raises(bl.ExecutionError, match=r"links were not measured: no result within 0\.2 s"):
         bl.measure_link(progress=False, timeout=0.2)
 

@@ -52,7 +52,7 @@ def test_a_wildcard_listener_is_kept_to_loopback():
 
 
 @linux
-def test_no_listener():
+def test_a_port_without_a_listener_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(OSError, match=f"listens on port {port}"):
@@ -110,5 +110,5 @@ def test_addresses_of_the_kernels_table(text, local):
 
 
 @pytest.mark.parametrize(("host", "local"), [("localhost", True), ("127.1.2.3", True), ("", False), ("::", False)])
-def test_loopback_addresses(host, local):
+def test_loopback_addresses_are_recognized(host, local):
     assert is_loopback(host) == local

@@ -83,7 +83,7 @@ def cases(worker):
     + [("gnmt", s) for s in ("1f1b", "interleaved-1f1b", "zb-h1")]
     + [("transformer", s) for s in ("gpipe", "1f1b", "zb-h1")],
 )
-def test_the_undivided_batch(cases, model, schedule):
+def test_micro_batches_train_as_the_undivided_batch(cases, model, schedule):
     """Losses and variables of three steps, each micro-batch with its own data, to float32 rounding."""
     case = cases(model)
     run = _as_the_undivided(case, case.placement(schedule), schedule)
@@ -179,7 +179,7 @@ def test_compare_measures_the_same_step(cases):
     assert (table["error"] == "").all() and table["measured_us"].iloc[0] > 0
 
 
-def test_on_workers(cases):
+def test_micro_batches_on_workers_train_as_the_undivided_batch(cases):
     """On a LocalCluster, and on the same workers as machines that one names by address."""
     case = cases("mlp")
     placed = case.placement("1f1b")

@@ -102,6 +102,6 @@ def test_interleaved_refuses_a_run_that_failed():
         (lambda: interleaved(lambda: a_run(1.0), lambda: a_run(1.0), rounds=0), "rounds is 0"),
     ],
 )
-def test_bad_input(call, message):
+def test_bad_input_is_rejected(call, message):
     with pytest.raises(bl.InvalidInput, match=message):
         call()

@@ -183,7 +183,7 @@ def test_a_worker_that_cannot_leave_the_network_does_not_start(secret, monkeypat
         server.start("127.0.0.1", 0, secret=str(secret))
 
 
-def test_bad_secrets(secret, tmp_path, step, placement):
+def test_bad_secrets_are_rejected(secret, tmp_path, step, placement):
     with pytest.raises(bl.InvalidInput, match="exists; a secret is never written over another file"):
         bl.make_secret(secret)
     with pytest.raises(bl.InvalidInput, match="cannot be written: No such file"):

@@ -191,7 +191,7 @@ def test_placement_for_another_graph(step, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_few_workers(step, placement, tmp_path):
+def test_fewer_workers_than_devices_are_rejected(step, placement, tmp_path):
     with pytest.raises(bl.InvalidInput, match="uses 2 devices; workers has 1 addresses"):
         bl.export(step, placement, tmp_path / "out", workers=["127.0.0.1:2222"])
 

@@ -133,7 +133,7 @@ def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypa
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_without_exchange(out, tmp_path, monkeypatch):
+def test_without_an_exchange_of_names_a_folder_is_replaced_by_two_renames(out, tmp_path, monkeypatch):
     """Where names cannot be exchanged: two renames, and the same refusals."""
     monkeypatch.setattr(module, "exchange_folders", lambda partial, target: None)
     write_folder(out, LATER_FILES)

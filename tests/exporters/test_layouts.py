@@ -34,7 +34,7 @@ def written(layout, format, model=LLAMA, **options):
     return bl.write_layout(layout, format, model=model, **{"global_batch": 16, "sequence_length": 32} | options)
 
 
-def test_megatron_arguments():
+def test_megatron_arguments_say_the_layout():
     layout = bl.Layout(tp=2, pp=2, dp=4, zero=1, micro_batch=2, sequence_parallel=True, recompute="full")
     plan = written(layout, "megatron")
     assert plan.value["--num-query-groups"] == 2 and plan.value["--num-layers"] == 4
@@ -100,7 +100,7 @@ def test_stages_are_those_that_were_simulated(format):
     assert counts == (["t", "t*2", "t*2", "t"] if format == "megatron" else [1, 2, 2, 1])
 
 
-def test_torchtitan_file():
+def test_the_torchtitan_file_says_the_layout():
     tomllib = pytest.importorskip("tomllib")
     plan = written(bl.Layout(tp=2, pp=2, dp=4, zero=1, stage_layers=(3, 1)), "torchtitan")
     assert tomllib.loads(plan.text) == plan.value
@@ -124,7 +124,7 @@ def test_torchtitan_file():
     assert any("trains in float32" in sentence for sentence in written(bl.Layout(tp=2), "torchtitan").unsupported)
 
 
-def test_deepspeed_file():
+def test_the_deepspeed_file_says_the_layout():
     plan = written(bl.Layout(dp=4, zero=2, micro_batch=2), "deepspeed")
     assert json.loads(plan.text) == plan.value
     assert plan.value["train_batch_size"] == 16 and plan.value["train_micro_batch_size_per_gpu"] == 2
@@ -138,7 +138,7 @@ def test_deepspeed_file():
     assert any("num_stages=2" in sentence for sentence in written(bl.Layout(pp=2), "deepspeed").unsupported)
 
 
-def test_accelerate_file():
+def test_the_accelerate_file_says_the_layout():
     plan = written(bl.Layout(tp=2, dp=8, zero=3), "accelerate")
     assert yaml.safe_load(plan.text) == plan.value
     assert plan.value["num_processes"] == 16 and plan.value["num_machines"] == 2
@@ -237,7 +237,7 @@ def test_a_configuration_that_cannot_be_read(tmp_path):
     assert written(bl.Layout(), "megatron", tmp_path).value["--num-layers"] == 4
 
 
-def test_unknown_formats():
+def test_unknown_formats_are_rejected():
     with pytest.raises(bl.UnknownNameError, match="did you mean 'megatron'"):
         written(bl.Layout(), "megatorn")
     assert {written(bl.Layout(), format).format for format in LAYOUT_FORMATS if format != "torchrun"} <= set(

@@ -51,7 +51,7 @@ def test_deepspeed_counts_all_modules():
         ([0, 0, 1, 2, 3, 3, 3], "Et|t|t|tL"),
     ],
 )
-def test_megatron_layout(device, layout):
+def test_megatron_layouts_list_the_layers_of_stages(device, layout):
     plan = write(device, "megatron")
     assert plan.value == layout
     assert f"--pipeline-model-parallel-size {layout.count('|') + 1} " in plan.text
@@ -486,7 +486,7 @@ def test_a_graph_without_layers_is_refused(format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_other_bad_input(format):
+def test_other_bad_input_is_rejected(format):
     with pytest.raises(bl.InvalidInput, match=r"another graph, of 2 ops"):
         write([0, 1], format)
     with pytest.raises(bl.InvalidInput, match=r"device 1; the cluster has devices 0..0"):

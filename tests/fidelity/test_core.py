@@ -59,7 +59,7 @@ def test_an_op_has_what_is_left(share, op, tensor):
 
 
 @pytest.mark.parametrize(("share", "in_turns"), RECEIVE_MODES)
-def test_nothing_is_lost(share, in_turns):
+def test_shared_cores_lose_no_work(share, in_turns):
     rng = np.random.default_rng(0)
     for _ in range(20):
         times, takes = np.sort(rng.uniform(0, 20, 8)), rng.uniform(0.1, 5, 8)

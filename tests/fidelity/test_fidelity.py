@@ -197,7 +197,7 @@ def test_a_report_tells_that_the_cores_changed_their_pace():
 
 
 @pytest.mark.parametrize("counts", [{"steps": 0}, {"rounds": 0}])
-def test_bad_counts(counts):
+def test_bad_counts_are_rejected(counts):
     with pytest.raises(bl.InvalidInput, match="both must be at least 1"):
         study([], **counts)
 

@@ -135,7 +135,7 @@ def test_provenance_names_no_folder(monkeypatch):
         (None, "cannot be read"),
     ],
 )
-def test_foreign_files(tmp_path, text, message):
+def test_files_of_other_kinds_are_rejected(tmp_path, text, message):
     path = tmp_path / "other.json"
     if text is not None:
         path.write_text(text)
@@ -166,7 +166,7 @@ def test_file_without_a_study(tmp_path):
         (["--placements", "m-etff"], "did you mean 'm-etf'"),
     ],
 )
-def test_bad_options(capsys, arguments, message):
+def test_bad_options_are_rejected(capsys, arguments, message):
     """Exit code 2 and one line, before a worker starts."""
     assert main(["fidelity", *arguments]) == 2
     printed = capsys.readouterr()

@@ -29,7 +29,7 @@ def build(batch_size):
 LINK = bl.Link(5.0, 0.0001)
 
 
-def test_a_step_that_fits():
+def test_a_step_that_fits_is_its_own_best_option():
     answer = bl.fit(build(8), bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK), batch_size=8)
     assert answer.fits and answer.missing_bytes == 0 and [option.kind for option in answer.options] == ["as it is"]
     assert answer.best.samples_per_second == pytest.approx(8e6 / answer.best.step_us)
@@ -103,7 +103,7 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
     assert more_devices.fits and more_devices.choice == "6 devices"
 
 
-def test_two_ways_together_where_neither_fits():
+def test_two_options_together_where_neither_fits():
     """Masks of 3 kB each may not be made again, and the host holds one of them: 10 kB recomputed, one mask less on the host."""
     graph = bl.generators.with_backward(bl.generators.chain(12, size_bytes=(1000, 1000), duration_us=(100, 100)))
     masks = np.isin(np.arange(graph.n), (2, 7))
@@ -169,7 +169,7 @@ def test_the_front_has_nothing_that_another_beats():
     assert times == sorted(times)
 
 
-def test_code_of_a_way_gives_its_step():
+def test_the_code_of_an_option_gives_its_step():
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), batch_size=64)
     tried = 0
     for option in answer.cheapest:
@@ -215,7 +215,7 @@ def test_devices_are_added_like_the_last_one():
         cluster.with_devices(1)
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     cluster = bl.Cluster.uniform(1)
     with pytest.raises(bl.InvalidInput, match="graph is a int; it must be an OpGraph, a Step, a model's name"):
         bl.fit(7, cluster)
@@ -246,7 +246,7 @@ def test_bad_input():
             bl.fit(build(8), cluster, give_up=give_up)
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command_prints_options_and_their_code(tmp_path, capsys):
     bl.save_graph(build(64), path := str(tmp_path / "graph.json"))
     assert main(["fit", path, "--memory", "400kB", "--devices", "1", "--link-latency", "5", "--batch-size", "64"]) == 0
     assert "No: the fullest device lacks" in (printed := capsys.readouterr().out) and "recomputation" in printed

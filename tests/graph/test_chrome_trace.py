@@ -64,7 +64,7 @@ def test_events_on_one_lane_never_overlap(tmp_path):
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def test_compressed_and_refused(tmp_path, small_timeline):
+def test_traces_can_be_compressed_and_bad_paths_are_rejected(tmp_path, small_timeline):
     small_timeline.to_chrome_trace(tmp_path / "t.json.gz")
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     with pytest.raises(bl.FormatError, match="cannot be written"):

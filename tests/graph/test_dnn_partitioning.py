@@ -101,7 +101,7 @@ def test_names_used_twice_get_their_id(tmp_path):
         ([node(0), node(1)], [{"sourceId": 0, "destId": 1}], bl.FormatError, r"edges\[0\]\.size"),
     ],
 )
-def test_bad_files(tmp_path, nodes, edges, error, words):
+def test_bad_files_are_rejected(tmp_path, nodes, edges, error, words):
     with pytest.raises(error, match=words) as caught:
         bl.load_graph(written(tmp_path, nodes, edges))
     assert "net.json" in str(caught.value)

@@ -59,12 +59,12 @@ def test_the_content_decides_not_the_name(tmp_path, full_graph):
         ),
     ],
 )
-def test_cluster_round_trip(tmp_path, cluster):
+def test_a_saved_cluster_loads_equal(tmp_path, cluster):
     save(cluster, tmp_path / "c.json")
     assert load_cluster(tmp_path / "c.json") == cluster
 
 
-def test_placement_round_trip(tmp_path):
+def test_a_saved_placement_loads_equal(tmp_path):
     placement = bl.Placement(
         device=[0, 1, 1],
         order=[0.0, np.inf, 2.0],
@@ -87,7 +87,7 @@ def test_placement_round_trip(tmp_path):
     assert (loaded.source_key, loaded.finer_groups) == ("s", "single ops were placed")
 
 
-def test_timeline_round_trip(tmp_path, small_timeline):
+def test_a_saved_timeline_loads_equal(tmp_path, small_timeline):
     save(small_timeline, tmp_path / "t.json")
     loaded = load_timeline(tmp_path / "t.json")
     assert to_document(loaded) == to_document(small_timeline)
@@ -222,7 +222,7 @@ def test_another_kind_of_record(tmp_path):
         (lambda d: d.update(link=[[d["link"]]]), "link"),
     ],
 )
-def test_bad_clusters(tmp_path, change, words):
+def test_files_of_bad_clusters_are_rejected(tmp_path, change, words):
     with pytest.raises(bl.InvalidInput, match=words):
         load_cluster(spoilt(tmp_path, change, bl.Cluster.uniform(2)))
 

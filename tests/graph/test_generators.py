@@ -9,14 +9,14 @@ from baechi_lab.graph.generators.recurrent import _Net
 G = bl.generators
 
 
-def test_chain():
+def test_a_chain_has_an_edge_between_neighbours():
     graph = G.chain(4, duration_us=2.0, size_bytes=8)
     assert graph.duration_us.tolist() == [2.0] * 4
     assert list(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)) == [(0, 1), (1, 2), (2, 3)]
     assert [G.chain(n).edge_count for n in (0, 1, 2)] == [0, 0, 1]
 
 
-def test_fork_join():
+def test_a_fork_join_sends_one_tensor_to_all_branches():
     graph = G.fork_join(2, 2, duration_us=1, size_bytes=8)
     edges = set(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
     assert edges == {(0, 1), (1, 2), (2, 5), (0, 3), (3, 4), (4, 5)}
@@ -24,7 +24,7 @@ def test_fork_join():
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 300])
-def test_layered_dag(n):
+def test_a_layered_dag_feeds_all_but_its_first_layer(n):
     graph = G.layered_dag(n, seed=3)
     assert graph.n == n
     assert np.all(graph.edge_source < graph.consumers)
@@ -34,7 +34,7 @@ def test_layered_dag(n):
         assert 1.5 < graph.edge_count / fed.sum() < 2.1
 
 
-def test_random_dag():
+def test_a_random_dag_keeps_to_its_window():
     graph = G.random_dag(400, degree=3.0, window=10, second_output=0.4, colocation_groups=5, seed=4)
     assert np.all(graph.edge_source < graph.consumers)
     assert np.max(graph.consumers - graph.edge_source) <= 10
@@ -98,7 +98,7 @@ def test_costs_stay_in_their_range():
         (lambda: G.with_backward(G.chain(3), slots=0.5), "slots"),
     ],
 )
-def test_bad_parameters(call, words):
+def test_bad_parameters_are_rejected(call, words):
     with pytest.raises(bl.InvalidInput, match=words):
         call()
 

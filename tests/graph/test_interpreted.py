@@ -98,7 +98,7 @@ def test_a_kernel_changes_its_structured_arrays_and_arrays_in_place():
     assert counted.tolist() == [0, 3] and counted.dtype == np.int64
 
 
-def test_lists_of_arrays():
+def test_arrays_become_lists_with_the_same_indexing():
     assert to_lists(np.array([[1, 2], [3, 4]]))[1, 0] == 3
     assert to_lists(np.zeros(0, [("a", "i4"), ("b", "f8")])).array().dtype.names == ("a", "b")
     assert to_lists(3) == 3

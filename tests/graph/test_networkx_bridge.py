@@ -17,7 +17,7 @@ def two(**edge) -> nx.DiGraph:
     return graph
 
 
-def test_every_column_survives(full_graph):
+def test_every_column_survives_the_way_to_networkx_and_back(full_graph):
     graph = full_graph
     converted = bl.OpGraph.from_networkx(graph.to_networkx())
     assert converted == graph and converted.output_shapes == graph.output_shapes
@@ -157,12 +157,12 @@ def with_node(**attributes):
         (nx.DiGraph([("a", "a")]), bl.InvalidInput, "'a'"),
     ],
 )
-def test_bad_graphs(graph, error, words):
+def test_bad_graphs_are_rejected(graph, error, words):
     with pytest.raises(error, match=words):
         bl.OpGraph.from_networkx(graph)
 
 
-def test_cycles_and_loops():
+def test_cycles_and_loops_are_rejected():
     graph = two()
     graph.add_edge("b", "a", size_bytes=4)
     with pytest.raises(bl.CycleError, match="cycle"):

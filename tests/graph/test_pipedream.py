@@ -29,7 +29,7 @@ def test_three_layers_by_hand():
     assert set(graph.tensor_bytes.tolist()) == {8}
 
 
-def test_vgg16_as_published():
+def test_vgg16_has_the_published_costs():
     graph = load_graph(VGG)
     assert graph.n == 41 + 40
     assert graph.duration_us.sum() == pytest.approx(672_535)  # PipeDream's time on one machine
@@ -53,7 +53,7 @@ def test_vgg16_as_published():
         ("node1", FormatError, "NODE -- DESCRIPTION -- FIELDS"),
     ],
 )
-def test_what_is_refused(text, error, match):
+def test_bad_files_are_rejected(text, error, match):
     with pytest.raises(error, match=match):
         graph_from_pipedream(text, "bad")
 

@@ -55,7 +55,7 @@ def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
         ({"group_of": [0, 1, 1]}, bl.InvalidInput, r"group_of leaves op 'op2' without members"),
     ],
 )
-def test_bad_graphs(columns, error, message):
+def test_bad_graphs_are_rejected(columns, error, message):
     with pytest.raises(error, match=message):
         graph(**columns)
 
@@ -67,7 +67,7 @@ def test_edges_of_one_producer_and_size_are_one_tensor():
     assert op_graph.tensor_consumers(0).tolist() == [1, 2]
 
 
-def test_views():
+def test_views_of_a_graph_agree_with_its_edges():
     op_graph = graph(duration=[1] * 4, edges=[(0, 2, 8), (1, 2, 8), (1, 2, 9), (2, 3, 1)])
     pointer, tensors = op_graph.inputs
     assert tensors[pointer[2] : pointer[3]].tolist() == [0, 1, 2]
@@ -129,7 +129,7 @@ def test_keys_tell_structure_from_cost():
         (lambda: bl.Cluster.uniform(2).with_memory([1]), bl.InvalidInput, "1 entries for 2 devices"),
     ],
 )
-def test_bad_clusters(make, error, message):
+def test_bad_clusters_are_rejected(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -164,7 +164,7 @@ def test_an_op_that_no_device_may_run():
         ({"device": [0], "order": [1], "priority": [1]}, "give one of them"),
     ],
 )
-def test_bad_placements(fields, message):
+def test_bad_placements_are_rejected(fields, message):
     with pytest.raises(bl.InvalidInput, match=message):
         bl.Placement(**fields)
 

@@ -25,7 +25,7 @@ def written(tmp_path, text):
     return path
 
 
-def test_without_costs(tmp_path):
+def test_a_file_without_costs_has_control_edges(tmp_path):
     graph = bl.load_graph(written(tmp_path, PLAIN))
     assert graph.names == ("task0", "task1", "task2", "task3", "task4", "task5")
     assert graph.duration_us.tolist() == [0, 20, 3, 5, 8, 0]
@@ -35,7 +35,7 @@ def test_without_costs(tmp_path):
     assert graph.name == "sample"
 
 
-def test_compressed(tmp_path):
+def test_a_compressed_file_is_the_same_graph(tmp_path):
     plain = bl.load_graph(written(tmp_path, PLAIN))
     (tmp_path / "sample.stg.gz").write_bytes(gzip.compress(PLAIN.encode()))
     assert bl.load_graph(tmp_path / "sample.stg.gz") == plain
@@ -77,7 +77,7 @@ def test_a_cost_of_one_unit_takes_one_microsecond_on_a_unit_link(tmp_path):
         ("1\n0 0 0\n1 5 0.5\n2 0 0\n", bl.FormatError, "whole number"),
     ],
 )
-def test_bad_files(tmp_path, text, error, words):
+def test_bad_files_are_rejected(tmp_path, text, error, words):
     with pytest.raises(error, match=words) as caught:
         bl.load_graph(written(tmp_path, text))
     assert "sample.stg" in str(caught.value)

@@ -76,7 +76,7 @@ NODES = [
 ]
 
 
-def test_chakra_by_hand(tmp_path):
+def test_a_chakra_trace_by_hand(tmp_path):
     """load 5 on the memory unit, then matmul 7 and relu 2: 14. relu waits for load through the note, which is no op."""
     (tmp_path / "step.et").write_bytes(et(*NODES))
     recorded = bl.load_trace(tmp_path / "step.et")
@@ -203,13 +203,13 @@ def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
         (b'{"id": "1", "type": "COMP_NODE"', FormatError, "cut off"),
     ],
 )
-def test_what_chakra_refuses(tmp_path, data, error, match):
+def test_bad_chakra_traces_are_rejected(tmp_path, data, error, match):
     (tmp_path / "bad.et").write_bytes(data)
     with pytest.raises(error, match=match):
         bl.load_trace(tmp_path / "bad.et")
 
 
-def test_lengths_of_messages():
+def test_messages_are_split_by_their_lengths():
     payloads = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
     assert list(delimited_messages(b"".join(map(with_length, payloads)))) == payloads
 
@@ -639,7 +639,7 @@ def test_dependencies_from_storages(tmp_path):
         ({"schema": "1.0.0", "nodes": []}, "an execution trace has no times"),
     ],
 )
-def test_what_kineto_refuses(tmp_path, document, match):
+def test_bad_kineto_traces_are_rejected(tmp_path, document, match):
     (tmp_path / "bad.json").write_text(json.dumps(document))
     with pytest.raises(FormatError, match=match):
         bl.load_trace(tmp_path / "bad.json")
@@ -675,7 +675,7 @@ def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
 # -- XPlane ----------------------------------------------------------------------------------------------
 
 
-def test_xplane_by_hand(tmp_path):
+def test_an_xplane_trace_by_hand(tmp_path):
     """Two ops on a thread of the host within a call, and a kernel on a stream, found by its tf_op."""
     cls = messages(xplane.SCHEMA)
     names = ["ExecutorState::Process", "a/MatMul:MatMul", "Relu:Relu", "sgemm"]

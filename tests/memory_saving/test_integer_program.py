@@ -176,7 +176,7 @@ def test_the_better_plan_is_taken(monkeypatch):
         ({"ordered": "yes"}, "must be True or False"),
     ],
 )
-def test_bad_input(arguments, message):
+def test_bad_input_is_rejected(arguments, message):
     with pytest.raises(bl.InvalidInput, match=message):
         bl.recompute(skipping(6, 3), **arguments)
 

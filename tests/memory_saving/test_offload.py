@@ -28,7 +28,7 @@ def simulated(graph, offloaded):
     return timeline
 
 
-def test_by_hand():
+def test_an_offloaded_step_by_hand():
     graph = step(temp_bytes=[0, 0, 0, 5000, 0, 0, 0])
     offloaded = bl.offload(graph, WITH_HOST)
     assert offloaded.names[graph.n :] == ("a/offloaded",)
@@ -113,7 +113,7 @@ def test_nothing_else_runs_on_a_host():
     assert bl.simulate(offloaded, cluster, bl.place(offloaded, cluster, "single")).violations == ()
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph = step()
     with pytest.raises(bl.InvalidInput, match=r"has 0 devices of kind 'host'; add one with cluster\.with_host"):
         bl.offload(graph, ONE)

@@ -44,7 +44,7 @@ def small(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_against_all_orders(seed):
+def test_the_best_of_all_orders_is_found(seed):
     graph = small(seed)
     training, peaks_and_work = TrainingGraph(graph), []
     for ops in sequences(graph, training, 2):
@@ -73,7 +73,7 @@ def test_the_order_saves_what_repeating_cannot():
     assert recomputed.n == graph.n and timeline.peak_bytes[0] == 1016
 
 
-def test_the_empty_graph():
+def test_the_empty_graph_has_an_empty_order():
     orders = OrderSearch(TrainingGraph(bl.OpGraph.from_edges([])))
     assert orders.least_bytes == 0 and len(orders.sequence(0)) == 0
 

@@ -167,7 +167,7 @@ def test_unrolled_and_recomputed_either_way():
 
 
 @pytest.mark.parametrize("keep", ["boundaries", "sqrt", ()])
-def test_trained_networks(keep):
+def test_recomputed_networks_run_every_late_op(keep):
     """Every late op still runs, every copy is a backward op, nothing that may not be repeated is."""
     rng = np.random.default_rng(0)
     for seed in range(6):
@@ -210,7 +210,7 @@ def test_ops_that_are_never_repeated(op_type, reason):
         bl.recompute(graph, drop=["f2"])
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph = training_chain([1000] * 3)
     for op, reason in (("x", "reads nothing"), ("b2", "no forward op")):
         with pytest.raises(bl.InvalidInput, match=reason):

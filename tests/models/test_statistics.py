@@ -49,7 +49,7 @@ def test_stored_sizes_are_what_tracing_gives(name, params):
         assert stored[column] == fresh[column], column
 
 
-def test_published_numbers():
+def test_models_have_the_published_numbers_of_parameters_and_ops():
     """Trained parameters of the original models, and GNMT's ops against paper B's 18,050 and 22,340."""
     table = bl.models.list().set_index(["model", "params"])
     keras = {"inception_v3": 23_817_352, "resnet": 25_583_592}  # Keras' documented totals less the moving averages

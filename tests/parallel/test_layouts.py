@@ -351,7 +351,7 @@ def test_measured_collectives_replace_the_formula() -> None:
     assert table > formula + 8 * (8 * 2 * 5000)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_layouts_and_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(GPT), encoding="utf-8")
     arguments = ["layouts", f"hf:{config}", "--hardware", "a100", "--devices", "2", "--global-batch", "8"]

@@ -36,14 +36,14 @@ def test_names_and_kinds_are_left_for_the_cluster_to_combine():
     assert bl.graph.allowed_devices(normalised, bl.Cluster.uniform(2)).tolist() == [[False, True]] * 2
 
 
-def test_conflicts_are_refused():
+def test_groups_with_no_common_device_are_rejected():
     """Pairwise the three lists agree, all together they do not; `OpGraph` checks against the common part as well."""
     graph = chain(3).replace(allowed=[0, 1, 2], allowed_sets=(("gpu", "cpu"), ("cpu", "tpu"), ("tpu", "gpu")))
     with pytest.raises(bl.ColocationError, match="op2"):
         Colocation().apply(graph.replace(colocation=[0, 0, 0], colocation_names=("w",)))
 
 
-def test_idempotent():
+def test_a_second_colocation_changes_nothing():
     graph = chain(3).replace(colocation=[0, 0, 1], colocation_names=("w", "x"))
     once = Colocation().apply(graph)
     assert Colocation().apply(once) is once

@@ -15,7 +15,7 @@ def groups(graph: bl.OpGraph) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(graph.colocation == k).tolist()) for k in range(len(graph.colocation_names))}
 
 
-def test_tensordot():
+def test_the_ops_of_a_tensordot_are_one_group():
     """Paper B, figure 3: op_in and perm feed transpose only, transpose and shape feed reshape only: one device."""
     graph = bl.OpGraph.from_edges(
         [10, 1, 1, 1, 1],
@@ -79,7 +79,7 @@ def test_a_limit_on_work_keeps_groups_small():
 
 
 @pytest.mark.parametrize("largest", [0, -1, 1.5, True, float("nan")])
-def test_bad_limits(largest):
+def test_bad_limits_are_rejected(largest):
     with pytest.raises(bl.InvalidInput, match="largest"):
         make_pass("coplacement", largest=largest)
 

@@ -100,7 +100,7 @@ def test_one_copy_changes_nothing() -> None:
     assert divide_data(graph, alone, us, zero=3) == graph
 
 
-def test_bad_input() -> None:
+def test_bad_input_is_rejected() -> None:
     graph, buckets = two_layers()
     with pytest.raises(bl.InvalidInput, match="zero is 4; it must be 0, 1, 2 or 3"):
         divide_data(graph, buckets, us, zero=4)

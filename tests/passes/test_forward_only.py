@@ -35,7 +35,7 @@ def test_backward_ops_are_those_with_a_forward_op_and_their_descendants():
     assert np.flatnonzero(backward_ops(training())).tolist() == [3, 4, 5]
 
 
-def test_by_hand():
+def test_a_forward_only_graph_by_hand():
     graph = training()
     coarse = ForwardOnly().apply(graph)
     # grad_loss goes with loss, grad_f with f, update with w (colocated), rate with update, its only reader.

@@ -146,7 +146,7 @@ def test_both_forms_reach_a_fixed_point_without_cycles(n, degree, seed, max_roun
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40), seed=st.integers(0, 10**6))
-def test_idempotent(n, seed):
+def test_a_second_fusion_changes_nothing(n, seed):
     once = Fusion().apply(random_dag(n, degree=1.5, colocation_groups=2, grouped=0.9, seed=seed))
     assert Fusion().apply(once) is once
 

@@ -19,7 +19,7 @@ from baechi_lab.passes.optimize import fits_everywhere
 NAMES = ("colocation", "coplacement", "fusion", "forward-only")
 
 
-def test_listing():
+def test_every_pass_is_listed_with_a_sentence():
     assert set(NAMES) <= set(bl.list_passes())
     assert all(line.endswith(".") for line in bl.list_passes().values())
 
@@ -54,7 +54,7 @@ def test_parameters_are_code():
         (lambda _: make_pass(Fusion(), x=1), bl.InvalidInput, "beside"),
     ],
 )
-def test_bad_input(call, error, words):
+def test_bad_input_is_rejected(call, error, words):
     with pytest.raises(error, match=words):
         call(chain(3))
 

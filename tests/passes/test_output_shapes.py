@@ -38,7 +38,7 @@ def test_ops_keep_their_shapes(graph, new_ops):
         assert shape or name not in GRAPH.index
 
 
-def test_groups_have_none():
+def test_groups_have_no_output_shapes():
     coarse = bl.optimize(GRAPH)
     assert coarse.n < GRAPH.n and coarse.output_shapes == ()
 

@@ -81,7 +81,7 @@ def test_it_composes_with_the_other_passes_and_placers():
         assert simulate(target, cluster, placed).feasible and simulate(graph, cluster, placed).feasible
 
 
-def test_parameters():
+def test_bad_parameters_are_rejected():
     for bad in ({"types": "Const"}, {"max_bytes": -1}, {"max_duration_us": -1.0}):
         with pytest.raises(InvalidInput):
             Replicate(**bad).validate()

@@ -53,7 +53,7 @@ def step():
     )
 
 
-def test_roles(step):
+def test_ops_have_roles_by_what_reads_them(step):
     # Only the gradient reads the loss, so it goes with the backward pass.
     expected = [SETUP, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD, UPDATE, UPDATE, UPDATE]
     assert roles(step).tolist() == expected
@@ -223,7 +223,7 @@ def test_a_batch_that_is_a_constant_is_still_a_batch():
 
 
 @pytest.mark.parametrize("name", ["gnmt-length40-batch64", "inception_v3-batch32"])
-def test_profiled_tensorflow_graphs(name):
+def test_profiled_tensorflow_graphs_are_unrolled_and_keep_their_parameters(name):
     graph = bl.load_graph(DATA / f"{name}.json.gz")
     role, count = roles(graph), 3
     with pytest.warns(UserWarning, match="statistics") if "inception" in name else nullcontext():
@@ -246,7 +246,7 @@ def test_profiled_tensorflow_graphs(name):
     assert bl.simulate(step_graph, cluster, single).makespan_us == pytest.approx(step_graph.duration_us.sum())
 
 
-def test_generated_training_graphs():
+def test_generated_training_graphs_have_roles_by_type():
     graph = bl.generators.unrolled_rnn(6, 2)
     role = roles(graph)
     kinds = {t: {int(role[i]) for i in range(graph.n) if graph.op_types[i] == t} for t in set(graph.op_types)}
@@ -262,7 +262,7 @@ def test_files_keep_the_columns(step, tmp_path):
     assert bl.OpGraph.from_networkx(step_graph.to_networkx()) == step_graph
 
 
-def test_bad_input(step):
+def test_bad_input_is_rejected(step):
     for count in (0, -1, 1.5, True, "8", None):
         with pytest.raises(bl.InvalidInput, match=r"micro_batches is .*; it must be a whole number of at least 1"):
             bl.unroll(step, micro_batches=count)

@@ -62,7 +62,7 @@ def as_optimum(graph, cluster):
 
 
 @pytest.mark.parametrize("seed", fast(range(9), 2))
-def test_equals_brute_force(seed):
+def test_the_optimum_is_that_of_brute_force(seed):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
         5,
@@ -162,7 +162,7 @@ def test_too_large_instances_say_so_with_their_size():
         exact(graph, cluster)
 
 
-def test_degenerate_graphs():
+def test_graphs_without_work_are_solved():
     for cluster in (Cluster.uniform(1), Cluster.uniform(2)):
         assert exact(OpGraph.from_edges([]), cluster).n == 0
         assert exact(OpGraph.from_edges([0, 0], [(0, 1, 4)]), cluster).info["status"] == "OPTIMAL"

@@ -166,7 +166,7 @@ def test_mcp_is_by_latest_start_and_earliest_start():
     assert plan.finish == pytest.approx([3, 8, 2 / 3, 5 / 3])
 
 
-def test_points_and_names():
+def test_points_have_names_and_unknown_ones_are_rejected():
     for name, (priority, choice, insertion) in POINTS.items():
         assert bl.ListScheduler.point(name) == bl.ListScheduler(priority, choice, insertion)
     with pytest.raises(bl.UnknownNameError, match="did you mean 'heft'"):

@@ -118,7 +118,7 @@ def test_groups_learned_given_random_and_by_scope():
         learned(graph, grouping=[0, 1])
 
 
-def test_embeddings_by_hand():
+def test_embeddings_of_groups_by_hand():
     # 0 -> 1 (15 bytes) and 0 -> 2 (the same tensor): log2(16) / 32 = 0.125; one output of six.
     graph = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 15), (0, 2, 15)], op_types=("A", "B", "B"))
     units = make_units(graph, CLUSTER, 200, 2, 2)
@@ -132,7 +132,7 @@ def test_embeddings_by_hand():
     assert read[1].tolist() == [log3, 0, *[0] * 16, 0, 0]
 
 
-def test_adam_by_hand():
+def test_two_updates_of_adam_by_hand():
     # Gradient 8 is clipped to 1. Step 1: m / (1 - 0.9) = 1, v / (1 - 0.999) = 1, so x moves by the rate.
     weights = {"x": np.array([1.0], dtype=np.float32)}
     adam = Adam(weights, 0.25)
@@ -244,7 +244,7 @@ def test_a_learning_rate_that_overflows_is_named():
         learned(grouping="none", updates=5, learning_rate=1e60, placement_samples=8)
 
 
-def test_degenerate_cases():
+def test_one_op_no_op_and_one_device_are_placed():
     one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
     assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
     assert learned(OpGraph.from_edges([])).n == 0
@@ -281,7 +281,7 @@ def test_degenerate_cases():
         ({"baseline_decay": 1.0}, "baseline_decay is 1.0; it must be a finite number from 0 to below 1"),
     ],
 )
-def test_bad_parameters(changes, message):
+def test_bad_parameters_are_rejected(changes, message):
     with pytest.raises(InvalidInput, match=message):
         replace(Hierarchical(), **changes).validate()
 

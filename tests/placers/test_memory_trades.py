@@ -63,7 +63,7 @@ def test_both_where_neither_is_enough():
     assert set(placed.gave_up) == {"recompute", "offload"} and step_of(graph, cluster, placed) > 0
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph, cluster = chain(4), bl.Cluster.uniform(1, memory_bytes=100)
     for give_up in ("recompute", ("fly",)):
         with pytest.raises(bl.InvalidInput, match="it must name 'recompute', 'offload' or both"):

@@ -305,7 +305,7 @@ def test_speeds_scale_the_makespan_when_communication_is_free(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_degenerate_graphs(name):
+def test_graphs_without_work_are_placed(name):
     cluster = cluster_of(1.0, 2.0)
     assert bl.place(bl.OpGraph.from_edges([]), cluster, name).device.tolist() == []
     if name != "hash":
@@ -330,7 +330,7 @@ def test_no_speed_and_no_bandwidth_are_refused():
         bl.Link.from_bandwidth(0)
 
 
-def test_units_by_hand():
+def test_units_of_colocated_ops_by_hand():
     graph = GRAPH.replace(
         colocation=[0, -1, -1, 0, -1],
         colocation_names=("g",),

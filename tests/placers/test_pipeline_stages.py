@@ -408,7 +408,7 @@ def test_empty_graph_and_one_device():
     assert place(OpGraph.from_edges([1.0]), Cluster.uniform(1), "ideals").info["period_us"] == 1.0
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph, cluster = OpGraph.from_edges([1.0] * 30), Cluster.uniform(2)
     with pytest.raises(InvalidInput, match="30 units of the graph have more closed sets than the 1000"):
         place(graph, cluster, "ideals", most_sets=1000)

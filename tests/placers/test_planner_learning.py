@@ -111,7 +111,7 @@ def test_entropy_bonus_alone_evens_the_odds():
     assert entropy[0] < 0.68 < entropy[-1] <= np.log(2.0) + 1e-6
 
 
-def test_credit_by_hand():
+def test_credit_of_groupings_and_placements_by_hand():
     reward = np.array([[-1.0, -3.0], [-2.0, -8.0], [-9.0, -9.0]])
     counts = np.array([[True, True], [True, False], [False, False]])
     grouping, placement = leave_one_out(reward, counts)
@@ -223,6 +223,6 @@ def test_groupings_are_compared_at_equal_samples():
         ),
     ],
 )
-def test_bad_parameters(changes, message):
+def test_bad_parameters_are_rejected(changes, message):
     with pytest.raises(InvalidInput, match=message):
         Hierarchical(**changes).validate()

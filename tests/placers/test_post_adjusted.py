@@ -33,6 +33,6 @@ def test_as_a_placer_it_keeps_groups_together_and_co_adjusting_is_better_here():
         assert bl.check(g, cluster, placement, bl.simulate(g, cluster, placement)) == ()
 
 
-def test_unknown_rule():
+def test_an_unknown_rule_is_rejected():
     with pytest.raises(bl.UnknownNameError, match="did you mean 'memory'"):
         bl.place(GRAPH, bl.Cluster.uniform(2), "post-adjusted", rule="memroy")

@@ -75,7 +75,7 @@ def checked_on_random_cases(placer, examples, check, **params):
 
 
 @pytest.mark.parametrize("placer", PLACERS)
-def test_with_ample_memory(placer):
+def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     params = PARAMETERS.get(placer, {})
 
     def check(graph, cluster):

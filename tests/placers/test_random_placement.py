@@ -47,7 +47,7 @@ def test_draws_again_until_memory_suffices():
         place(graph, Cluster.uniform(2, memory_bytes=60), "random")
 
 
-def test_one_kind_only():
+def test_cpu_only_and_gpu_only_use_the_fastest_device_of_their_kind():
     # 10 + 20 us of work: the CPU at half speed takes 60, the faster GPU 15.
     graph = OpGraph.from_edges([10.0, 20.0], [(0, 1, 4)])
     cpu, gpu = (place(graph, mixed(), name) for name in ("cpu-only", "gpu-only"))
@@ -60,7 +60,7 @@ def test_what_a_gpu_may_not_run_goes_to_the_cpu():
     assert place(graph, mixed(), "gpu-only").device.tolist() == [0, 2]
 
 
-def test_clear_answers():
+def test_a_missing_kind_and_a_full_device_are_errors():
     with pytest.raises(
         InvalidInput, match="'cpu-only' needs a device of kind 'cpu'; the cluster has devices of kind gpu"
     ):

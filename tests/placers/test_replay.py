@@ -11,7 +11,7 @@ from baechi_lab.placers.list_scheduling.replay import Replay
 COMMS = ("parallel", "sequential", "duplex")
 
 
-def test_by_hand():
+def test_a_replayed_placement_by_hand():
     # a 5 us -> b 10 us, c 10 us; a transfer takes 2 us; b stays with a, c goes to the second device.
     graph = OpGraph.from_edges([5, 10, 10], [(0, 1, 8), (0, 2, 8)], names=["a", "b", "c"])
     cluster = Cluster.uniform(2, memory_bytes=1000, link=Link(2.0, 0.0), comm="parallel")

@@ -107,7 +107,7 @@ def test_keeps_colocation_allowed_devices_and_memory(seed):
     assert placed == place(graph, cluster, "scotch", program="metis")
 
 
-def test_clear_answers():
+def test_no_op_one_device_a_full_device_and_a_missing_program():
     assert place(OpGraph.from_edges([]), Cluster.uniform(2), "scotch").n == 0
     assert place(OpGraph.from_edges([1.0, 1.0]), Cluster.uniform(1), "scotch").device.tolist() == [0, 0]
     with pytest.raises(InfeasiblePlacement):

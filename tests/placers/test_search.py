@@ -222,7 +222,7 @@ def test_p90_takes_the_placement_that_errors_hurt_less():
 
 @pytest.mark.parametrize("comm", COMMS)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_degenerate_graphs(devices, comm):
+def test_graphs_of_at_most_one_chain_are_placed(devices, comm):
     cluster = Cluster.uniform(devices, memory_bytes=1000, comm=comm)
     for graph in (OpGraph.from_edges([]), OpGraph.from_edges([3]), OpGraph.from_edges([0, 0], [(0, 1, 1)])):
         placement = place(graph, cluster, "search", time_limit=None, evaluations=60)

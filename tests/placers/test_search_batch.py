@@ -17,7 +17,7 @@ def simulated(graph, cluster, row):
 
 
 @pytest.mark.parametrize("seed", fast(range(90), 18))
-def test_equals_the_simulator(seed):
+def test_a_batch_takes_what_the_simulator_says(seed):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, most=40, groups=seed % 3 > 0)
     if seed % 5 == 4:
@@ -40,7 +40,7 @@ def test_unequal_devices_and_links():
     assert Batch(graph, cluster).seconds(rows).tolist() == [simulated(graph, cluster, row) for row in rows]
 
 
-def test_memory_by_hand():
+def test_memory_of_a_batch_by_hand():
     # Op 0 keeps 10 and makes 30; op 1 reads it and needs 50 more while it runs. Together: 10 + 30 + 50 = 90. Apart: 40 on
     # the first device, a copy of 30 and 50 on the second, 80.
     graph = OpGraph.from_edges([1e6, 1e6], [(0, 1, 30)], persistent_bytes=[10, 0], temp_bytes=[0, 50])
@@ -58,7 +58,7 @@ def test_memory_that_the_bound_cannot_tell_is_followed():
     assert seconds == {180: 4.0, 120: 4.0, 119: np.inf}
 
 
-def test_no_ops():
+def test_a_batch_without_ops_takes_no_time():
     assert (
         Batch(OpGraph.from_edges([]), Cluster.uniform(2)).seconds(np.zeros((3, 0), dtype=np.int32)).tolist()
         == [0.0] * 3

@@ -44,7 +44,7 @@ def test_threads_and_processes_give_what_one_process_gives():
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_dask():
+def test_islands_on_dask_find_the_same():
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as local,
@@ -87,7 +87,7 @@ def test_a_callback_ends_it_between_rounds():
 
 
 @pytest.mark.parametrize("objective", ["throughput", "step"])
-def test_pipelines(objective):
+def test_islands_of_pipelines_are_no_worse_than_their_start(objective):
     graph = generators.with_backward(generators.chain(6, seed=1))
     options = {"executor": "here", "evaluations": 60, "time_limit": None, "islands": 2, "objective": objective}
     placed = bl.place(graph, CLUSTER, "search", micro_batches=4, **options)
@@ -103,6 +103,6 @@ def test_pipelines(objective):
         ({"executor": "mars"}, "executor is 'mars'"),
     ],
 )
-def test_bad_input(changes, message):
+def test_bad_input_is_rejected(changes, message):
     with pytest.raises(bl.InvalidInput, match=message):
         search_islands(**{"executor": "here", **changes})

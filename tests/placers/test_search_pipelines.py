@@ -136,7 +136,7 @@ def test_auto_asks_search_for_pipelines():
     assert rows["search"] <= rows["contiguous"]
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph, cluster = training(0), uneven_cluster(2, "duplex")
     with pytest.raises(bl.InvalidInput, match="objective is 'speed'"):
         bl.place(graph, cluster, "search", objective="speed")

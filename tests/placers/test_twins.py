@@ -23,7 +23,7 @@ def random_favourites(rng, graph):
 
 
 @pytest.mark.parametrize("seed", fast(range(20), 6))
-def test_same_decisions(seed):
+def test_the_compiled_list_scheduler_decides_as_its_readable_twin(seed):
     rng = np.random.default_rng(seed)
     for case in range(50):
         graph = random_graph(rng, zero=case % 2 == 0, groups=case % 3 == 0)

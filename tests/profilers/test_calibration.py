@@ -41,7 +41,7 @@ def test_hidden_launches_are_a_floor():
     assert estimated_us(work(1560e6, 0), hidden) == pytest.approx([10.0])
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     row = (lambda hardware: 1.0, 1.0)
     with pytest.raises(InvalidInput, match="4 parameters need as many"):
         calibrate("a100", [row])

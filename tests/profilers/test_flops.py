@@ -57,11 +57,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("op", "attrs", "inputs", "outputs", "expected"), CASES)
-def test_flops(op, attrs, inputs, outputs, expected):
+def test_flops_of_operators_are_those_of_hand_arithmetic(op, attrs, inputs, outputs, expected):
     assert flops(node(op, **attrs), inputs, outputs) == expected
 
 
-def test_matrix_products():
+def test_matrix_products_are_recognized_by_type():
     assert is_matrix_product("Conv2DBackpropFilter") and not is_matrix_product("DepthwiseConv2dNative")
 
 

@@ -90,7 +90,7 @@ def forward_flops(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_architectures(name):
+def test_architectures_have_the_flops_and_bytes_of_hand_arithmetic(name):
     """FLOPs within 1 % of hand arithmetic, bytes exact: bf16 weights and gradients, two states of Adam."""
     model, inputs = bl.torch.hugging_face(CONFIGS[name], batch_size=B, sequence_length=S)
     assert all(p.is_meta for p in model.parameters()) and model.training
@@ -117,7 +117,7 @@ def test_operators_of_a_model():
     assert graph.n > 200 and sum(t == "Update" for t in graph.op_types) == len(list(model.parameters()))
 
 
-def test_images():
+def test_a_model_of_images_has_the_flops_of_hand_arithmetic():
     config = {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification"],
@@ -524,7 +524,7 @@ def call(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_command(call):
+def test_the_command_estimates_a_configuration(call):
     code, facts, _ = call(
         {**CONFIGS["llama"], "torch_dtype": "bfloat16"},
         "--hardware",
@@ -846,7 +846,7 @@ def test_options_of_configurations_with_other_models(capsys):
     assert "--sequence-length is for models by configuration" in capsys.readouterr().err
 
 
-def test_without_transformers(call, monkeypatch):
+def test_without_transformers_the_command_names_the_package(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, error = call(CONFIGS["llama"])
     assert (

@@ -31,7 +31,7 @@ def inception():
     return model, data, bl.trace(model, *data)
 
 
-def test_losses(inception):
+def test_losses_of_the_traced_step_are_those_of_eager_training(inception):
     model, data, step = inception
     outputs, _ = step_sessions.run_step(step, steps=3)
     np.testing.assert_allclose(outputs[:, 0], step_sessions.eager_losses(model, data, steps=3), rtol=1e-5)
@@ -84,7 +84,7 @@ def test_only_gradient_ops_are_paired(estimated):
     assert not any(is_backward(graph.names[f]) for f in graph.forward_of[graph.forward_of >= 0])
 
 
-def test_measured_profile(inception, estimated):
+def test_a_measured_profile_has_durations_of_the_cpu(inception, estimated):
     graph, report = profile_with_report(
         inception[2], mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False
     )

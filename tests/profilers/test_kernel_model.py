@@ -220,7 +220,7 @@ def test_softmax_reads_long_rows_three_times():
     assert (long.rereads, long.row_bytes) == (2, 4 * 16384)
 
 
-def test_launches():
+def test_kernels_wait_for_their_launches():
     """Of three kernels of 5 us: the first waits for its start, and those after it take at least a launch."""
     kernels = [(i, Kernel(moved_bytes=moved_bytes)) for i, moved_bytes in enumerate((5e6, 5e6, 1e6))]
     work, generation = work_of(3, kernels), Generation(start_us=20.0)
@@ -255,7 +255,7 @@ def test_no_estimate_is_faster_than_the_data_sheet():
         assert kernel_us(kernel, device) >= bound * (1 - 1e-9)
 
 
-def test_generations():
+def test_generations_say_their_constants_and_unknown_ones_are_rejected():
     assert len(generation_named("").constants) == 10 + 1, "ten constants; the tile is one of them and has two sides"
     assert all(generation.fitted_on for generation in GENERATIONS.values())
     assert {hardware.generation for hardware in HARDWARE.values()} - {""} == set(GENERATIONS)

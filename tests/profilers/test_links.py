@@ -9,7 +9,7 @@ import baechi_lab as bl
 from baechi_lab.profilers.links import comm_mode, fit_link, vote, waiting_shares
 
 
-def test_exact_line():
+def test_the_line_through_exact_samples_is_found():
     sizes = [4, 1000, 10**6]
     link, residual = fit_link(sizes, [20 + 0.01 * s for s in sizes])
     assert (link.latency_us, link.us_per_byte) == pytest.approx((20, 0.01)) and residual == pytest.approx(0, abs=1e-9)
@@ -41,7 +41,7 @@ def test_one_outlier_does_not_move_the_line():
         ([1, -2], [1.0, 1.0], r"size_bytes\[1\] is -2\.0; it must be at least 0"),
     ],
 )
-def test_bad_samples(sizes, times, message):
+def test_bad_samples_are_rejected(sizes, times, message):
     with pytest.raises(bl.InvalidInput, match=message):
         fit_link(sizes, times)
 

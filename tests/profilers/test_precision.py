@@ -210,7 +210,7 @@ recomputation (SimuMax v1.2, github.com/MooreThreads/SimuMax, Apache-2.0)."""
 
 
 @pytest.mark.slow
-def test_published_peaks():
+def test_peaks_of_sharded_models_are_those_published():
     """Sharding divides the peak of one device: tensor parallelism all of it, data parallelism master weights and states.
 
     The loop of a Hugging Face model holds the logits that it returns beside its loss; Megatron's model returns the loss alone.

@@ -184,7 +184,7 @@ def test_ops_that_the_runtime_would_fuse_are_measured_apart():
         ({"mode": "measured", "device": "/device:TPU:7"}, "unknown device '/device:TPU:7'"),
     ],
 )
-def test_bad_options(product, options, message):
+def test_bad_options_are_rejected(product, options, message):
     with pytest.raises(bl.InvalidInput, match=message):
         bl.profile(product, progress=False, **options)
 

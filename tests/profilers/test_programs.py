@@ -193,7 +193,7 @@ def test_an_operator_takes_as_long_as_the_layer_of_pytorch(layer, sizes, shape, 
         assert of_program == pytest.approx(us.sum() if training else us[0], rel=0.06, abs=7.0), training
 
 
-def test_a_forward_pass():
+def test_a_forward_pass_has_the_costs_of_hand_arithmetic():
     graph = bl.profile_program(two_layers(), hardware="a100", training=False, batch_size=4)
     assert graph.names == ("first", "relu", "second")
     assert graph.persistent_bytes.tolist() == [4 * (8 * 16 + 16), 0, 4 * 16 * 4]
@@ -329,7 +329,7 @@ def test_products_of_inputs_and_fused_ones():
     assert not any(name.startswith("k/backward") for name in by_name)
 
 
-def test_open_dimensions():
+def test_open_dimensions_need_sizes():
     with pytest.raises(InvalidInput, match="input 'x' has the open dimension 'batch' at position 0; give batch_size"):
         bl.profile_program(two_layers())
     inner = two_layers()
@@ -504,7 +504,7 @@ def test_versions_of_operators():
         bl.profile_program(onnx_model)
 
 
-def test_files_of_onnx(tmp_path):
+def test_an_onnx_file_is_profiled_like_its_model(tmp_path):
     path = tmp_path / "two.onnx"
     onnx.save(two_layers(4), path)
     assert bl.profile(path, mode="estimated", hardware="a100") == bl.profile_program(

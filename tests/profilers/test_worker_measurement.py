@@ -86,12 +86,12 @@ def test_another_process_sees_what_this_one_sees(step):
         ("print('Hi', flush=True); import time; time.sleep(60)", "sent something that is no message"),
     ],
 )
-def test_worker_that_fails(step, code, message):
+def test_a_worker_that_fails_is_an_error(step, code, message):
     with pytest.raises(bl.ExecutionError, match=message):
         worker_measurement.measure(step, worker=fake(code))
 
 
-def test_worker_that_hangs(step):
+def test_a_worker_that_hangs_is_an_error(step):
     with pytest.raises(bl.ExecutionError, match=r"step 'product' was not measured: no result within 0\.5 s"):
         worker_measurement.measure(step, worker=fake("import time; time.sleep(600)"), timeout=0.5)
 

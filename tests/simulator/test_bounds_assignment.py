@@ -58,7 +58,7 @@ def test_relaxed_ops_still_take_time(monkeypatch):
     assert bound(graph, Cluster.uniform(2)) == pytest.approx(14.0, rel=1e-3)
 
 
-def test_the_limits():
+def test_without_time_or_devices_the_given_bound_remains():
     graph = OpGraph.from_edges([6.0, 6.0, 6.0], [])
     assert bound(graph, Cluster.uniform(2), time_limit=0.0) == 6.0
     assert bound(graph, Cluster.uniform(1)) == 6.0 and bound(graph, Cluster.uniform(2), low=0.0) == 0.0

@@ -13,7 +13,7 @@ def cluster(n, comm="parallel", delay=0.0):
     return bl.Cluster.uniform(n, memory_bytes=1 << 40, link=bl.Link(delay, 0.0), comm=comm)
 
 
-def test_chain_stages():
+def test_the_bound_of_a_chain_is_its_device_load():
     f, b, count = [21.0, 19.0, 5.0, 15.0], [42.0, 38.0, 10.0, 30.0], 16
     graph = bl.generators.pipeline(f, b)
     placed = bl.Placement(device=[0, 1, 2, 3] * 2)
@@ -58,7 +58,7 @@ def test_below_every_order_of_every_placement(seed, comm):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_below_every_schedule(name):
+def test_bounds_are_below_every_schedule(name):
     rng = np.random.default_rng(1)
     for _ in range(3):
         p, count = 3, int(rng.integers(1, 6))

@@ -44,31 +44,31 @@ def test_two_ops_at_once():
     assert "overlap" in kinds(shifted(1, -3.0))
 
 
-def test_wrong_duration():
+def test_a_wrong_duration_is_found():
     end = TIMELINE.end_us.copy()
     end[3] += 2
     assert kinds(replace(TIMELINE, end_us=end, makespan_us=float(end.max()))) == {"duration"}
 
 
-def test_wrong_makespan():
+def test_a_wrong_makespan_is_found():
     assert kinds(replace(TIMELINE, makespan_us=1.0)) == {"makespan"}
 
 
-def test_missing_op():
+def test_a_missing_op_is_found():
     rows = {k: getattr(TIMELINE, k)[:-1] for k in ("op", "device", "start_us", "end_us")}
     assert "rows" in kinds(replace(TIMELINE, **rows))
 
 
-def test_ran_elsewhere():
+def test_an_op_that_ran_elsewhere_is_found():
     assert "rows" in kinds(replace(TIMELINE, device=[0, 1, 1, 0]))
 
 
-def test_missing_transfer():
+def test_a_missing_transfer_is_found():
     keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
     assert "transfer" in kinds(with_transfers(**{k: getattr(TIMELINE.transfers, k)[:-1] for k in keys}))
 
 
-def test_transfer_sent_twice():
+def test_a_tensor_sent_twice_is_found():
     keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
     rows = {k: np.r_[getattr(TIMELINE.transfers, k), getattr(TIMELINE.transfers, k)[:1]] for k in keys}
     assert "transfer" in kinds(with_transfers(**rows))

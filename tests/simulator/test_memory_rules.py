@@ -70,14 +70,14 @@ def test_other_violations_stay():
     assert [v.kind for v in timeline.violations] == ["colocation"]
 
 
-def test_unknown_rule():
+def test_an_unknown_memory_rule_is_rejected():
     graph = bl.OpGraph.from_edges([1])
     with pytest.raises(bl.UnknownNameError, match="unknown memory rule 'edge'; did you mean 'edges'"):
         bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0]), memory_rule="edge")
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_nothing_to_hold(n):
+def test_ops_without_bytes_have_no_peak(n):
     graph, cluster = bl.OpGraph.from_edges([1.0] * n), bl.Cluster.uniform(2, memory_bytes=0)
     timeline = bl.simulate(graph, cluster, bl.Placement(device=np.zeros(n, int)), memory_rule="edges")
     assert timeline.peak_bytes.tolist() == [0, 0]

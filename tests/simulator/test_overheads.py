@@ -101,6 +101,6 @@ def test_link_says_its_overhead_and_keeps_it_in_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan"), True, "3"])
-def test_bad_overheads(value):
+def test_bad_overheads_are_rejected(value):
     with pytest.raises(bl.InvalidInput, match="link overhead_us is"):
         bl.Link(1.0, 0.0, value)

@@ -46,7 +46,7 @@ def test_equal_stages_idle_for_p_minus_1_of_m_plus_p_minus_1(stages, count, idle
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_peak_activations(count):
+def test_gpipe_holds_all_activations_and_1f1b_those_of_later_stages(count):
     p, one = 4, 1000
     graph = bl.generators.pipeline([3.0] * p, [6.0] * p, activation_bytes=one)
     peak = {s: run(graph, cluster(p), by_stage(graph), count, s).peak_bytes.tolist() for s in ("gpipe", "1f1b")}
@@ -197,7 +197,7 @@ def test_fewer_micro_batches_than_stages_report_the_bubble():
         assert timeline.idle_us / timeline.makespan_us == pytest.approx([5 / 7] * 6)
 
 
-def test_inference():
+def test_a_forward_pass_alone_takes_each_schedule_as_long():
     graph = bl.OpGraph.from_edges([2.0, 3.0], [(0, 1, 8)])
     for schedule in ("gpipe", "1f1b", "zb-h1", "zb-auto"):
         assert run(graph, cluster(2), bl.Placement(device=[0, 1]), 4, schedule).makespan_us == 2 + 4 * 3
@@ -318,7 +318,7 @@ def test_schedules_that_do_not_fit_the_stages():
         bl.simulate(graph, cluster(4), by_stage(graph), micro_batches=1, schedule="0F0 0B0")
 
 
-def test_one_sentence_each():
+def test_bad_pipelines_are_rejected_with_one_sentence():
     graph, machine = bl.generators.pipeline([1.0], [1.0]), cluster(1)
     placed = bl.Placement(device=[0, 0])
     with pytest.raises(bl.InvalidInput, match="micro_batches is 0"):

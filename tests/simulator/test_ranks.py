@@ -66,7 +66,7 @@ def test_communication_needs_a_cluster():
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_degenerate(n):
+def test_ops_without_edges_have_their_durations_as_ranks(n):
     graph = bl.OpGraph.from_edges([7.0] * n)
     assert bl.upward_rank(graph).tolist() == bl.total_rank(graph).tolist() == [7.0] * n
     assert bl.downward_rank(graph).tolist() == [0.0] * n
@@ -74,7 +74,7 @@ def test_degenerate(n):
 
 
 @pytest.mark.parametrize("seed", fast(range(30), 6))
-def test_against_networkx(seed):
+def test_ranks_are_longest_paths_of_networkx(seed):
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng), random_cluster(rng)
     weight, edge = rank_costs(graph, cluster)

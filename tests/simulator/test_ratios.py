@@ -13,7 +13,7 @@ def cluster(devices=2, latency=2.0, comm="parallel", memory=10**9):
     return bl.Cluster.uniform(devices, memory_bytes=memory, link=bl.Link(latency, 0.0), comm=comm)
 
 
-def test_formulas():
+def test_ratios_are_those_of_paper_b():
     graph = bl.OpGraph.from_edges([4, 8], [(0, 1, 1)], persistent_bytes=[99, 100])
     proven = bl.ratios(graph, cluster(4, memory=100))
     beta = (2 + 2 * 0.5) / (2 + 0.5)
@@ -43,7 +43,7 @@ def test_zero_durations_leave_no_ratio_for_etf():
     assert proven.sct == 1 + (1 - 1 / 2) * 2
 
 
-def test_achieved_gap():
+def test_the_achieved_ratio_is_the_step_over_the_bound():
     graph = bl.OpGraph.from_edges([4, 4])
     assert bl.ratios(graph, cluster(), bl.Placement(device=[0, 0])).achieved == 8 / 4
 

@@ -178,7 +178,7 @@ def test_steps_of_replicas_are_kept_in_files(tmp_path):
     assert bl.OpGraph.from_networkx(step_graph.to_networkx()).content_key == step_graph.content_key
 
 
-def test_bad_input():
+def test_bad_input_is_rejected():
     graph, cluster = data_parallel(), bl.Cluster.uniform(4)
     placed = bl.Placement(device=[0] * 4, replicas=[(0, 1, 2)])
     with pytest.raises(bl.InvalidInput, match="micro_batches is 2; a stage has 3 replicas, each of which needs one"):

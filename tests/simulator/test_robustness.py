@@ -43,5 +43,5 @@ def test_wrong_parameters():
         robustness(graph, cluster, Placement(device=[0, 0]))
 
 
-def test_empty_graph():
+def test_the_empty_graph_takes_no_time():
     assert robustness(OpGraph.from_edges([]), Cluster.uniform(1), Placement(device=np.zeros(0, int))).nominal_us == 0

@@ -108,7 +108,7 @@ def test_pct_agrees_with_the_readable_simulator(seed):
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_degenerate_schedules(n):
+def test_graphs_without_choice_run_under_every_scheduler(n):
     graph, placed = bl.OpGraph.from_edges([7.0] * n), bl.Placement(device=np.zeros(n, int))
     for scheduler in ("fifo", "pct", "msr"):
         assert bl.simulate(graph, CLUSTER, placed, scheduler).makespan_us == 7.0 * n

@@ -103,7 +103,7 @@ def test_inference_has_forwards_only():
         assert str(schedule) == "\n".join(" ".join(f"{s}F{m}" for m in range(4)) for s in range(3))
 
 
-def test_list_and_names():
+def test_schedules_have_names_and_unknown_ones_are_rejected():
     assert set(list_schedules()) == {"gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-auto", "zb-v"}
     with pytest.raises(bl.UnknownNameError, match="unknown schedule '1f2b'; did you mean '1f1b'"):
         make_rule("1f2b")

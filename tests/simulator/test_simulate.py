@@ -111,7 +111,7 @@ def test_zero_durations_are_legal():
     assert checked(g, cluster(latency=0.0), bl.Placement(device=[0, 1, 0])).makespan_us == 10
 
 
-def test_empty_graph():
+def test_the_empty_graph_takes_no_time():
     g = bl.OpGraph.from_edges([])
     timeline = checked(g, cluster(), bl.Placement(device=np.zeros(0, int)))
     assert timeline.makespan_us == 0

@@ -71,14 +71,14 @@ def test_a_fit_finds_the_constants_of_synthetic_rows(table):
         assert np.abs(rows["v100-pcie-32gb", kind].errors(device, fitted)).mean() < 0.03, kind
 
 
-def test_whole_models():
+def test_stored_models_are_estimated_within_8_percent_and_ranked():
     models = result("kernel_models")
     other_rows = [row for row in models["rows"] if row["device"] != "p4"]
     assert np.mean([abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in other_rows]) < 0.08
     assert models["right_orders"] / models["pairs"] > 0.95
 
 
-def test_orders_of_devices():
+def test_pairs_of_devices_count_as_ranked_if_they_differ_clearly():
     model_runs = [ModelRun(device, "m", "inf", 1, 1, ms) for device, ms in (("a", 10.0), ("b", 20.0), ("c", 21.0))]
     assert right_orders([(model_runs[0], 5.0), (model_runs[1], 6.0), (model_runs[2], 4.0)]) == (1, 2), (
         "b and c differ by 5 %"

@@ -18,7 +18,7 @@ def test_lack_of_memory_is_an_outcome():
     assert outcome(graph, paper_cluster(1 << 20), "single").step_s == pytest.approx(6e-6)
 
 
-def test_tables_by_hand():
+def test_tables_of_paper_b_by_hand():
     graph = chain(2, duration_us=1e6)
     outcome_table = {"x": outcomes(graph, paper_cluster(), ["single"])}
     outcome_table["x"] |= dict.fromkeys(paper_b.PLACERS, outcome_table["x"]["single"])
@@ -47,7 +47,7 @@ def test_perturbed_factors_stay_in_their_range():
 
 
 @pytest.mark.parametrize("error", [-0.1, 1.0])
-def test_bad_error(error):
+def test_a_bad_error_is_rejected(error):
     with pytest.raises(bl.InvalidInput, match="error is"):
         perturbed(chain(2), bl.Link(1.0, 1.0), error, 0)
 

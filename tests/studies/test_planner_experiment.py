@@ -12,7 +12,7 @@ from studies.results import result
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_rows_and_command(tmp_path):
+def test_the_command_stores_a_row_per_trial(tmp_path):
     pytest.importorskip("tensorflow")
     # Two independent ops of 1 s. One GPU: 2 s; two GPUs: 1 s; the CPU at an eighth of the speed: 16 s.
     save_graph(OpGraph.from_edges([1e6, 1e6]), tmp_path / "two.json")
@@ -55,7 +55,7 @@ def test_learning_rates_are_compared(monkeypatch):
         assert -2.0 - 1e-6 <= row["last_reward"] <= -(2.0**0.5) + 1e-6
 
 
-def test_tables_by_hand():
+def test_tables_of_the_planner_by_hand():
     steps = {
         "cpu-only": 8.0, "gpu-only": 4.0, "expert": 5.0, "scotch": 6.0, "metis": 3.0, "m-topo": 4.0, "m-etf": 2.0,
         "m-sct": 2.5, "hierarchical": 1.5, "coloc-rl": 2.0, "simple-planner": 2.0, "hierarchical on ops": 3.0,

@@ -30,7 +30,7 @@ def test_an_unknown_framework_is_refused():
 
 
 @pytest.mark.skipif(not STORED.exists(), reason="not stored yet")
-def test_the_stored_study():
+def test_the_stored_study_has_the_errors_of_its_rows():
     document = json.loads(STORED.read_text())
     assert document["machine"] == "2 cores" and document["command"].startswith("python -m studies.recomputing")
     rows = [recomputing.Row(**{k: v for k, v in row.items() if k != "saving_error"}) for row in document["rows"]]

@@ -34,7 +34,7 @@ def test_no_result_names_a_folder_of_the_machine_that_made_it(name):
     assert not re.search(r"(?<![\w.])/(home|root|tmp|opt|work|Users)/", result_path(name).read_text("utf-8"))
 
 
-def test_unknown_result():
+def test_an_unknown_result_is_rejected():
     with pytest.raises(bl.UnknownNameError, match="did you mean 'growth'"):
         result("growht")
 

@@ -40,7 +40,7 @@ def scattered(model, inputs, *, seed=0, devices=3, reorder="gpu", ordered=True):
 
 @pytest.mark.parametrize("placer", ["single", "m-topo", "m-etf", "m-sct"])
 @pytest.mark.parametrize("name", ["transformer", "gnmt"])
-def test_three_lines(name, placer):
+def test_a_distributed_model_trains_as_the_original(name, placer):
     step = bl.torch.models.build(name, **SMALL[name])
     model, original = step.model(), step.model()
     assert bl.torch.distribute(model, step.inputs, cpus(2), placer=placer, warmup=0, runs=1) is model
@@ -343,7 +343,7 @@ def test_inputs_on_a_device_outside_the_cluster():
         model(torch.empty(6, 4, device="meta"))
 
 
-def test_refusals():
+def test_bad_assignments_are_rejected():
     model, x = Branches(), torch.randn(6, 4)
     traced = trace(model, x)
     n = len(traced.calls)

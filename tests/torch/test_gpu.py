@@ -96,7 +96,7 @@ def test_host_and_gpu_together(name):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is attached")
 @pytest.mark.parametrize("name", [*SMALL, *ODD])
-def test_several_gpus(name):
+def test_a_model_on_several_gpus_trains_as_on_one(name):
     model, inputs = case(name)
     for module in model.modules():  # each GPU has its own generator
         if isinstance(module, nn.Dropout):

@@ -209,7 +209,7 @@ def test_a_graph_that_is_retained_runs_backward_twice(small):
     assert same(gradients(distributed(model, x, changed), x, 2), gradients(model, x, 2))
 
 
-def test_gradients_of_gradients(small):
+def test_gradients_of_gradients_are_those_of_the_original(small):
     model, x, changed = small
 
     def penalty(module):

@@ -252,7 +252,7 @@ def test_a_pipeline_of_processes_is_refused():
         bl.torch.execute(step, placed, 1, cluster=WITH_HOST, graph=graph, micro_batches=4, pipeline=True)
 
 
-def test_fit_offers_it():
+def test_fit_offers_the_offload_of_optimizer_state():
     graph, _ = offloaded(step_of(OPTIMIZERS["adam"]))
     placed = bl.simulate(graph, WITH_HOST, bl.place(graph, WITH_HOST, "single"))
     small = bl.Cluster.uniform(1, kind="cpu", memory_bytes=int(placed.peak_bytes[0] * 0.9)).with_host("1GB")

@@ -212,7 +212,7 @@ def test_what_has_the_shape_of_another_tensor_may_wait():
         (lambda x: x.topk(1), False),
     ],
 )
-def test_what_reads_values(run, reads):
+def test_calls_that_read_values_are_noticed(run, reads):
     with ValuesRead() as values:
         run(torch.ones(2))
     assert values.reads_values == reads

@@ -162,7 +162,7 @@ def test_full_sizes_are_the_published_ones():
 # -- experts and references ----------------------------------------------------------------------------------
 
 
-def test_experts(profiled):
+def test_experts_place_layers_as_people_do(profiled):
     """GNMT: every LSTM layer on another device, embeddings with the first, the head with the last decoder layer."""
     _, graph = profiled["gnmt"]
     placed = bl.torch.models.expert("gnmt", graph, cpus(3))

@@ -129,7 +129,7 @@ def test_checks_of_shapes_and_types_are_no_operators(file, tmp_path):
         ({"replace": "archive_version"}, "archive_version is .*; version 0 is read"),
     ],
 )
-def test_what_is_refused(file, tmp_path, how, match):
+def test_bad_files_are_rejected(file, tmp_path, how, match):
     (tmp_path / "bad.pt2").write_bytes(repacked(file, **how))
     with pytest.raises(FormatError, match=match):
         bl.profile_program(tmp_path / "bad.pt2", batch_size=4)

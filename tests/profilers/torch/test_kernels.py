@@ -94,7 +94,7 @@ def test_looked_up_rows():
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "fp16")])
-def test_products(dtype, precision):
+def test_a_batch_of_products_has_flops_and_precision(dtype, precision):
     a, b = torch.ones(2, 8, 16, dtype=dtype), torch.ones(2, 16, 4, dtype=dtype)
     kernel = kernels(lambda: torch.bmm(a, b))["bmm"]
     assert (kernel.flops, kernel.precision, kernel.batched) == (2 * 2 * 8 * 16 * 4, precision, True)
@@ -116,7 +116,7 @@ def test_fused_attention_with_fewer_keys_than_queries():
     assert attention == [2 * one, 5 * one]
 
 
-def test_matrix_vector():
+def test_products_with_a_vector_have_flops():
     a, x = torch.ones(8, 16), torch.ones(16)
     assert kernels(lambda: torch.mv(a, x))["mv"].flops == 2 * 8 * 16
     assert kernels(lambda: torch.addmv(torch.ones(8), a, x))["addmv"].flops == 2 * 8 * 16

@@ -617,7 +617,7 @@ class Looks(nn.Module):
         ({"dtype": "bf16"}, InvalidInput, "dtype is for estimates; name the hardware"),
     ],
 )
-def test_bad_options(options, error, message):
+def test_bad_options_are_rejected(options, error, message):
     with pytest.raises(error, match=message):
         bl.torch.profile(nn.Linear(2, 2), torch.ones(1, 2), **options)
 

@@ -181,7 +181,7 @@ def test_temporaries_are_found_on_the_cpu():
     ("changes", "expected"),
     [([], 0), ([100], 0), ([100, 40, -40], 40), ([50, -50], 50), ([-20, 30], 0), ([60, 60, -60, -60, 10], 110)],
 )
-def test_temporary_peak(changes, expected):
+def test_the_peak_of_temporaries_leaves_out_what_remains(changes, expected):
     assert temporary_peak(changes) == expected
 
 
