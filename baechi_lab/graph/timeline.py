@@ -153,7 +153,7 @@ class Timeline:
         tensor_producer, tensor_bytes: of the graph, for what the rows of transfers mean.
         violations: rules that the step breaks, memory above all.
         info: further entries, which files keep. Code reads them as `micro_batch`, `phase`, `unit`, `schedule_lines`,
-            `pipeline_devices`, `turn`, `on_communication_lane` and `runtime_peak_bytes`.
+            `stage_device`, `pipeline_devices`, `turn`, `on_communication_lane` and `runtime_peak_bytes`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> timeline = simulate(OpGraph.from_edges([3, 4]), Cluster.uniform(1), Placement(device=[0, 0]))
@@ -238,6 +238,11 @@ class Timeline:
     def schedule_lines(self) -> str:
         """The schedule of a pipeline as text, a line of units per device; empty without a schedule."""
         return str(self.info.get("schedule", ""))
+
+    @property
+    def stage_device(self) -> NDArray[np.int64] | None:
+        """int64[stages]: the device of each pipeline stage; None without a schedule."""
+        return self._column("stage_device")
 
     @property
     def pipeline_devices(self) -> list[int]:

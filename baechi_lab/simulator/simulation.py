@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -91,7 +93,7 @@ def simulate(
 
     peaks = runtime_peaks(graph, cluster, timeline, simulate_order if schedule is None else None)
     if np.any(peaks > timeline.peak_bytes):
-        timeline.info["runtime_peak_bytes"] = peaks.tolist()
+        timeline = replace(timeline, info={**timeline.info, "runtime_peak_bytes": peaks.tolist()})
     return timeline
 
 

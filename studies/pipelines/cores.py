@@ -29,7 +29,7 @@ def step_us_on_cores(
     """
     if cores >= cluster.n:
         return timeline.makespan_us
-    whole = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.info["schedule"])
+    whole = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.schedule_lines)
     device = np.asarray(whole.placement.device)
     start = np.zeros(whole.graph.n)
     start[timeline.op] = timeline.start_us

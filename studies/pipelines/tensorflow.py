@@ -130,7 +130,7 @@ def _run(
     run = execute(
         step, placed, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
         worker=worker, progress=False, micro_batches=micro_batches,
-        schedule=chosen[name].timeline.info["schedule"] if name else "gpipe",
+        schedule=chosen[name].timeline.schedule_lines if name else "gpipe",
     )  # fmt: skip
     if run.status != "ok":
         raise ExecutionError(f"{step.name} under {name or 'gpipe'} ended with status {run.status!r}: {run.message}")
@@ -147,7 +147,7 @@ def _row(model: str, processes: int, count: int, plan: Plan, seen: _Seen) -> Row
     measured = summarize(seconds)
     busy, others = np.median(np.array(seen.shares[plan.schedule]), axis=0).tolist()
     return Row(
-        "tensorflow", model, processes, plan.schedule, count, len(plan.timeline.info["stage_device"]), plan.simulated_us,
+        "tensorflow", model, processes, plan.schedule, count, len(plan.timeline.stage_device), plan.simulated_us,
         measured.median * 1e6, measured.low * 1e6, measured.high * 1e6, float(seconds.min()) * 1e6, min(busy, 1.0), others,
         single, tuple(float(np.median(run.step_seconds)) * 1e6 for run in runs),
     )  # fmt: skip

@@ -123,14 +123,14 @@ def _as_the_undivided(case, placed, schedule, devices=2):
         at, simulated.device[np.argsort(simulated.op)]
     )
     if schedule is not None:
-        assert run.timeline.info["schedule"] == simulated.info["schedule"]
+        assert run.timeline.schedule_lines == simulated.schedule_lines
         _in_order(run.timeline)
     return run
 
 
 def _in_order(timeline):
     """No op of a unit starts before all ops of the units before it on its device have ended (1 us of the clock's ticks)."""
-    unit = timeline.info["unit"][timeline.op]
+    unit = timeline.unit[timeline.op]
     for device in range(len(timeline.device_names)):
         rows = timeline.device == device
         for k in np.unique(unit[rows])[1:]:

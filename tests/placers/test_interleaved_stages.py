@@ -13,7 +13,7 @@ def free(devices, memory="8GB"):
 
 
 def stage_devices(graph, cluster, placed, schedule):
-    return bl.simulate(graph, cluster, placed, micro_batches=COUNT, schedule=schedule).info["stage_device"].tolist()
+    return bl.simulate(graph, cluster, placed, micro_batches=COUNT, schedule=schedule).stage_device.tolist()
 
 
 @pytest.mark.parametrize("placer", ["contiguous", "ideals"])
@@ -36,7 +36,7 @@ def test_zb_v_leads_there_and_back(placer):
     placed = bl.place(graph, free(P), placer, objective="step", micro_batches=COUNT, schedule="zb-v", **limit)
     timeline = bl.simulate(graph, free(P), placed, micro_batches=COUNT, schedule="zb-v")
     assert timeline.makespan_us == pytest.approx(COUNT * 6 + P - 1)
-    assert timeline.info["stage_device"].tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert timeline.stage_device.tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
 
 
 def test_too_few_layers_go_through_fewer_devices():
@@ -68,6 +68,6 @@ def test_stages_of_a_device_share_its_memory(schedule):
     timeline = bl.simulate(graph, tight, placed, micro_batches=COUNT, schedule=schedule)
     assert timeline.feasible and np.bincount(placed.device, persistent_bytes, P).tolist() == [2e9] * P
     assert (
-        timeline.info["stage_device"].tolist()
+        timeline.stage_device.tolist()
         == {"interleaved-1f1b": [0, 1, 2, 3] * 2, "zb-v": [0, 1, 2, 3, 3, 2, 1, 0]}[schedule]
     )

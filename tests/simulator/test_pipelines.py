@@ -146,7 +146,7 @@ def test_kernel_twin_and_check_agree(name, comm):
         machine = bl.Cluster.uniform(p, memory_bytes=1 << 20, link=bl.Link(0.5, 0.01), comm=comm)
         timeline = run(graph, machine, placed, count, name)
         step_graph = bl.unroll(graph, count)
-        device, unit = placed.on(step_graph).device, np.asarray(timeline.info["unit"])
+        device, unit = placed.on(step_graph).device, timeline.unit
         is_backward = np.array([n[0] == "B" and not RULES[name].splits for n in step_graph.names])
         rank = np.lexsort((np.arange(step_graph.n), is_backward, unit)).argsort()
         twin = simulate_reference(step_graph, machine, device.tolist(), lambda i, _, r=rank: r[i], unit.tolist())
@@ -164,7 +164,7 @@ def test_check_finds_a_broken_order():
     assert "order" in kinds
     kinds = {v.kind for v in bl.check(step_graph, machine, placed, _with_info(timeline, {}))}
     assert kinds == {"idling"}  # without its schedule the timeline waits for no reason
-    shifted_info = {**timeline.info, "unit": np.roll(timeline.info["unit"], 1)}
+    shifted_info = {**timeline.info, "unit": np.roll(timeline.unit, 1)}
     assert bl.check(step_graph, machine, placed, _with_info(timeline, shifted_info))
 
 
@@ -175,8 +175,8 @@ def _with_info(timeline, info):
 def test_the_timeline_says_what_it_followed():
     graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0])
     timeline = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule="gpipe")
-    assert timeline.info["schedule"] == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
-    assert [f"{n}:{m}" for n, m in zip(timeline.op_names, timeline.info["micro_batch"], strict=True)] == [
+    assert timeline.schedule_lines == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
+    assert [f"{n}:{m}" for n, m in zip(timeline.op_names, timeline.micro_batch, strict=True)] == [
         "F0/mb0:0",
         "F1/mb0:0",
         "B1/mb0:0",
@@ -186,7 +186,7 @@ def test_the_timeline_says_what_it_followed():
         "B1/mb1:1",
         "B0/mb1:1",
     ]
-    replayed = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.info["schedule"])
+    replayed = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.schedule_lines)
     assert replayed.makespan_us == timeline.makespan_us
 
 

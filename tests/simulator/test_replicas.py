@@ -64,7 +64,7 @@ def test_ring_of_three_by_hand():
     cluster = bl.Cluster.uniform(3, link=bl.Link(1.0, 0.5), comm="duplex")
     placed = bl.Placement(device=[0, 0], replicas=[(0, 1, 2)])
     timeline = bl.simulate(graph, cluster, placed, micro_batches=3, schedule="1f1b")
-    assert timeline.info["schedule"] == "0F0 0B0\n0F1 0B1\n0F2 0B2"
+    assert timeline.schedule_lines == "0F0 0B0\n0F1 0B1\n0F2 0B2"
     step_graph = bl.unroll(graph, 3, placed)
     ring = [i for i, kind in enumerate(step_graph.op_types) if kind == "AllReduce"]
     assert timeline.end_us[ring].max() == 6.0 + 4 * 6.0 == 6.0 + ring_us(cluster, (0, 1, 2), 30)
@@ -110,9 +110,9 @@ def test_every_schedule_of_shared_stages_is_valid(seed, comm):
         load = bl.throughput(graph, cluster, placed, micro_batches=count).loads["compute"].max() * count
         assert max(bound, load * (1 - max(width) / count)) <= timeline.makespan_us * (1 + 1e-9)
         if name is not None:
-            replayed = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=timeline.info["schedule"])
+            replayed = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=timeline.schedule_lines)
             assert replayed.makespan_us == timeline.makespan_us
-            assert Schedule.parse(timeline.info["schedule"]).orders
+            assert Schedule.parse(timeline.schedule_lines).orders
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -137,7 +137,7 @@ def test_an_op_of_no_time_holds_inputs_and_outputs_together():
     )
     small = bl.Cluster.uniform(1, memory_bytes=69)
     timeline = bl.simulate(graph, small, home)
-    assert timeline.peak_bytes.tolist() == [30 + 40] and timeline.info["turn"].tolist() == [1, 2, 3]
+    assert timeline.peak_bytes.tolist() == [30 + 40] and timeline.turn.tolist() == [1, 2, 3]
     assert [(v.kind, v.time_us, v.op) for v in bl.check(graph, small, home, timeline)] == [("memory", 1.0, 1)]
     for wrong in ([1, 2, 2], [1, 3, 2], [1, 2], [1, 2, -3]):
         changed = dataclasses.replace(timeline, info={"turn": wrong})

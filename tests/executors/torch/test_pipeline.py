@@ -622,7 +622,7 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_fli
     simulated = bl.simulate(graph, cpus(2), placed, micro_batches=4)
     measured = run.timeline
     assert measured.op_names == simulated.op_names and sorted(measured.op) == sorted(simulated.op)
-    assert (np.bincount(measured.info["micro_batch"][measured.op]) == graph.n).all()
+    assert (np.bincount(measured.micro_batch[measured.op]) == graph.n).all()
     assert len(measured.transfers) == len(simulated.transfers)
 
 
@@ -737,7 +737,7 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processe
     same_gradients(run.info["gradients"], gradients)
     simulated = bl.simulate(graph, cluster, placed, micro_batches=4, schedule=schedule)
     lines = str(pipeline.schedule).splitlines()
-    assert simulated.info["line_device"].tolist() == list(pipeline.processes)
+    assert simulated.pipeline_devices == list(pipeline.processes)
     for line, device in zip(lines, pipeline.processes, strict=True):
         own_rows = np.flatnonzero(run.timeline.device == device)
         assert [run.timeline.op_names[i] for i in run.timeline.op[own_rows]] == line.split()

@@ -92,19 +92,20 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     _check_events(events)
     order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
     place = {i: k for k, i in enumerate(order)}
-    lane, parallel = _lanes([events[i] for i in order])
+    in_order = [events[i] for i in order]
+    lane, parallel = _lanes(in_order)
     lanes = list(dict.fromkeys(lane))
     if len(lanes) > MOST_DEVICES:
         raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
     table, waits_for, dropped_count = _dependencies(events, order, place)
-    duration, waited_us = _durations([events[i] for i in order], lane, waits_for, parallel)
+    duration, waited_us = _durations(in_order, lane, waits_for, parallel)
     span = max(e.end_us for e in events) - min(e.start_us for e in events)
-    group, separated_count = _groups([events[i] for i in order], lane)
+    group, separated_count = _groups(in_order, lane)
     sentences = [*notes, *_notes(dropped_count, waited_us, len(lanes) * span, separated_count)]
-    graph = _graph([events[i] for i in order], duration, table, group, name)
+    graph = _graph(in_order, duration, table, group, name)
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
-    kinds = {x: events[i].kind for x, i in zip(reversed(lane), reversed(order), strict=True)}
+    kinds = {x: event.kind for x, event in zip(reversed(lane), reversed(in_order), strict=True)}
     # Traces do not contain the memory of devices, so it is enough for all.
     capacity_bytes = min(int(graph.persistent_bytes.sum() + 2 * graph.tensor_bytes.sum()) + 1, 2**62 // len(lanes))
     cluster = Cluster(tuple(Device(x, kinds[x], capacity_bytes) for x in lanes), Link(0.0, 0.0), "parallel")
@@ -115,8 +116,8 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         graph_key=graph.key,
         info={"notes": tuple(sentences)},
     )
-    start = np.array([events[i].start_us for i in order])
-    end = np.array([events[i].end_us for i in order])
+    start = np.array([event.start_us for event in in_order])
+    end = np.array([event.end_us for event in in_order])
     first_start = start.min()
     return Recording(
         graph,
