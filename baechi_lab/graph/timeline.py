@@ -240,14 +240,14 @@ class Timeline:
         return str(self.info.get("schedule", ""))
 
     @property
-    def stage_device(self) -> NDArray[np.int64] | None:
-        """int64[stages]: the device of each pipeline stage; None without a schedule."""
-        return self._column("stage_device")
+    def stage_device(self) -> NDArray[np.int64]:
+        """int64[stages]: the device of each pipeline stage; empty without a schedule."""
+        return np.asarray(self.info.get("stage_device", ()), dtype=np.int64)
 
     @property
     def pipeline_devices(self) -> list[int]:
         """The device of every line of the schedule; empty without a schedule."""
-        return list(dict.fromkeys(np.asarray(self.info.get("line_device", self.info.get("stage_device", ()))).tolist()))
+        return list(dict.fromkeys(np.asarray(self.info.get("line_device", self.stage_device)).tolist()))
 
     @property
     def turn(self) -> NDArray[np.int64] | None:
