@@ -700,7 +700,7 @@ def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, mess
 
 
 def test_export_looks_at_its_folder_before_it_places(call, monkeypatch, tmp_path):
-    monkeypatch.setattr("baechi_lab.cli.step_placement.placed", lambda _: pytest.fail("placed"))
+    monkeypatch.setattr("baechi_lab.cli.step_placement.placed_step", lambda _: pytest.fail("placed"))
     (tmp_path / "thesis.tex").write_text("mine")
     check_refused(call("export", "mlp", "-o", tmp_path), "holds no earlier export")
 

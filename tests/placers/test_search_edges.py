@@ -119,7 +119,7 @@ def test_runs_with_fewer_edges_take_the_same_time(seed, monkeypatch):
     instance = Instance(graph, cluster, parameters=replace(SEARCH, fewer_runs=0.999))
     subproblem = _subproblem(instance, rng, True, 20)
     fewer_edges = with_runs(instance, subproblem)
-    monkeypatch.setattr(reduced, "needed", lambda column, *ignored: np.ones(len(column[0]), dtype=bool))
+    monkeypatch.setattr(reduced, "mark_needed_edges", lambda column, *ignored: np.ones(len(column[0]), dtype=bool))
     all_edges = with_runs(instance, subproblem)
     assert np.array_equal(fewer_edges.member, all_edges.member)
     assert len(fewer_edges.model.edge_to) < len(all_edges.model.edge_to)
