@@ -20,6 +20,7 @@ from .record import FitOption
 from .subject import NO_OTHER_BATCH, Subject
 
 MAX_MICRO_BATCHES = 16
+"""Most micro-batches that are tried."""
 
 
 def try_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:

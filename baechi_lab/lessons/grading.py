@@ -41,6 +41,7 @@ MODULE = "baechi_lab.lessons.notebook_process"
 START_SECONDS = 60.0  # within which a process for a notebook must have started
 LAST_STUDENT = 10**12  # largest number of a student
 MOST_REPLY_BYTES = 1 << 24
+"""Most bytes that a notebook's process may answer."""
 PARAMETER_KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,

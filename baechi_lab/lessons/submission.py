@@ -16,6 +16,7 @@ CHECKERS = ("check", "lesson")
 FROM_LESSONS = {"Instance", "lesson", "ratio"}
 """Names that a notebook may import from `baechi_lab.lessons`, besides the graphs of exercises; the other names hold answers."""
 MOST_BYTES = 50_000_000
+"""Largest notebook that is read."""
 
 
 @dataclass(frozen=True)

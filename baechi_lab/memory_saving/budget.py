@@ -35,6 +35,7 @@ from .training_graph import TrainingGraph
 GROUPS = (200, 60, 20)
 """Numbers of groups into which chains are cut; above `MANY_OPS` ops only the smaller numbers."""
 MANY_OPS = 400
+"""Ops that may be repeated, above which a graph counts as large."""
 MOST_LEVELS = 40
 """Levels of a chain's table whose plans are read first. Above 100 ops, reading a plan takes about 0.2 s."""
 READ_ALL = 100

@@ -36,9 +36,11 @@ from .checkpoints import is_read_by_backward_op
 from .training_graph import TrainingGraph
 
 MOST_GROUPS = 200
+"""Most groups of a chain."""
 CELLS = 10**8
-"""Of m^3 / 6 times the units of memory: some seconds."""
+"""Most cells of the tables of m groups, which are m^3 / 6 times the units of memory: some seconds."""
 MOST_UNITS = 1000
+"""Most units in which memory is counted."""
 
 
 class Chain:

@@ -17,6 +17,7 @@ from ..errors import FormatError, InvalidInput
 from ..params import Params
 
 LARGEST_CONFIG = 1 << 24
+"""Most bytes of a configuration file."""
 
 VOCABULARY_MULTIPLE = 128
 """Each device's share of a divided vocabulary is padded to a multiple of this number."""

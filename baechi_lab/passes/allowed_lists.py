@@ -16,6 +16,7 @@ from ..graph import OpGraph
 from ..graph.kernels.csr import Ints
 
 ANY, UNCLEAR = -1, -2
+"""Codes of a meet: every device, and one that no list can express."""
 Names = tuple[str, ...]
 
 

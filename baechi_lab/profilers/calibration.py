@@ -31,6 +31,7 @@ RANGES = {
 """Parameters that can be fitted, with their lower and upper bounds."""
 
 STARTS = {"matmul_share": 0.7, "batched_share": 0.3, "bandwidth_share": 0.7, "arithmetic_share": 0.1}
+"""Values from which the fit starts."""
 SHARES = ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
 """Parameters fitted by default: element-wise arithmetic rarely dominates on a GPU, so few rows can determine its share."""
 LOSS_SCALE = 0.05

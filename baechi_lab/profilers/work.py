@@ -52,6 +52,7 @@ COLUMN_SUM_US, ROW_SUM_US = 1.4e-4, 1.9e-3
 COLUMNS = 32
 """Columns that a block of threads sums for the gradients of a norm's weights. It sums all rows, up to `MANY_ROWS`."""
 MANY_ROWS = 2**16
+"""Most rows that one block sums."""
 SORT_US = 75.0
 """`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
 POSITIONS_SUM_US = 25.0

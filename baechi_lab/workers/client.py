@@ -24,7 +24,9 @@ from .messages import Decoder, Message, encode
 
 WORKER = "baechi_lab.workers.process"
 _POLL_SECONDS = 0.05
+"""Seconds between two checks whether a call was cancelled or ran out of time."""
 _CHUNK = 1 << 16
+"""Bytes read at once."""
 
 
 class WorkerEnded(Exception):

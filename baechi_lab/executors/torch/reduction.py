@@ -39,10 +39,11 @@ from ...torch_steps.step import TorchStep
 NEAR, NEAR_IN_HALF = 1e-3, 5e-2
 """Relative difference up to which gradients count as the same: in float32, and where 16 bits take part.
 
-Rounding that flips one of a million ReLUs changes a gradient by 1e-3. A loss it hardly changes: `NEAR_LOSS`.
+Rounding that flips one of a million ReLUs changes a gradient by 1e-3.
 """
 
 NEAR_LOSS = 1e-4
+"""Relative difference up to which losses count as the same in float32; rounding hardly changes a loss."""
 
 SAME = 1e-5
 """Relative difference up to which two passes over one batch compute the same."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keepalive import alive, connect, speaks_plainly
 
 ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
+"""Seconds between two questions to a worker, until it must have answered, and until it must have started."""
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ Range = float | tuple[float, float]
 
 DURATION_US: Range = (2.0, 500.0)  # least and largest, log-uniform
 SIZE_BYTES: Range = (1 << 10, 4 << 20)
+"""Default range of the bytes of a tensor."""
 
 __all__ = ["chain", "fork_join", "layered_dag", "random_dag"]
 

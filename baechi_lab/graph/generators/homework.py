@@ -21,6 +21,7 @@ DEVICES = 3
 STEP_US = 60
 """Length of the planted schedule, which no placement can beat."""
 SHORTEST_US, LONGEST_US, LARGEST_BYTES, MOST_INPUTS = 2, 7, 6, 3
+"""Limits of the durations and sizes of ops, and of the inputs of one."""
 MEMORY_SHARE = 1.1
 """Memory of a device over what the fullest device of the planted schedule needs."""
 

@@ -32,7 +32,8 @@ Request = dict[str, Any]
 Reply = dict[str, Any]
 """Status, bound, device and order of the best solution, and seconds."""
 DIED: Reply = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
-STOPPED: Reply = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
+STOPPED: Reply = {**DIED, "status": "STOPPED"}
+"""The replies of a solver whose process ended, and of one that was told to stop."""
 
 
 class SolverProcess:

@@ -24,6 +24,7 @@ from .records import Records
 ARRIVED, FOLLOWING, BEHIND, PENDING, REMOVED, NOT_READY = range(6)
 """State of a pair: the heap that it is in, or taken out because the op is placed or the device out of question."""
 HEAPS = 4
+"""Heaps of each device: one for each of the first four states."""
 
 
 class Heaps(NamedTuple):

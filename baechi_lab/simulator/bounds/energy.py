@@ -25,6 +25,7 @@ from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 
 GRID = 32
+"""Cells of the grid in each direction."""
 CHUNK = 256
 """Ops between two looks at the clock."""
 

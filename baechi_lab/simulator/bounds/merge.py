@@ -45,6 +45,7 @@ __all__ = ["forced_merges", "merge_problem", "paid_heads"]
 
 PRECISION = 0.002  # of the bound, relative
 ROUNDS = 30
+"""Most rounds of one propagation."""
 
 
 def forced_merges(

@@ -11,6 +11,7 @@ from .sweep import Deductions, sweep
 from .units import group_units, join
 
 IMPOSSIBLE, STABLE, OPEN = 0, 1, 2
+"""Results of a propagation."""
 
 
 @njit(cache=True)

@@ -32,6 +32,7 @@ from .zb_h2 import ZbH2
 PATIENCE = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, np.inf)
 HOLD = (0.0, 0.1)
 TAIL = (0, 2, 4)
+"""Values of the parameters that are tried; see `_Tuning`."""
 _WORK, _TRIES = 20_000_000, 1500
 """Units times devices, and orders, that are planned at most after those with equal patience."""
 
