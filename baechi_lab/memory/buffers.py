@@ -25,10 +25,14 @@ NONE = -1
 class Uses(NamedTuple):
     """The graph, its placement and its transfers as arrays.
 
-    Per op: `reuse`, `temporary` and `persistent` bytes, its device `place`, pointers to its `outputs` and `inputs`. Per input:
-    its tensor (`tensors`) and slot (`slots`, `NONE` if it is never on the device). Per tensor: `size` in bytes, `producer`, the
-    `producer_device`, `send_count`, and the `uses` on that device. Per transfer: `moved_tensor`, `target` device, the
-    slot of the `copy` and `copy_uses`. An op may overwrite a received copy up to `over_copies_us` after its arrival."""
+    Args:
+        reuse, temporary, persistent, place: per op, where its output lies, its bytes, and its device.
+        outputs, inputs: pointers of each op to its outputs and inputs.
+        tensors, slots: per input, its tensor and its slot; the slot is `NONE` if the tensor is never on the device.
+        size, producer, producer_device, send_count, uses: per tensor; `uses` are those on the producer's device.
+        moved_tensor, target, copy, copy_uses: per transfer, the tensor, the receiving device, the slot of the copy and its uses.
+        over_copies_us: how long after its arrival an op may overwrite a received copy.
+    """
 
     reuse: NDArray[np.int8]
     temporary: Ints
@@ -51,7 +55,14 @@ class Uses(NamedTuple):
 
 
 class State(NamedTuple):
-    """The buffer of every slot; per buffer `bytes`, `category`, arrival time, uses left; the rows of the log; `counts`."""
+    """The buffers of a step while they are assigned.
+
+    Args:
+        buffer: the buffer of every slot.
+        bytes, category, arrived, uses_left: per buffer.
+        device, time, log_category, delta, op: the rows of the memory log.
+        counts: the number of buffers and of rows so far.
+    """
 
     buffer: Ints
     bytes: Ints

@@ -22,12 +22,17 @@ from .problem import allowed_group_devices, groups_of, output_bytes
 
 
 class Units(NamedTuple):
-    """Units to place, `G` of them, on `D` devices.
+    """The G units of a graph to place on D devices.
 
-    `group` int32[n] unit of each op; `cost` float64[G, D] duration of all members; `allowed` bool[G, D]; `persistent_bytes`,
-    `need` int64[G] persistent and all bytes; `rank` float64[G] largest total rank of a member (paper C, equations 5 and 6);
-    `first` int64[G] topological position of the first member; `limit` int64[D]; `pace` float64[D] speed of each
-    device for the whole graph, 1 for the fastest.
+    Args:
+        group: int32[n], the unit of every op.
+        cost: float64[G, D], the duration of all members.
+        allowed: bool[G, D].
+        persistent_bytes, need: int64[G], the persistent and all bytes.
+        rank: float64[G], the largest total rank of a member (paper C, equations 5 and 6).
+        first: int64[G], the topological position of the first member.
+        limit: int64[D], bytes.
+        pace: float64[D], the speed of each device for the whole graph; 1 for the fastest.
     """
 
     group: NDArray[np.int32]
@@ -65,10 +70,14 @@ def units_by_rank(units: Units) -> NDArray[np.int64]:
 
 
 class DeviceUsage(NamedTuple):
-    """Bytes that units need and that devices have in use, for the kernels.
+    """The bytes that G units need and that D devices have in use, for the kernels.
 
-    `allowed` bool[G, D]; `persistent_bytes`, `need` int64[G]; `limit` int64[D]. Changed as units are placed: `used_persistent`,
-    `used` int64[D] bytes and `unit_device` int32[G], -1 for a unit that is not placed.
+    Args:
+        allowed: bool[G, D].
+        persistent_bytes, need: int64[G], as in `Units`.
+        limit: int64[D], bytes.
+        used_persistent, used: int64[D], the bytes of the units placed so far.
+        unit_device: int32[G], -1 for a unit that is not placed yet.
     """
 
     allowed: NDArray[np.bool_]

@@ -14,12 +14,25 @@ from ..graph.kernels.csr import Integers, inverse, offsets
 
 
 class Problem(NamedTuple):
-    """A graph of `n` ops on a cluster of `D` devices, as arrays for compiled kernels.
+    """A graph of n ops on a cluster of D devices, as arrays for compiled kernels.
 
-    Every op belongs to one group: its colocation group, or a group of its own. Per op: `table` float64[n, D] durations in
-    microseconds, `allowed` bool[n, D], `group` int32[n], `output_bytes` int64[n]. Per group: its `members` in CSR form,
-    `promised` persistent bytes, and `reserve` bytes (largest temporary + largest output, paper B section 4.2; 0 without
-    reservation). Per device: `limit` int64[D] bytes.
+    Every op belongs to one group: its colocation group, or a group of its own.
+
+    Args:
+        table: float64[n, D], durations in microseconds.
+        allowed: bool[n, D].
+        group: int32[n], the group of every op.
+        group_size, member_ptr, members: int64, the ops of each group, in CSR form.
+        promised: int64[groups], persistent bytes.
+        reserve: int64[groups], largest temporary plus largest output (paper B section 4.2); 0 without reservation.
+        output_bytes, temp: int64[n], bytes.
+        limit: int64[D], bytes.
+        producer, size_bytes: int32 and int64[tensors].
+        consumer_ptr, consumers: the ops that read a tensor, in CSR form.
+        output_ptr: int64[n + 1], the first tensor of each op.
+        input_ptr, inputs: the tensors that an op reads, in CSR form.
+        latency, per_byte: float64[D, D], of the links.
+        comm: the index of the cluster's communication mode.
     """
 
     table: NDArray[np.float64]

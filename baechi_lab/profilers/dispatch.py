@@ -20,9 +20,14 @@ from .programs.detection import is_program
 class Report:
     """Facts about a profile beside its graph.
 
-    `mode`; `device`, the measured device or the assumed hardware; `backward_ops`, and `paired_ops` of them with a forward op;
-    `open_shapes`, tensors whose size the graph leaves open (a measured profile takes sizes from the trace);
-    `unmeasured_ops`, ops that are not in the trace; `seconds`, the time of profiling.
+    Args:
+        mode: "measured" or "estimated".
+        device: the measured device, or the assumed hardware.
+        ops: their number.
+        backward_ops, paired_ops: the number of backward ops, and of those with a forward op.
+        open_shapes: the tensors whose size the graph leaves open; a measured profile takes sizes from the trace.
+        unmeasured_ops: the ops that are not in the trace.
+        seconds: the time of profiling.
     """
 
     mode: str

@@ -18,13 +18,24 @@ SURELY = 1.0 - 1e-12
 
 
 class Model(NamedTuple):
-    """A graph of `n` ops on `D` devices as arrays.
+    """A graph of n ops on D devices, as arrays for compiled kernels.
 
-    `table` float64[n, D]: durations. `lane` int32[n]: D for a collective, which runs on its device's communication lane, else 0.
-    `tail` float64[n]: the least time from the end of an op to the end of the step.
-    `edge_ptr`, `edge_to`, `edge_tensor`: the consumers of an op's tensors, by tensor. `ready_to`: the same consumers by op
-    index. `sources`: ops without inputs. The inputs of each op are in CSR form. Indices are int32, bytes int64; `unread`
-    are the bytes of tensors that no op reads."""
+    Args:
+        table: float64[n, D], durations.
+        lane: int32[n], D for a collective, which runs on its device's communication lane; else 0.
+        tail: float64[n], the least time from the end of an op to the end of the step.
+        degree: int32[n], the number of inputs.
+        sources: int32, the ops without inputs.
+        edge_ptr, edge_to, edge_tensor: int32, the consumers of an op's tensors in CSR form, by tensor.
+        ready_to: int32, the same consumers by op index.
+        input_ptr, inputs: int32, the tensors that an op reads, in CSR form.
+        producer, size_bytes: int32 and int64[tensors].
+        output_bytes, unread: int64[n], bytes of all outputs, and of those that no op reads.
+        temp, persistent: int64[n], bytes.
+        limit: int64[D], bytes.
+        latency, per_byte: float64[D, D], of the links.
+        comm: the index of the cluster's communication mode.
+    """
 
     table: NDArray[np.float64]
     lane: NDArray[np.int32]

@@ -39,12 +39,20 @@ PARALLEL, SEQUENTIAL = COMMUNICATION_MODES.index("parallel"), COMMUNICATION_MODE
 class DeviceChain(NamedTuple):
     """D devices in the order of the pipeline stages. A device with several stages occurs several times.
 
-    `kind` int32[D]: the device's column of `work`; `work`, `communication` float64[units + 1, kinds] and `barred` int64[units +
-    1, kinds]: prefix sums over the units, of their work, their collectives and of whether they may not run there; `memory`
-    int64[D]; `latency`, `per_byte` float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run`
-    int64[D]: number of equal devices from here on; `ring` float64[D, D]: slowest microseconds per byte among the `r` devices
-    from `d` on, at [d, r - 1]; `ring_latency` likewise; `rule`: how loads add up; `once`: gradients are added once per step;
-    `use_all`: every device must have a stage.
+    Sums before a place are prefix sums over the units in order, [units + 1, kinds].
+
+    Args:
+        kind: int32[D], the device's column in the sums.
+        work, communication: float64, sums of microseconds of computing and of collectives.
+        barred: int64, sums of the units that may not run on a device of the kind.
+        memory: int64[D], bytes.
+        latency, per_byte: float64[D + 1], the link between the devices before and at a place; 0 at both ends.
+        run: int64[D], the number of equal devices from here on.
+        ring, ring_latency: float64[D, D], at [d, r - 1] the slowest microseconds per byte, and the latency, among the r devices
+            from d on.
+        rule: how loads add up.
+        once: whether gradients are added once per step.
+        use_all: whether every device must have a stage.
     """
 
     kind: NDArray[np.int32]

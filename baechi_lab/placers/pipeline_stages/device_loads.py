@@ -30,12 +30,20 @@ EVEN = 0.05
 
 
 class LoadModel(NamedTuple):
-    """Units and the tensors between them as arrays.
+    """U units on D devices, and the tensors between units.
 
-    `unit` int32[n] of every op; `work`, `communication` float64[U, D]; `allowed` bool[U, D]; `persistent_bytes` int64[U]; per
-    tensor `producer`, `size`, and readers in CSR form; `made_ptr` int64[U + 1]: tensors of a unit are numbered in a row;
-    `read_ptr`, `reads`: tensors that a unit reads; links float64[D, D]; `limit` int64[D]; `rule` as in
-    `pipeline_stages.device_chain`.
+    Args:
+        unit: int32[n], the unit of every op.
+        work, communication: float64[U, D], microseconds of computing and of collectives.
+        allowed: bool[U, D].
+        persistent_bytes: int64[U].
+        producer, size: int64 and float64[tensors], the unit that makes a tensor, and its bytes.
+        reader_ptr, reader: in CSR form, the units that read a tensor.
+        made_ptr: int64[U + 1]; unit u makes tensors `made_ptr[u]` to `made_ptr[u + 1] - 1`.
+        read_ptr, reads: in CSR form, the tensors that a unit reads.
+        latency, per_byte, overhead: float64[D, D], of the links.
+        limit: int64[D], bytes.
+        rule: how loads add up, as in `pipeline_stages.device_chain`.
     """
 
     unit: NDArray[np.int32]

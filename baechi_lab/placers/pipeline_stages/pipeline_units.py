@@ -30,13 +30,18 @@ from ..problem import allowed_group_devices, groups_of
 
 
 class PipelineUnits(NamedTuple):
-    """Units numbered along their order: `unit` int32[n] of every op, and per unit columns.
+    """Units numbered along their order, and the tensors that pass between them.
 
-    `source`, `target` int32[edges]: a unit that comes before another. `work` float64[units, devices] microseconds of compute,
-    `communication` likewise of collectives, `persistent_bytes` int64[units] persistent bytes, `gradient` int64[units] bytes of
-    gradients that replicas would add up, `allowed` bool[units, devices]. Of the tensors that pass between units: `producer`
-    int32[T] ascending, `size` int64[T] bytes, and readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit
-    left out.
+    Args:
+        unit: int32[n], the unit of every op.
+        source, target: int32[edges], a unit, and one that comes after it.
+        work, communication: float64[units, devices], microseconds of computing and of collectives.
+        persistent_bytes: int64[units].
+        gradient: int64[units], bytes of the gradients that replicas would add up.
+        allowed: bool[units, devices].
+        producer: int32[T], ascending, the unit that makes a tensor.
+        size: int64[T], bytes.
+        reader_ptr, reader: `reader[reader_ptr[t]:reader_ptr[t + 1]]` are the units that read tensor t, without its producer.
     """
 
     unit: NDArray[np.int32]

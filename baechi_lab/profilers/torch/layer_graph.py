@@ -83,16 +83,24 @@ class Loss:
 class LayerProfile:
     """Times and bytes per call of `trace`; arrays have one entry per call.
 
-    `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
-    `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
-    for its backward pass and the bytes of what else it saves. `trained` are int64 bytes of the parameters that get a
-    gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
-    of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call. Otherwise they
-    are the inputs, which the caller holds: temporary bytes of every op.
-    `outputs_named` says that the training loop has a name for the model's outputs until the step ends, `named` for how long the
-    forward holds what it made. `loss_returned`: no step is known and the model returns its loss; other outputs are held until
-    the backward op of the call that made them.
-    `info` is the graph's.
+    Args:
+        trace, mode: the calls, and "training" or "inference".
+        forward_us, backward_us: float64 microseconds.
+        parameters, outputs, parameter_gradients, upstream_gradients: int64 bytes, the paper's classes; `temporaries` and
+            `backward_temporaries` are the remaining ones.
+        trained: int64 bytes of the parameters that get a gradient, which is smaller where it is sparse.
+        memory: what each call holds temporarily, and what it saves for its backward pass.
+        name: of the model.
+        update: what the optimizer's update takes, where it is part of the step.
+        halves: times of both halves of the backward pass, where they were measured.
+        loss: the costs of the loss, where the step is known.
+        batch_bytes: the inputs and targets where the step is known; they wait with the first call. Otherwise they are the
+            inputs, which the caller holds: temporary bytes of every op.
+        outputs_named: whether the training loop has a name for the model's outputs until the step ends.
+        loss_returned: whether no step is known and the model returns its loss. Other outputs are held until the backward op
+            of the call that made them.
+        named: for how long the forward holds what it made.
+        info: that of the graph.
     """
 
     trace: Trace

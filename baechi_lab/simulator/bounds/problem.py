@@ -30,8 +30,16 @@ class Edges(NamedTuple):
 class MergeProblem(NamedTuple):
     """Distinct edges in both directions with their costs, and the units that colocation forces.
 
-    `order` int32[n], topological; `p` float64[n] microseconds on the fastest device; `persistent_bytes` float64[n];
-    `unit` int32[n], the smallest index of an op's unit; `ancestors` and `descendants` uint8[n, n], or empty.
+    Args:
+        order: int32[n], topological.
+        p: float64[n], microseconds on the fastest device.
+        persistent_bytes: float64[n].
+        before, after: the edges into and out of each op.
+        unit: int32[n], the smallest index of an op's unit.
+        ancestors, descendants: uint8[n, n], or empty for large graphs.
+        devices: their number.
+        memory: bytes of the largest device.
+        queued: whether transfers wait for each other.
     """
 
     order: NDArray[np.int32]

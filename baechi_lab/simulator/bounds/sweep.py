@@ -19,8 +19,12 @@ BIG = 48
 class Deductions(NamedTuple):
     """The facts that were derived from one assumed makespan.
 
-    `unit` int32[n], a union-find; `paid` int8[E], 1 if an edge must cross devices; `head`, `tail` float64[n];
-    `big` int64[n], the row of each heavy unit in `separated` (-1: none); `separated` bool[BIG, BIG], units on different devices.
+    Args:
+        unit: int32[n], a union-find.
+        paid: int8[E], 1 if an edge must cross devices.
+        head, tail: float64[n].
+        big: int64[n], the row of each heavy unit in `separated`; -1 for others.
+        separated: bool[BIG, BIG], which units are on different devices.
     """
 
     unit: NDArray[np.int32]
