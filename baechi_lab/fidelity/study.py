@@ -110,10 +110,10 @@ def study(
             is measured once more. None measures all the same.
         trusted_users: of the local cluster.
 
-    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
-    need another op beside them, from one where these ops are on worker 1); the prediction of
-    `single` is thus a test of the overheads alone, that of the others of the whole simulator. Every model has workers of its
-    own_seconds: those that have run others for a while take up to a quarter more for a message.
+    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1. Those of kernels that
+    need another op beside them come from a trace in which these ops are on worker 1. So the prediction of `single` tests the
+    overheads alone, and that of other placements the whole simulator. Every model has workers of its own, because workers that
+    have run other models for a while take up to a quarter longer for a message.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """

@@ -1,7 +1,7 @@
 """`contiguous`: cut an order of the graph into one run per device, as layers are divided by hand.
 
-Idea: put the colocation groups in a line so that edges run forward, and cut the line at `devices - 1` places such that
-no device has more than a given share of the work and the bytes that cross the cuts cost least. With f_d(j) the least
+Idea: put the colocation groups in a line so that edges run forward. Cut the line at `devices - 1` places, such that no device has
+more than a given share of the work, and the bytes that cross the cuts cost least. With f_d(j) the least
 cost of giving the first j groups to the first d devices and c(j) the cost of the tensors that cross place j,
 
     f_d(j) = c(j) + min { f_{d-1}(i) : i <= j, work(i..j) <= cap_d, bytes(i..j) <= memory_d },

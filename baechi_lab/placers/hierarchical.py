@@ -112,9 +112,9 @@ class Hierarchical(TrainingParameters, Placer):
         resume: a checkpoint to go on from; `updates` counts those done before.
         explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `viz.groups` draws.
         learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards: on optimized GNMT the entropy
-            per choice is 0.002 after 10 s (`planner.experiment --rates GNMT`). Use 0.002 to 0.005.
+            per choice is 0.002 after 10 s (`studies.planner.experiment --rates GNMT`). Use 0.002 to 0.005.
         baseline: "average" (the paper's moving average), or "others", which compares a placement with those of its own
-            grouping and a grouping with the others of its update; needs several group_samples (`planner.credit`).
+            grouping and a grouping with the others of its update; needs `group_samples` above 1 (`planner.credit`).
         standardise: give credit in standard deviations of the update's rewards.
         entropy_bonus: added to what is maximised, per nat of entropy of the Placer's choices (the paper has none). Without
             it the Placer puts all groups on one GPU within about 100 updates, and the Grouper has nothing left to learn.
@@ -127,7 +127,7 @@ class Hierarchical(TrainingParameters, Placer):
         reward_warmup: steps before them that are run and not counted.
 
     The paper's values are the defaults; `SIMULATED` holds others that learn from simulated rewards. With them and 16 samples
-    per update, learned groupings beat random ones on GNMT (`planner.experiment --groupings`, notebook 40): from either start
+    per update, learned groupings beat random ones on GNMT (`studies.planner.experiment --groupings`, notebook 40): from either start
     where the graph is optimized (12 units), only from "metis" on its 17,838 ops, where learning adds little to that start.
 
     `info`: `rewards` (mean per update), `valid` samples, `best_seconds`, and `entropy` and `grouper_entropy` (mean per choice

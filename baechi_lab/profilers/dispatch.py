@@ -101,11 +101,10 @@ def profile(
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` asks a model of kernels and runs nothing.
             By default `estimated` if `hardware` or `precision` is given, or the step is a program, else `measured`.
-        hardware: for `estimated` (by default `rtx2080`), a name in any case (`a100`, `h100`, `mi300x`, `cpu-core`, ...:
-            the keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
-            name and under `gpu`, `cpu` or `tpu`; several names give each its own duration under that name as device
-            kind; a mapping says which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The
-            first is the reference.
+        hardware: for `estimated`, by default `rtx2080`. A name in any case (`a100`, `h100`, `mi300x`, `cpu-core`, ...: the keys
+            of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`: its durations are recorded under that name and under
+            `gpu`, `cpu` or `tpu`. Several names: durations of each under its name as device kind; the first is the reference.
+            A mapping says which device kind is which hardware: `{"gpu": "a100", "cpu": "cpu-core"}`.
         precision: for `estimated`: "fp32", "tf32", "bf16", "fp16", "mixed-bf16" or "mixed-fp16"; by default the types of the
             step, with float32 products in full float32 (`baechi_lab.profilers.precision`).
         device, warmup, runs: for `measured`, see there.

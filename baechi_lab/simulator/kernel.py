@@ -85,10 +85,14 @@ CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", 
 class Scheduler(NamedTuple):
     """The rule by which a device chooses among ready ops.
 
-    The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes, where
-    `-rank` is the score if all other devices are idle; by unit, which is by rank, but no op starts before all ops of lower
-    units of its device have ended. `unit[i]` counts units from 0 on each lane; lane d has units of
-    `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
+    `mode` is one of:
+
+    - `BY_READY_TIME`: the op that has been ready for longest.
+    - `BY_RANK`: the op of the lowest `rank`.
+    - `BY_IDLENESS`: the op of the highest `score` plus `wake_weight` for each idle device that it wakes; if all other devices
+      are idle, of the lowest `rank`.
+    - `BY_UNIT`: by rank, but no op starts before all ops of lower units of its device have ended. `unit[i]` counts units from
+      0 on each lane; lane d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
     """
 
     mode: int

@@ -51,14 +51,15 @@ class Throughput:
 def throughput(
     graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool = False, micro_batches: int | None = None
 ) -> Throughput:
-    """The period of `placement` when micro-batches, each one run of `graph`, follow each other without end.
+    """Returns the period of `placement` when micro-batches, each one run of `graph`, follow each other without end.
 
-    Every micro-batch loads each device with the durations of its ops (what messages take of the processor included),
-    and each transfer queue with the costs of the tensors that pass it; a tensor goes to a device at most once
-    (docs/simulated-time.md). A resource does one thing at a time, so no schedule has a shorter period than the largest load.
-    Given enough micro-batches in flight, hence memory, and queues that serve the most urgent transfer first, this
-    period is reached: every micro-batch does one period later what its predecessor did. All ops of `graph` count, those
-    that update parameters as well; how a queue works depends on the cluster's communication mode:
+    Every micro-batch loads each device with the durations of its ops, including the processor time of messages, and each
+    transfer queue with the costs of the tensors that pass it. A tensor goes to a device at most once
+    (docs/simulated-time.md). All ops of `graph` count, also those that update parameters.
+
+    A resource does one thing at a time, so no schedule has a shorter period than the largest load. This period is reached if
+    enough micro-batches are in flight, which takes memory, and if queues serve the most urgent transfer first: every
+    micro-batch then does one period later what its predecessor did. A queue depends on the cluster's communication mode:
 
     - `parallel`: transfers never wait, so they load nothing.
     - `sequential`: the queue of a device carries what it sends and what it receives.
@@ -69,9 +70,9 @@ def throughput(
     charged once to its producer's device if that sends it at all (at the most expensive of the links that it takes), and
     once to each device that receives it. The communication mode has no effect then.
 
-    A pipeline stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
-    its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues; with `micro_batches`, for
-    every step of so many, as a simulated step does: the more there are, the less it matters.
+    Each replica of a pipeline stage takes one micro-batch in r. Its load also has an all-reduce of the stage's gradients
+    (`passes.gradients.ring_us`), which takes its queues: one for every round of r micro-batches, or with `micro_batches` one
+    for every step of so many, as in a simulated step.
 
     Args:
         graph: one micro-batch.

@@ -134,11 +134,19 @@ def main(
 ) -> int:
     """Run one worker until it is stopped; prints its address on a separate line.
 
-    `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
-    one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it
-    through TLS, and `trusted_users` all users of this machine; `trusted_network` lets it listen on every interface, without
-    authentication; without `spinning` its idle threads sleep at once.
-    Raises `InvalidInput`, `ExecutionError`.
+    Args:
+        bind: `host:port`, or a port; loopback unless a host is named.
+        threads: ops that run at a time.
+        core: the processor core to which the process is pinned.
+        follow_stdin: whether the worker ends when its standard input does.
+        trusted_network: listen on every interface, without authentication.
+        secret: a file; those who have it reach the worker through TLS.
+        spinning: whether idle threads wait actively for a while before they sleep.
+        trusted_users: let all users of this machine reach the worker.
+
+    Raises:
+        InvalidInput: `bind` is no address, or the options contradict each other.
+        ExecutionError: the worker cannot listen there.
     """
     host, port = parse_bind(bind)
     if core is not None and hasattr(os, "sched_setaffinity"):

@@ -1,9 +1,9 @@
 """The list scheduler behind HEFT and `bl.ListScheduler`, compiled: which op next, on which device, in which gap.
 
-Idea: keep the ops whose producers are all scheduled; take the one of the least key (or, for `EARLIEST_START`, the pair of
-op and device that can start earliest), look up on every feasible device when its inputs are there and when the device has
-time for it, and choose. With insertion an op may use a gap between ops scheduled before (HEFT, MCP), otherwise
-it goes behind the last one (ETF, FIFO).
+Idea: of the ops whose producers are all scheduled, take the one of the least key; or, for `EARLIEST_START`, the pair of op
+and device that can start earliest. Look up on every feasible device when its inputs are there and when the device has time
+for it, and choose a device. With insertion an op may use a gap between ops scheduled before (HEFT, MCP). Otherwise it goes
+behind the last one (ETF, FIFO).
 
 The classical model: transfers never wait for each other (`parallel` in the simulator), so an input is on a device at
 `finish + latency + bytes x us_per_byte`. A device keeps its busy intervals, merged where they touch; a gap is found by

@@ -11,9 +11,9 @@ from .sweep import paid_heads
 def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     """Returns both bounds by name. O(ops + edges) apart from sorting.
 
-    `local-or-paid`: the longest path in which every producer is either on its reader's device, and delays it by running
-    there, or elsewhere, and delays it by its transfer (rules 1 and 5 of `bounds.merge`), once from the front and once from
-    the back; an op with head h, duration p and tail q makes the step last at least h + p + q.
+    `local-or-paid`: the longest path on which every producer delays its reader, either because it runs on the reader's device or
+    by its transfer from another one (rules 1 and 5 of `bounds.merge`). Heads h are such paths from the front, tails q from the
+    back. With an op of duration p, the step lasts at least h + p + q.
 
     `staggered-work`: see `bounds.stagger`.
 

@@ -1,14 +1,18 @@
 """`zb-auto`: an order for the stages' own durations, within the devices' memory (after Qi et al. 2023, arXiv:2401.10241,
 section 3.1).
 
-A list schedule over all devices at once. A free device does a B that is there (or will be, within `hold` times an F),
-else an F that is there and fits into memory; else, while it waits for the next of them, the oldest W that is left, if
-the wait is at least `patience` times as long as that W, or if only a W makes room. How good the result is depends on
-these two and on how many forwards a device may be ahead, and no value is best everywhere: all devices alike are tried
-first, then another patience on the last devices and more for the last `tail` micro-batches, then changes device by
-device and of a few devices at random (with a fixed seed). What is minimised is the length of the step plus the longest
-time from first to last unit of a device (the cost of a step in the paper, where steps overlap). The orders of zb-h1
-and zb-h2 compete where memory admits them.
+It is a list schedule over all devices at once. A free device does the first of these that it can:
+
+- a B that is there, or will be there within `hold` times the duration of an F;
+- an F that is there and fits into memory;
+- while it waits for one of these, the oldest W that is left, if the wait is at least `patience` times as long as that W, or
+  if only a W makes room.
+
+The result depends on `hold`, `patience` and how many forwards a device may be ahead, and no value is best everywhere. First
+the same values on all devices are tried, then another patience on the last devices and for the last `tail` micro-batches, then
+changes of one device, and of a few at random with a fixed seed. The cost is the length of the step plus the longest time from
+the first to the last unit of a device, as in the paper, where steps overlap. The orders of zb-h1 and zb-h2 compete where memory
+admits them.
 
 The paper's search orders the same choices by three yes-or-no rules, and adds an integer program that is not used here.
 """

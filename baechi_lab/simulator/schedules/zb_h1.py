@@ -1,8 +1,8 @@
 """`zb-h1`: 1F1B with the gradient of weights as filling (Qi et al. 2023, arXiv:2401.10241, section 2.3).
 
 Backward is split in two: B, which the stage before waits for, and W, which nobody waits for. Forwards and Bs come in the
-order of 1F1B; stage s does the W of a micro-batch s micro-batches after its B, so that every device holds at most the
-p activations that 1F1B holds on its first, and has s Ws left to fill its tail: the bubble is (p - 1) (F + B - W).
+order of 1F1B. Stage s does the W of a micro-batch s micro-batches after its B. So every device holds at most the p activations
+that 1F1B holds on its first device, and has s Ws left to fill its tail. The bubble is (p - 1) (F + B - W).
 """
 
 from __future__ import annotations
