@@ -127,8 +127,9 @@ class Hierarchical(TrainingParameters, Placer):
         reward_warmup: steps before them that are run and not counted.
 
     The paper's values are the defaults; `SIMULATED` holds others that learn from simulated rewards. With them and 16 samples
-    per update, learned groupings beat random ones on GNMT (`studies.planner.experiment --groupings`, notebook 40): from either start
-    where the graph is optimized (12 units), only from "metis" on its 17,838 ops, where learning adds little to that start.
+    per update, learned groupings beat random ones on GNMT (`studies.planner.experiment --groupings`, notebook 40). On the
+    optimized graph (12 units) they do from either start. On its 17,838 ops they do only from "metis", to which learning adds
+    little.
 
     `info`: `rewards` (mean per update), `valid` samples, `best_seconds`, and `entropy` and `grouper_entropy` (mean per choice
     of a device, of a group), per update; `samples`, `updates`, `train_seconds`, `best_us`, and `groups` int[n], the group of
