@@ -151,6 +151,6 @@ def difference(first: Outcome, second: Outcome) -> Difference | None:
         names=tuple(first.coarse.names[g] for g in groups.tolist()),
         before=tuple(names[d] for d in a[ops[first_op]].tolist()),
         after=tuple(names[d] for d in b[ops[first_op]].tolist()),
-        duration_us=np.bincount(group_of, first.op_us)[groups],
+        duration_us=np.bincount(group_of, first.op_us)[groups].astype(np.float64),
         ops=ops,
     )

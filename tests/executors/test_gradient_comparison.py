@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.inputs import divided
+from baechi_lab.executors.inputs import split_batch
 from baechi_lab.executors.tensorflow import gradient_comparison
 from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
 from baechi_lab.executors.tensorflow.session import parse_graph
@@ -145,4 +145,4 @@ def test_batches_are_put_together_along_their_axis():
     whole = ROWS.reshape(2, 6, 5)
     traced = bl.trace(step, whole[:, :2])
     assert _messages(traced, inputs=(whole,))[0] == []
-    assert [part.shape for part in divided(traced, 3, whole)] == [(2, 2, 5)] * 3
+    assert [part.shape for part in split_batch(traced, 3, whole)] == [(2, 2, 5)] * 3

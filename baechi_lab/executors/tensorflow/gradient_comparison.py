@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError
 from ...graph import Step, TensorSpec
 from ...profilers.tensorflow.nodes import data_inputs
-from ..inputs import Batch, checked_batch, divided
+from ..inputs import Batch, checked_batch, split_batch
 from .batch_values import RANDOM_OPS
 from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_config
 
@@ -70,7 +70,7 @@ def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: o
     multiplied by a number between 0.5 and 1, which keeps their sign: micro-batches with the same samples would show nothing.
     """
     if inputs is not None:
-        return divided(step, count, inputs)
+        return split_batch(step, count, inputs)
     generator, arrays = np.random.default_rng(0), []
     for _ in range(count):
         drawn: dict[int, NDArray[np.int64]] = {}  # inputs of one length have the same samples

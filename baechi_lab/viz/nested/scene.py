@@ -314,7 +314,7 @@ def build_paint(
     device = np.zeros(graph.n, dtype=np.int64)
     device[timeline.op] = timeline.device
     duration_us = placed_us(graph, timeline)
-    time_us = np.bincount(scene.owner, duration_us, minlength=len(scene))
+    time_us = np.bincount(scene.owner, duration_us, minlength=len(scene)).astype(np.float64)
     share = device_shares(duration_us, scene, device, len(timeline.device_names))
     transfers, count = timeline.transfers, len(scene)
     size = graph.tensor_bytes[transfers.tensor]
