@@ -13,7 +13,6 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.widgets.views import TimelineView
-from baechi_lab.widgets.views.base import STRAY, picture_rule
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-")]
 
@@ -51,7 +50,8 @@ def outputs():
     graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)])
     view = TimelineView()
     view.show(graph, [bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]))])
-    return view.model_id, view.picture_output(view.picture())["image/svg+xml"], STRAY + picture_rule(view.model_id)
+    svg = view.picture()
+    return view.model_id, view.picture_output(svg)["image/svg+xml"], view.words_output(svg)["text/html"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def cells(front_end, key, svg, rules, alive):
     image = f'<img src="data:image/svg+xml,{quote(svg)}">'
     first = FRONT_ENDS[front_end].format(prompt="<div></div>", live=live, svg=svg, image=image, rules=rules)
     other_key = "another"
-    svg, rules = svg.replace(key, other_key), STRAY + picture_rule(other_key)
+    svg, rules = svg.replace(key, other_key), rules.replace(key, other_key)
     image = f'<img src="data:image/svg+xml,{quote(svg)}">'
     second = FRONT_ENDS[front_end].format(prompt="<div></div>", live="", svg=svg, image=image, rules=rules)
     return f'<style>{TimelineView._css}</style><div class="cell">{first}</div><div class="cell">code {second}</div>'
@@ -78,6 +78,13 @@ def test_a_picture_is_seen_unless_its_own_widget_lives(page, outputs, front_end,
     page.set_content(cells(front_end, *outputs, alive))
     visible = [page.locator(".cell").nth(k).locator("img, svg").first.is_visible() for k in range(2)]
     assert visible == [not alive, True]
+    # So are its words for screen readers, which take no room: the image itself may have no alternative text.
+    words = page.locator('[class^="bl-words-"]')
+    assert words.all_text_contents() == ["Timeline", "Timeline"]
+    boxes = [words.nth(k).bounding_box() for k in range(2)]
+    assert [box is not None for box in boxes] == visible and all(
+        box["width"] <= 1 >= box["height"] for box in boxes if box
+    )
 
 
 IN_PAGE = "() => getComputedStyle(document.querySelector('.bl-view')).getPropertyValue('--bl-background')"

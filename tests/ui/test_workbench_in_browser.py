@@ -896,6 +896,8 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab):
     fallback = page.locator('.jp-OutputArea-output:has-text("model not found")')
     fallback.wait_for(state="attached", timeout=60_000)  # it is there, and nobody sees it
     assert not fallback.is_visible() and picture.is_visible()
+    # What the picture shows stands beside it for screen readers, since JupyterLab's image has no alternative text.
+    assert "placed by m-topo on 2 devices" in page.locator(".jp-OutputArea").last.aria_snapshot()
     shot(page, "21-saved")
 
 
@@ -953,6 +955,7 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="visible", timeout=60_000)
     assert "fit" in picture.locator("img").get_attribute("src")
+    assert "needs 610.00 MB while it runs" in page.locator(".jp-OutputArea").last.aria_snapshot()
     fallback = page.locator('.jp-OutputArea-output:has-text("model not found")')
     fallback.wait_for(state="attached", timeout=60_000)
     assert not fallback.is_visible()

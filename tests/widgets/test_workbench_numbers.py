@@ -515,10 +515,13 @@ def test_the_picture_of_a_saved_notebook_follows_the_setting(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
     events = []
-    bench._shown_picture = type("Handle", (), {"update": lambda self, output, raw: events.append(output)})()
+    bench._shown_outputs = (type("Handle", (), {"update": lambda self, output, raw: events.append(output)})(),) * 2
     bench.model.change(placer="m-topo")
-    (output,) = events
-    assert output["text/plain"] == bench.in_words() and "placed by m-topo" in output["image/svg+xml"].replace("  ", " ")
+    picture, words = events
+    assert picture["text/plain"] == bench.in_words() and "placed by m-topo" in picture["image/svg+xml"].replace(
+        "  ", " "
+    )
+    assert f">{html.escape(bench.in_words()[1:-1])}</p>" in words["text/html"]
 
 
 def test_the_same_devices_in_another_order_are_not_called_the_same():

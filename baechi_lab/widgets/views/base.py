@@ -12,9 +12,13 @@ import traitlets
 
 VIEWS_FOLDER = Path(__file__).parent
 PICTURE = "image/svg+xml"
+HEARD = (
+    "display: block; position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; clip-path: inset(50%);"
+)
+"""A style of what is read aloud, and not seen."""
 STRAY = (
-    '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG), '
-    ".jp-OutputArea-child:has(.bl-stray) { display: none; }</style>"
+    '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG) '
+    f"{{ display: none; }} .jp-OutputArea-child:has(.bl-stray) {{ {HEARD} }}</style>"
 )
 """A style that hides a widget without a model, which shows only the text of an error, above its picture."""
 
@@ -24,13 +28,13 @@ Message = dict[str, Any]
 
 
 def picture_rule(key: str) -> str:
-    """Returns a style that hides the picture `key` while its widget is live, in any front end.
+    """Returns a style that hides the picture `key` and its words while its widget is live, in any front end.
 
     It uses no class of a front end. The picture is in the page itself (VS Code, Colab, nbclassic, marimo) or in an image
     whose address holds its text (JupyterLab).
     """
-    pictured = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"]'
-    return f'<style class="bl-stray">body:has(.bl-live-{key}) :is({pictured}) {{ display: none; }}</style>'
+    pictured = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"], .bl-words-{key}'
+    return f'<style class="bl-stray">body:has(.bl-live-{key}) :is({pictured}) {{ display: none !important; }}</style>'
 
 
 def source(suffix: str, *names: str) -> str:
@@ -39,11 +43,12 @@ def source(suffix: str, *names: str) -> str:
 
 
 class Pictured(ipywidgets.DOMWidget):
-    """A widget with two outputs: the widget, and a static picture that stays without a kernel.
+    """A widget with more outputs: a static picture that stays without a kernel, and what that shows in words.
 
     If one output has a widget and a picture, front ends show the widget, or nothing if they cannot run it (nbconvert without
     network, JupyterLab without kernel). So the picture is a separate output. While the widget is live, `picture_rule` hides
-    the picture (and in JupyterLab a rule in `common.css` hides its row); otherwise `STRAY` hides the dead widget.
+    the picture (and in JupyterLab a rule in `common.css` hides its row); otherwise `STRAY` hides the dead widget. JupyterLab
+    and nbconvert show the picture as an image without alternative text, so its words are an output for screen readers.
     """
 
     def picture(self) -> str:
@@ -63,19 +68,27 @@ class Pictured(ipywidgets.DOMWidget):
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if svg := self.picture():
             self.add_class(f"bl-live-{self.model_id}")
-            self._shown_picture = display(self.picture_output(svg), raw=True, display_id=True)
-            display({"text/html": STRAY + picture_rule(self.model_id), "text/plain": ""}, raw=True)
+            outputs = (self.picture_output(svg), self.words_output(svg))
+            self._shown_outputs = tuple(display(output, raw=True, display_id=True) for output in outputs)
 
-    _shown_picture: Any = None
+    _shown_outputs: tuple[Any, ...] = ()
 
     def picture_output(self, svg: str) -> dict[str, str]:
         marked_svg = svg.replace("<svg ", f'<svg class="bl-picture-{self.model_id}" ', 1)
         return {PICTURE: marked_svg, "text/plain": self.in_words()}
 
+    def words_output(self, svg: str) -> dict[str, str]:
+        """Returns the title of a picture for screen readers, and the rules that hide what is not to be seen."""
+        words = svg.partition("<title>")[2].partition("</title>")[0]
+        heard = f'<p class="bl-words-{self.model_id}" style="{HEARD}">{words}</p>'
+        return {"text/html": STRAY + picture_rule(self.model_id) + heard, "text/plain": ""}
+
     def renew_picture(self) -> None:
         """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
-        if self._shown_picture is not None and (svg := self.picture()):
-            self._shown_picture.update(self.picture_output(svg), raw=True)
+        if self._shown_outputs and (svg := self.picture()):
+            outputs = (self.picture_output(svg), self.words_output(svg))
+            for shown_output, output in zip(self._shown_outputs, outputs, strict=True):
+                shown_output.update(output, raw=True)
 
 
 class View(anywidget.AnyWidget):
