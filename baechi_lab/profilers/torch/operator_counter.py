@@ -38,6 +38,8 @@ BLOCK = 16
 """Channels that oneDNN's convolutions hold together in memory, with AVX-512."""
 LARGE_WINDOW_COPIES = 258
 """Sums of a depthwise weight's gradient that oneDNN holds where channels come last and the window is larger than 3."""
+LARGEST_WINDOW = 14
+"""Width of a window up to which oneDNN computes the gradient of a weight without unfolding the windows."""
 PRODUCT_COPIES = 4
 """Copies of a weight's gradient that oneDNN holds where it computes it as a product of unfolded windows."""
 UNFOLDED_NUMBERS = 20480
@@ -119,15 +121,17 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     tensor, weight, transposed, groups = (*args[1:3], args[7], args[9]) if backward else (*args[:2], args[6], args[8])
     if tensor.dtype not in (torch.float32, torch.bfloat16):
         return 0
-    if groups == 1 and not transposed and _is_unfolded(tensor, weight):
+    if transposed:
+        return (
+            _gradients_of_transposed(args) if backward else _copies_of_transposed(tensor, weight, args[3], groups, out)
+        )  # type: ignore[arg-type]
+    if groups == 1 and _is_unfolded(tensor, weight):
         positions = prod((args[0] if backward else out).shape[2:])  # type: ignore[union-attr]
         return weight[0].numel() * positions * tensor.itemsize if prod(weight.shape[2:]) > 1 else 0
     depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
     if not backward:
         output_bytes = _blocked_bytes(out)  # type: ignore[arg-type]
-        if transposed:
-            return 2 * output_bytes
         if _channels_come_last(tensor):
             return 0
         while_running = output_bytes + weight.nbytes + input_bytes * (tensor.shape[1] >= BLOCK)
@@ -143,20 +147,50 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     return reordered_bytes + max(copies, _copied_weight_bytes(args))
 
 
+def _copies_of_transposed(
+    tensor: torch.Tensor, weight: torch.Tensor, strides: list[int], groups: int, out: torch.Tensor
+) -> int:
+    """Returns the bytes that a transposed convolution holds besides its input and output.
+
+    They are the output twice, or copies of the input, of the weights and of one sample.
+    """
+    if groups > 1 or prod(weight.shape[2:]) == max(strides) == 1:
+        return out.nbytes
+    samples, few = tensor.shape[0], weight.shape[1] < BLOCK
+    if weight.shape[-1] > LARGEST_WINDOW:
+        weight_bytes = weight.nbytes // weight.shape[1] * _rounded(weight.shape[1], BLOCK // 2)
+    else:
+        weight_bytes = weight.nbytes // prod(weight.shape[:2]) * prod(_rounded(c, BLOCK) for c in weight.shape[:2])
+        weight_bytes += weight_bytes // 2 * few
+    return int(max(2 * out.nbytes, tensor.nbytes + (tensor.nbytes + out.nbytes) // samples + weight_bytes))
+
+
+def _gradients_of_transposed(args: Args) -> int:
+    """Returns the bytes that the gradients of a transposed convolution hold besides their inputs and outputs."""
+    gradient, tensor, weight, strides = args[0], args[1], args[2], args[4]
+    if prod(weight.shape[2:]) == max(strides) == 1:
+        return 0
+    gradient_bytes = _blocked_bytes(gradient) if gradient.shape[1] >= BLOCK else gradient.nbytes
+    copies = _blocked_bytes(tensor) + gradient_bytes * (gradient.shape[1] >= BLOCK // 2)
+    return max(copies, _copied_weight_bytes(args))
+
+
 def _copied_weight_bytes(args: Args) -> int:
     """Returns the bytes of the copies of a weight's gradient in `convolution_backward`, on one thread.
 
-    The gradient is made in blocks of channels. Windows that are higher than the input, or deeper than 1, run as a product of
-    the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of the weight's size.
+    The gradient is made in blocks of channels. Windows that are wider than `LARGEST_WINDOW`, higher than the input, or deeper
+    than 1 run as a product of the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of the weight's size.
     """
-    gradient, tensor, weight, strides = args[0], args[1], args[2], args[4]
+    gradient, tensor, weight, strides, transposed = args[0], args[1], args[2], args[4], args[7]
     window, depthwise = weight.shape[2:], weight.shape[1] == 1 < args[9]
     if depthwise or (prod(window) == 1 and max(strides) == 1):
         return 0
-    if len(window) > 1 and (window[-2] > tensor.shape[-2] or (len(window) == 3 and window[0] > 1)):
-        unfolded_bytes = int(weight[0].numel() * prod(gradient.shape[-2:]) * tensor.itemsize)
+    is_high = len(window) > 1 and (window[-2] > tensor.shape[-2] or (len(window) == 3 and window[0] > 1))
+    if window[-1] > LARGEST_WINDOW or (is_high and not transposed):
+        positions = (tensor if transposed else gradient).shape[2:][-2:]
+        unfolded_bytes = int(weight[0].numel() * prod(positions) * tensor.itemsize)
         return PRODUCT_COPIES * int(weight.nbytes) + unfolded_bytes
-    blocked = [-(-channels // BLOCK) * BLOCK if channels >= BLOCK else channels for channels in weight.shape[:2]]
+    blocked = [_rounded(channels, BLOCK) if channels >= BLOCK else channels for channels in weight.shape[:2]]
     return int(prod(blocked) * prod(window) * weight.itemsize)
 
 
@@ -173,7 +207,11 @@ def _channels_come_last(tensor: torch.Tensor) -> bool:
 
 def _blocked_bytes(tensor: torch.Tensor) -> int:
     channels = int(tensor.shape[1])
-    return tensor.nbytes // max(channels, 1) * -(-channels // BLOCK) * BLOCK
+    return tensor.nbytes // max(channels, 1) * _rounded(channels, BLOCK)
+
+
+def _rounded(channels: int, block: int) -> int:
+    return -(-channels // block) * block
 
 
 class WorkWatch(MemoryWatch):

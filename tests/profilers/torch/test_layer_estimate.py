@@ -320,20 +320,19 @@ def test_bug_peaks_left_out_what_libraries_hold(hardware, precision, workspace, 
 
 
 @pytest.mark.parametrize(
-    ("weight", "groups", "transposed", "forward", "backward"),
+    ("weight", "groups", "forward", "backward"),
     [
-        ((32, 24, 1, 1), 1, False, 32 * 64 + 32 * 24, 32 + 32),  # 24 channels are copied as 32
-        ((48, 1, 9, 9), 48, False, 48 * 64 + 48 * 81, 48),
-        ((48, 1, 3, 3), 48, False, 48 * 64 + 48 * 9, 48 + 48),
-        ((32, 8, 1, 1), 1, False, 32 * 64, 8 + 32),  # fewer than 16 are read as they are
-        ((32, 16, 1, 1), 1, True, 2 * 16 * 64, 32 + 16),
+        ((32, 24, 1, 1), 1, 32 * 64 + 32 * 24, 32 + 32),  # 24 channels are copied as 32
+        ((48, 1, 9, 9), 48, 48 * 64 + 48 * 81, 48),
+        ((48, 1, 3, 3), 48, 48 * 64 + 48 * 9, 48 + 48),
+        ((32, 8, 1, 1), 1, 32 * 64, 8 + 32),  # fewer than 16 are read as they are
     ],
 )
-def test_bug_cpus_hold_copies_of_a_convolution(weight, groups, transposed, forward, backward):
+def test_bug_cpus_hold_copies_of_a_convolution(weight, groups, forward, backward):
     """Of 2 x 32 positions, as measured with PyTorch's allocator: ResNets needed up to a fifth more than was estimated."""
-    channels, filters = (weight[0], weight[1]) if transposed else (weight[1] * groups, weight[0])
+    channels, filters = weight[1] * groups, weight[0]
     x, out, kernel = torch.ones(2, channels, 4, 8), torch.ones(2, filters, 4, 8), torch.ones(weight)
-    steps = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], groups)
+    steps = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
     assert copied_bytes_on_cpu("convolution", (x, kernel, None, *steps), out) == 4 * forward
     of_gradients = (out, x, kernel, None, *steps, [True] * 3)
     assert copied_bytes_on_cpu("convolution_backward", of_gradients, ()) == 4 * 64 * backward
@@ -343,6 +342,20 @@ def test_bug_cpus_hold_copies_of_a_convolution(weight, groups, transposed, forwa
     assert (
         copied_bytes_on_cpu("convolution_backward", of_gradients, ()) == out.nbytes + sums
     )  # put into the input's order
+
+
+def _scratch_bytes(run):
+    """What an operator takes from PyTorch's allocator beyond its outputs, on one thread, and its outputs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            outputs = run()
+    finally:
+        torch.set_num_threads(threads)
+    changes = [e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    kept = outputs if isinstance(outputs, tuple) else (outputs,)
+    return max(itertools.accumulate(changes)) - sum(t.nbytes for t in kept if t is not None), outputs
 
 
 @pytest.mark.parametrize(
@@ -355,21 +368,50 @@ def test_bug_cpus_hold_copies_of_a_convolution(weight, groups, transposed, forwa
     ],
 )
 def test_bug_cpus_hold_copies_of_the_gradient_of_a_weight(channels, window, positions, numbers):
-    """ResNet-18 of two small images needed a quarter more than was estimated. Measured here with PyTorch's allocator, too."""
+    """ResNet-18 of two small images needed a quarter more than was estimated. Measured here with PyTorch's allocator, too.
+
+    Processors with AVX-512 need no product for windows that are higher than the input, so the estimate may be too high.
+    """
     x, weight = torch.ones(2, channels, *positions), torch.ones(channels, channels, *window)
     steps = (*([1] * len(window) for _ in range(3)), False, [0] * len(window), 1)
     arguments = (torch.ones_like(x), x, weight, None, *steps, [False, True, False])
     assert copied_bytes_on_cpu("convolution_backward", arguments, ()) == 4 * numbers
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            torch.ops.aten.convolution_backward(*arguments)
-    finally:
-        torch.set_num_threads(threads)
-    changes = [e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    peak = max(itertools.accumulate(changes))
-    assert peak - weight.nbytes == pytest.approx(4 * numbers, rel=0.02)
+    measured, _ = _scratch_bytes(lambda: torch.ops.aten.convolution_backward(*arguments))
+    is_high = window[-2] > positions[-2]
+    assert (0.2 if is_high else 0.98) <= measured / (4 * numbers) <= 1.02
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "filters", "window", "stride", "positions", "transposed"),
+    [
+        (4, 64, 1, (16, 16), 16, (6, 6), True),  # CLIPSeg: 16 times as much was estimated
+        (2, 21, 21, (16, 16), 8, (12, 12), True),  # FCN: its backward pass was estimated at 48 times as much
+        (8, 512, 256, (4, 4), 2, (4, 4), True),  # DCGAN: an eighth was estimated
+        (8, 64, 3, (4, 4), 2, (16, 16), True),
+        (4, 64, 32, (2, 2), 2, (12, 12), True),
+        (4, 64, 64, (1, 1), 1, (12, 12), True),
+        (4, 64, 32, (16,), 8, (32,), True),
+        (2, 16, 3, (4, 4, 4), 2, (8, 8, 8), True),
+        (4, 64, 32, (15,), 1, (64,), False),
+        (2, 64, 96, (16, 16), 16, (32, 32), False),  # a layer of patches: a quarter was estimated
+    ],
+)
+def test_bug_scratch_memory_of_transposed_convolutions_and_wide_windows(
+    batch, channels, filters, window, stride, positions, transposed
+):
+    """Measured with PyTorch's allocator: copies of weights and unfolded windows, but no blocks of 16 for a few channels."""
+    x = torch.ones(batch, channels, *positions)
+    weight = torch.ones(channels, filters, *window) if transposed else torch.ones(filters, channels, *window)
+    steps = (*([k] * len(window) for k in (stride, 0, 1)), transposed, [0] * len(window), 1)
+    arguments = (x, weight, None, *steps)
+    torch.ops.aten.convolution(*arguments)  # what oneDNN makes once
+    measured, out = _scratch_bytes(lambda: torch.ops.aten.convolution(*arguments))
+    estimated = copied_bytes_on_cpu("convolution", arguments, out)
+    assert 0.95 * measured <= estimated <= 1.25 * measured
+    arguments = (torch.ones_like(out), x, weight, None, *steps, [True, True, False])
+    measured, gradients = _scratch_bytes(lambda: torch.ops.aten.convolution_backward(*arguments))
+    estimated = copied_bytes_on_cpu("convolution_backward", arguments, gradients)
+    assert 0.95 * measured <= estimated <= 1.25 * measured
 
 
 @pytest.mark.parametrize(
