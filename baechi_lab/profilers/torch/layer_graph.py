@@ -252,7 +252,7 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
     named = _named_ops(profile, backward, 0)
-    released, values = _release_ops(profile, updates), _value_tensors(profile, 0)
+    released, values = _release_ops(profile, updates), _value_tensors(profile, len(profile.trace.calls))
     update = np.zeros(len(updates) + len(released) + len(values.op) + len(named))
     recomputed = np.zeros(len(recomputed_ops(profile.trace, values, backward)))
     if profile.update is not None:

@@ -609,6 +609,27 @@ def test_rnns_convolutions_and_batch_norms():
     assert bl.torch.profile(model, x, hardware="cpu-core").n == 8
 
 
+def test_bug_a_region_that_splits_a_tensor_was_refused():
+    """Llama with gradient checkpointing: 'duration_by_kind has shape (242,)'. The parts in a region are made again, too."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 16), nn.Linear(8, 8)
+
+        def block(self, x):
+            a, b = self.inner(x).chunk(2, -1)
+            return self.outer(a * torch.sigmoid(b) + a)
+
+        def forward(self, x):
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    graph = bl.torch.profile(Halves(), torch.ones(4, 8), hardware="a100")
+    assert {"inner/recomputed", "inner/parts/recomputed", "outer/recomputed"} <= set(graph.names)
+    assert all(len(column) == graph.n for column in graph.duration_by_kind.values())
+
+
 def test_recomputed_regions_are_computed_twice():
     from torch.utils.checkpoint import checkpoint
 
