@@ -615,6 +615,25 @@ def test_keras_optimizers_with_conditional_updates(optimizer, worker):
     _assert_equal_steps(make, (WORDS[:, 0], RNG.normal(size=(8, 5)).astype(np.float32)), worker, steps=4)
 
 
+@pytest.mark.parametrize("kind", ["AdamOptimizer", "MomentumOptimizer"])
+def test_bug_slots_that_only_an_update_uses_were_no_variables(kind, worker):
+    """Optimizers of TensorFlow 1 and of legacy Keras read a slot by its handle alone. It was refused as a table."""
+    import tensorflow as tf
+
+    def make():
+        options = {"momentum": 0.9} if kind == "MomentumOptimizer" else {}
+        optimizer = getattr(tf.compat.v1.train, kind)(0.05, **options)
+
+        def update(weight, gradient, _):
+            optimizer.apply_gradients([(gradient, weight)])
+
+        return _gradient_step(_squares, update)
+
+    _assert_equal_steps(make, (WORDS,), worker)
+    step = bl.trace(make(), WORDS[:2])
+    assert set(step.slots.values()) == {"w"} and len(step.slots) == (2 if kind == "AdamOptimizer" else 1)
+
+
 def test_updates_that_cannot_wait_for_all_gradients_are_refused():
     import tensorflow as tf
 

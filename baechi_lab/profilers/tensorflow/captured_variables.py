@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,24 +30,40 @@ class CapturedVariable:
     variable: Variable
 
 
+def variables_of(concrete: ConcreteFunction) -> list[Variable]:
+    """Returns the variables that a function uses.
+
+    TensorFlow lists those that are read or assigned. Optimizers of TensorFlow 1 and fused updates (`ResourceApplyAdam`) use
+    the handles of their slots alone: these variables are what refers to the handle.
+    """
+    import tensorflow as tf
+
+    variables = list(concrete.graph.variables)
+    listed = {id(v.handle) for v in variables}
+    handles = [t for t in concrete.captured_inputs if t.dtype.name == "resource" and id(t) not in listed]
+    if handles:
+        variables += [v for v in gc.get_referrers(*handles) if isinstance(v, tf.Variable)]
+    return variables
+
+
 def bind_captures(
-    graph_def: GraphDef, concrete: ConcreteFunction, variable_names: dict[int, str]
+    graph_def: GraphDef, concrete: ConcreteFunction, variables: list[Variable], variable_names: dict[int, str]
 ) -> list[CapturedVariable]:
     """Replaces the Placeholders of captured values in `graph_def`; returns the variables in order of capture.
 
-    `variable_names` names variables by the `id` of their handle. Handle ops are renamed to the variable's unique name, and
-    inputs that refer to them follow.
+    `variables` are those of `variables_of`. `variable_names` names variables by the `id` of their handle. Handle ops are
+    renamed to the variable's unique name, and inputs that refer to them follow.
 
     Raises:
         InvalidInput: a captured resource is not a variable (a table, an iterator).
     """
     import tensorflow as tf
 
-    by_handle = {id(v.handle): v for v in concrete.graph.variables}
+    by_handle = {id(v.handle): v for v in variables}
     nodes = {n.name: n for n in graph_def.node}
     used_names = set(nodes)
     new_name: dict[str, str] = {}
-    variables: list[CapturedVariable] = []
+    captured: list[CapturedVariable] = []
     for outer, inner in zip(concrete.captured_inputs, concrete.graph.internal_captures, strict=True):
         node = nodes[inner.op.name]
         if outer.dtype.name != "resource":
@@ -70,7 +87,7 @@ def bind_captures(
         name = _unique_name(variable_names.get(id(outer)) or variable.name.split(":")[0], used_names)
         new_name[node.name] = name
         value = np.array(variable.numpy())
-        variables.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
+        captured.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
         node.Clear()
         node.name, node.op = name, "VarHandleOp"
         node.attr["dtype"].type = variable.dtype.as_datatype_enum
@@ -84,7 +101,7 @@ def bind_captures(
         for k, reference in enumerate(node.input):
             if reference in new_name:
                 node.input[k] = new_name[reference]
-    return variables
+    return captured
 
 
 def _unique_name(name: str, used_names: set[str]) -> str:

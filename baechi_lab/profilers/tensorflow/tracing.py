@@ -19,7 +19,7 @@ from ...checks import check_text
 from ...errors import InvalidInput
 from ...graph.step import Source, Step, TensorSpec
 from ...workers.tensorflow_import import load_tensorflow
-from .captured_variables import bind_captures
+from .captured_variables import bind_captures, variables_of
 from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
@@ -30,7 +30,7 @@ from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplification import simplify
 
 if TYPE_CHECKING:
-    from tensorflow import Tensor
+    from tensorflow import Tensor, Variable
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
     from tensorflow.types.experimental import ConcreteFunction
@@ -93,9 +93,10 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     call_time = time.perf_counter()
     concrete = _concrete_function(function, examples, label)
     framework = time.perf_counter() - call_time
-    step = _step_from(concrete, leaves(examples), label, objects)
+    variables = variables_of(concrete)
+    step = _step_from(concrete, variables, leaves(examples), label, objects)
     seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
-    source = Source(fn, tuple(examples), tuple(concrete.graph.variables))
+    source = Source(fn, tuple(examples), tuple(variables))
     return replace(step, info={**step.info, **seconds}, source=lambda: source)
 
 
@@ -136,7 +137,9 @@ def _reason(error: BaseException) -> str:
     return reason.split(". Received args")[0]
 
 
-def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, objects: list[Any]) -> Step:
+def _step_from(
+    concrete: ConcreteFunction, all_variables: list[Variable], leaves: list[Tensor], label: str, objects: list[Any]
+) -> Step:
     graph = concrete.graph
     graph_def = graph.as_graph_def(add_shapes=True)
     variable_names: dict[int, str] = {}  # paths of Keras variables, and slot -> variable, by the `id` of their handles
@@ -145,7 +148,7 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         slots_of.update(keras_slots(item))
         for variable in item.variables:
             variable_names.setdefault(id(variable.value.handle), variable.path)
-    variables = bind_captures(graph_def, concrete, variable_names)
+    variables = bind_captures(graph_def, concrete, all_variables, variable_names)
     placeholders = [t.op.name for t in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]]
     # Every input Placeholder gets the size of its example.
     if len(placeholders) != len(leaves):
