@@ -470,6 +470,25 @@ def test_kernels_beside_each_other_on_one_stream_last_as_long_as_measured(tmp_pa
     assert recorded.cluster.names[1:] == ("gpu:0/stream 7", "gpu:0/stream 7 (2)")
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # b begins 1.5 before a ends, which is more than clocks explain.
+        [("a", 100, 4000), ("b", 4098.5, 3.25), ("c", 4102, 50)],
+        # b overlaps with a by a third of it; c runs on the lane of a, within b.
+        [("a", 100, 12), ("b", 108, 1000), ("c", 500, 10), ("d", 1108, 40)],
+    ],
+    ids=["overlap", "within"],
+)
+def test_bug_a_short_kernel_beside_a_long_one_lasted_as_long_as_that(tmp_path, rows):
+    """What the trace says of all kernels but the first, which waits since its launch, and the last, which ends the step."""
+    host = [event("cpu_op", "aten::mm", 0, 20), launch(5, 1, "cudaGraphLaunch", 10)]
+    recorded = read(tmp_path, [*host, *(kernel(name, ts, dur, 1) for name, ts, dur in rows)])
+    assert replayed(recorded) == recorded.timeline.makespan_us == rows[-1][1] + rows[-1][2]
+    durations_by_name = dict(zip(recorded.graph.names, recorded.graph.duration_us.tolist(), strict=True))
+    assert {name: durations_by_name[name] for name, *_ in rows[1:-1]} == {name: dur for name, _, dur in rows[1:-1]}
+
+
 @pytest.mark.parametrize("base", [0, 1_700_000_000_000_000, 1_700_000_000_000_000.5, -5e6])
 @pytest.mark.parametrize("write", [lambda x: x, str], ids=["number", "text"])
 def test_times_may_count_from_any_moment_and_be_texts(tmp_path, base, write):

@@ -160,14 +160,14 @@ def _check_events(events: Sequence[Event]) -> None:
 def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
     """Returns the lane of each event, by start; events that overlap on one lane get further lanes (`thread 1 (2)`).
 
-    Also returns the events of a stream that lie within another one of it, whose start has no known reason.
+    Also returns the events of a stream that start or lie within another one of it: their start has no known reason.
     """
     free: dict[str, list[float]] = {}
     lanes, parallel = [], set()
     for i, event in enumerate(events):
         lane_ends = free.setdefault(event.lane, [])
         k = next((k for k, end in enumerate(lane_ends) if end <= event.start_us + CLOCK_US), len(lane_ends))
-        if k > 0 and event.kind == "gpu" and event.end_us <= lane_ends[0]:
+        if event.kind == "gpu" and (k > 0 or any(end >= event.end_us for end in lane_ends[1:])):
             parallel.add(i)
         if k == len(lane_ends):
             lane_ends.append(0.0)
@@ -223,8 +223,8 @@ def _durations(
 ) -> tuple[list[float], float]:
     """Returns the duration of each op in a replay, and the sum of unexplained waits.
 
-    An op that lies within another one of its stream (`parallel`) keeps its measured duration, unless the step ends with it: its
-    wait would be as long as the op around it.
+    An op that starts or lies within another one of its stream (`parallel`) keeps its measured duration, unless the step ends
+    with it: its wait would be as long as the other op.
     """
     first_start, finish = min(e.start_us for e in events), max(e.end_us for e in events)
     free: dict[str, float] = {}
