@@ -337,6 +337,20 @@ def weights_of(plan, modules, layers, gpus):
         (["mamba.dt_proj", "mamba.x_proj"], "mamba.dt_proj", ["ssm_dt"], ["ssm_x", "ssm_dt_norm"]),  # Jamba
         (["conv.conv", "conv.in_proj"], "conv.in_proj", ["shortconv.in_proj"], ["shortconv.conv"]),  # LFM 2
         (["norm_1", "norm_2"], "norm_2", ["ffn_norm"], ["attn_norm"]),  # MPT
+        (["ln_mlp"], "ln_attn", ["attn_norm_2"], ["attn_norm", "ffn_norm"]),  # Falcon 40B
+        (["self_attn.q_proj"], "self_attn.gate_proj", ["attn_gate"], ["ffn_gate", "attn_q"]),  # AFMoE
+        (["pre_mlp_layernorm"], "pre_mlp_layernorm", ["ffn_norm"], ["attn_norm"]),  # AFMoE
+        (
+            ["attention_layernorm", "feedforward_layernorm"],
+            "attention_layernorm",
+            ["attn_norm"],
+            ["ffn_norm"],
+        ),  # Apertus
+        (["self_attn.query_layernorm"], "self_attn.key_layernorm", ["attn_k_norm"], ["attn_q_norm"]),  # Hunyuan
+        (["mlp.experts"], "mlp.gate.wg", ["ffn_gate_inp"], ["ffn_gate_exps"]),  # Hunyuan
+        (["mamba.in_proj"], "mamba.dt_layernorm", ["ssm_dt_norm"], ["ssm_in", "ssm_dt"]),  # Jamba
+        (["linear_attn.in_proj_qkvz"], "linear_attn.in_proj_ba", ["ssm_ba"], ["ssm_in", "ssm_out"]),  # Qwen 3 Next
+        (["linear_attn.out_proj"], "linear_attn", [], ["ssm_out"]),  # weights that its own code reads have no one name
     ],
 )
 def test_tensors_have_the_names_of_gguf(modules, on_host, on_cpu, on_gpu):

@@ -39,8 +39,9 @@ _TENSORS = (
     (r"(^|\.)kv_b_proj$", "attn_(kv|k|v)_b"),
     (r"(^|\.)q_a_layernorm$", "attn_q_a_norm"),
     (r"(^|\.)kv_a_layernorm$", "attn_kv_a_norm"),
-    (r"(^|\.)(q_norm|q_layernorm)$", "attn_q_norm"),
-    (r"(^|\.)(k_norm|k_layernorm)$", "attn_k_norm"),
+    (r"(^|\.)(q_norm|q_layernorm|query_layernorm)$", "attn_q_norm"),
+    (r"(^|\.)(k_norm|k_layernorm|key_layernorm)$", "attn_k_norm"),
+    (_IN_ATTENTION + r"gate_proj$", "attn_gate"),
     (r"(^|\.)(q_proj|query)$", "attn_q"),
     (r"(^|\.)(k_proj|key)$", "attn_k"),
     (r"(^|\.)(v_proj|value)$", "attn_v"),
@@ -49,11 +50,21 @@ _TENSORS = (
     (_IN_ATTENTION + r"(.*\.)?(o_proj|out_proj|c_proj|dense|wo)$", "attn_output"),
     (r"(^|\.)(self_attn|self_attention|attention|attn|self)$", ATTENTION),
     (r"(mixer|mamba|linear_attn)\.in_proj(_qkvz)?$", "ssm_in"),
+    (r"(mixer|mamba|linear_attn)\.in_proj_ba$", "ssm_ba"),
+    (r"(mixer|mamba|linear_attn)\.norm$", "ssm_norm"),
+    (r"(mixer|mamba|linear_attn)\.(dt|b|c)_layernorm$", r"ssm_\2_norm"),
     (r"(mixer|mamba|linear_attn)\.(conv1d|out|x|dt)(_proj)?$", r"ssm_\2"),
-    (r"(^|\.)(mixer|mamba|linear_attn)(\.|$)", "ssm_.*"),
+    (r"(^|\.)(mixer|mamba|linear_attn)$", "ssm_.*"),
     (r"(^|\.)conv\.(conv|in_proj|out_proj)$", r"shortconv\\.\2"),
-    (r"(^|\.)(input_layernorm|ln_1|ln_attn|attention_norm|self_attn_layer_norm|norm_1|operator_norm)$", "attn_norm"),
-    (r"(^|\.)(ffn_norm|ln_2|ln_mlp|pre_feedforward_layernorm|pre_ff_layernorm|final_layer_norm|norm_2)$", "ffn_norm"),
+    (r"(^|\.)ln_attn$", "attn_norm_2"),
+    (
+        r"(^|\.)(input_layernorm|ln_1|ln_mlp|attention_(layer)?norm|self_attn_layer_norm|norm_1|operator_norm)$",
+        "attn_norm",
+    ),
+    (
+        r"(^|\.)(ffn_norm|ln_2|pre_(feedforward|mlp|ff)_layernorm|feedforward_layernorm|final_layer_norm|norm_2)$",
+        "ffn_norm",
+    ),
     (r"(^|\.)post_(feedforward|mlp)_layernorm$", "post_ffw_norm"),
     (r"(^|\.)post_self_attn_layernorm$", "post_attention_norm"),
     (r"(^|\.)gate_proj$|feed_forward\.w1$", "ffn_gate"),
@@ -160,6 +171,14 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
             names[op] = "attn_sinks"
     reads = {op: bool(graph.persistent_bytes[op] > 0) if has_sizes else not is_call(graph, op) for op in unit.ops}
     reading_names = {names[op] for op in unit.ops if reads[op]}
+    # A pattern that also fits tensors on another device, such as that of a whole mixer, would move these.
+    device_of = {
+        name: heaviest(request, [op for op in unit.ops if reads[op] and names[op] == name])
+        for name in reading_names
+        if name is not None
+    }
+    too_wide = {a for a in device_of for b in device_of if device_of[a] != device_of[b] and re.fullmatch(a, b)}
+    names = {op: None if name in too_wide else name for op, name in names.items()}
     tensor_ops: dict[str | None, list[int]] = defaultdict(list)
     tensor: str | None = None
     for op, path in zip(unit.ops, inside, strict=True):
@@ -174,7 +193,7 @@ def _norm_after_attention(inside: Sequence[str]) -> str:
 
     Where the layer has no other norm behind its attention, llama.cpp's name depends on the architecture, so that either fits.
     """
-    if any("pre_feedforward_layernorm" in path for path in inside):
+    if any(re.search("pre_(feedforward|mlp)_layernorm", path) for path in inside):
         return "post_attention_norm"
     return "ffn_norm" if any("post_self_attn_layernorm" in path for path in inside) else "(ffn|post_attention)_norm"
 
@@ -182,7 +201,7 @@ def _norm_after_attention(inside: Sequence[str]) -> str:
 def _tensor_name(path: str, moe: bool, norm: str) -> str | None:
     if re.search(r"(^|\.)post_attention_layernorm$", path):
         return norm
-    if re.search(r"(^|\.)gate$", path):
+    if re.search(r"(^|\.)gate(\.wg)?$", path):
         return "ffn_gate_inp" if moe else "ffn_gate"
     fits = ((re.search(pattern, path), name) for pattern, name in _TENSORS)
     return next((match.expand(name) for match, name in fits if match), None)
