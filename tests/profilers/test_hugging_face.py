@@ -819,6 +819,22 @@ def without(name, field):
             "is no configuration of gptq: KeyError",
         ),
         (
+            {**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq", "bits": 0}},
+            ("--sequence-length", "8"),
+            "is no configuration of gptq: ValueError at '0 bits'",
+        ),
+        # Previously 4 bytes per weight, without a word.
+        (
+            {**CONFIGS["llama"], "torch_dtype": "float64"},
+            (),
+            "torch_dtype of config.json is 'float64'; it must be one of",
+        ),
+        (
+            {**CONFIGS["llama"], "dtype": "float8_e4m3fn"},
+            (),
+            "dtype of config.json is 'float8_e4m3fn'; it must be one of",
+        ),
+        (
             {**CONFIGS["llama"], "quantization_config": {"quant_method": "mxfp4"}},
             ("--sequence-length", "8"),
             "quantization_config of config.json (mxfp4) quantizes no weight of LlamaForCausalLM",

@@ -111,7 +111,7 @@ def hugging_face(
             f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"
         )
     with offline():
-        weight_type = named_dtype(dtype) or _dtype(fields)
+        weight_type = named_dtype(dtype) or _dtype(fields, source)
         config = _configuration(transformers, fields, source)
         architectures = fields.get("architectures")
         if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
@@ -147,8 +147,18 @@ def hugging_face(
         return model.train(), {k: v.to(weight_type) if _is_float(v) else v for k, v in inputs.items()}
 
 
-def _dtype(fields: Mapping[str, object]) -> torch.dtype:
-    """Returns the weights' type that a configuration or one of its parts names; float32 if none is named."""
+def _dtype(fields: Mapping[str, object], source: str) -> torch.dtype:
+    """Returns the weights' type that a configuration or one of its parts names; float32 if none is named.
+
+    Raises:
+        InvalidInput: the configuration names another type, such as float64 or float8_e4m3fn.
+    """
+    for key in ("dtype", "torch_dtype"):
+        if (
+            fields.get(key) not in (None, "auto")
+            and (dtype := named_dtype(fields[key], f"{key} of {source}")) is not None
+        ):
+            return dtype
     sections = [fields, *(section for section in fields.values() if isinstance(section, Mapping))]
     dtypes = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
     return next((DTYPES[n] for n in (str(n).removeprefix("torch.") for n in dtypes) if n in DTYPES), torch.float32)

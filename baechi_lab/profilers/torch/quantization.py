@@ -219,6 +219,8 @@ def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[
 
 def _packed_weight_size(bits: int, group: int, zeros: bool, order: bool) -> Size:
     """Columns packed into int32; a float16 per row and group, packed zero points, a group number (int32) per column."""
+    if not 1 <= bits <= 16:
+        raise ValueError(f"{bits} bits")
 
     def size(rows: int, columns: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
