@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ipywidgets
-
 from ..graph.units import format_bytes, format_us
 from ..parallel.layouts import LayoutRow, Layouts
 from ..passes.unroll import unroll
 from ..viz.layout import BYTES, UNITS
 from .panels.parts import WIDE, note, say
 from .views import TimelineView
-from .views.base import Pictured
+from .views.base import PicturedBox
 from .views.table_view import PERCENT, Column, TableView, quantity
 
 MOST_ROWS = 200
@@ -20,7 +18,7 @@ MOST_ROWS = 200
 SHOW = "Show"
 
 
-class LayoutsView(Pictured, ipywidgets.VBox):
+class LayoutsView(PicturedBox):
     """A table of layouts with step, memory, exposed communication and bubbles, and the timeline of one, at first the best.
 
     `row` is the chosen row. Each group of equal ranks has lanes for its computation, its collectives and its transfers

@@ -32,7 +32,7 @@ from .panels.tabs import Tabs
 from .pictures import graph_picture, memory_picture, page, text_picture, timeline_picture
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
-from .views.base import PICTURE, Pictured
+from .views.base import PICTURE, PicturedBox
 from .views.details_view import DetailsView
 from .views.folder import Folder
 from .views.splitter import Splitter
@@ -52,7 +52,7 @@ PICTURE_SECONDS = 1.0
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
-class Workbench(Pictured, ipywidgets.VBox):
+class Workbench(PicturedBox):
     """A widget that shows a placement as graph, timeline and memory, and simulates every change of its controls.
 
     Args:

@@ -2,7 +2,9 @@
 
 import html
 import re
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -720,6 +722,15 @@ def test_after_a_cancelled_computation_the_header_offers_to_compute():
     assert bench.model.worker.wait(60)
     assert not bench.model.stale and retry_button.layout.display == "none"
     assert bench.outcome.placement.placer == "single"
+
+
+def test_marimo_shows_the_views_and_says_what_is_missing(bench, monkeypatch):
+    """It shows no containers of ipywidgets: it had the static picture alone, without a word."""
+    marimo = SimpleNamespace(vstack=list, md=str)
+    monkeypatch.setitem(sys.modules, "marimo", marimo)
+    sentence, *views = bench._display_()
+    assert views == [bench.graph, bench.timeline, bench.memory] and "without its controls" in sentence
+    assert not hasattr(bench.graph, "_display_")  # marimo's own way shows a view
 
 
 def test_static_pictures_have_words(bench):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ class Pictured(ipywidgets.DOMWidget):
             outputs = (self.picture_output(svg), self.words_output(svg))
             for shown_output, output in zip(self._shown_outputs, outputs, strict=True):
                 shown_output.update(output, raw=True)
+
+
+class PicturedBox(Pictured, ipywidgets.VBox):
+    """Several parts, some of them views on canvases."""
+
+    def _display_(self) -> object:
+        """Returns what marimo displays, which shows no containers of ipywidgets: the views alone, with a sentence."""
+        marimo: Any = sys.modules["marimo"]
+        views = [part for part in vars(self).values() if isinstance(part, CanvasView)]
+        sentence = "marimo shows the views of this widget without its controls, which need JupyterLab."
+        return marimo.vstack([marimo.md(sentence), *views])
 
 
 class View(anywidget.AnyWidget):
