@@ -7,10 +7,15 @@ networks read (`embeddings`), the networks (`networks`), learning (`reinforce`),
 Complexity per update: two passes over the networks, O(ops x groups + groups^2 x hidden), and m * k step times.
 Source: Mirhoseini, Goldie, Pham, Steiner, Le and Dean, "A hierarchical model for device placement", ICLR 2018 (H below).
 
-Deviations: step times are simulated unless `reward` says otherwise; a colocation group counts as one op; an op that its
-group's device may not run goes to its fastest allowed device, as TensorFlow does for ops without a GPU kernel (H, section
-3); one controller in place of four asynchronous ones, so that a seed repeats a run. H does not state the decay of the
-baseline nor the range of the initial weights.
+Deviations:
+
+- Step times are simulated unless `reward` says otherwise.
+- A colocation group counts as one op.
+- An op that its group's device may not run goes to its fastest allowed device, as in TensorFlow if an op has no kernel for GPUs
+  (H, section 3).
+- One controller replaces four asynchronous ones, so that a seed repeats a run.
+
+H does not state the decay of the baseline nor the range of the initial weights.
 """
 
 from __future__ import annotations

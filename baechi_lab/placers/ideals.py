@@ -6,10 +6,14 @@ nearly chains, as networks by layers are. See `pipeline_stages/closed_sets.py` (
 Algorithms for Device Placement of DNN Graph Operators", section 5.1.1) and, for pipeline stages that several devices share,
 PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1).
 
-Deviations: forward and backward ops stay together where a colocation group says so (`pipeline_stages/pipeline_units.py`); devices
-may differ, each order of their kinds is tried; a tensor that several later pipeline stages read is charged once to its sender by
-the programme, though the result is measured as `bl.throughput` does. Complexity: see `closed_sets`; a solution along a line
-bounds what is looked at.
+Deviations:
+
+- Forward and backward ops stay together where a colocation group says so (`pipeline_stages/pipeline_units.py`).
+- Devices may differ: each order of their kinds is tried.
+- The program charges a tensor that several later pipeline stages read once to its sender. The result is measured as
+  `bl.throughput` does.
+
+Complexity: see `closed_sets`. The cost of a cut along a line bounds what is searched.
 """
 
 from __future__ import annotations

@@ -3,10 +3,13 @@
 Scheduling as in `sct.py`; devices without room are left out as in `m_etf.py`. With `K = n M / sum d_i` the makespan is
 within `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)` of the optimum, `beta = (2 + 2 rho) / (2 + rho)`.
 
-Deviations: the rounding threshold is 0.1 as in paper B section 4.3, but one favourite per op is enforced, not hoped
-for; above `sct_program.favourites.LARGEST_LP` edges favourites are chosen without the LP (`info["lp"]["solver"]` is
-"greedy"), and the bound does not hold; the LP's optimum is made canonical (`sct_program/solver.py`); memory and repair as in
-m-ETF.
+Deviations:
+
+- The rounding threshold is 0.1 as in paper B section 4.3. One favourite per op is enforced.
+- Above `sct_program.favourites.LARGEST_LP` edges, favourites are chosen without the LP (`info["lp"]["solver"]` is "greedy"), and
+  the bound does not hold.
+- The LP's optimum is made canonical (`sct_program/solver.py`).
+- Memory and repair are those of m-ETF.
 """
 
 from __future__ import annotations

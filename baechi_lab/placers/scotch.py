@@ -1,11 +1,12 @@
 """`scotch`: static mapping onto unequal devices, H's strongest graph partitioning baseline (section 3, baselines).
 
-Idea: a vertex per colocation group weighted by its work, an edge weighted by what it costs to cut; divide the work in
-proportion to the devices' capacities and keep the communication low. Like Scotch's mapper it does not know the order of
-the ops. Scotch itself (Pellegrini and Roman 1996, doi:10.1007/3-540-61142-8_588; program `gmap`, Debian package `scotch`)
-is used where it is installed, with a complete target graph of weighted devices; else METIS with target weights. Either
-mapping is refined by single moves that lower `sum over cut edges of bytes times the cost of that pair's link`, which
-neither target knows, within the tolerance on every device's load. O(edges x devices) per sweep.
+Idea: a vertex per colocation group is weighted by its work, an edge by what it costs to cut. The work is divided in proportion
+to the devices' capacities, with little communication. Like Scotch's mapper, this does not know the order of the ops.
+
+Scotch (Pellegrini and Roman 1996, doi:10.1007/3-540-61142-8_588; program `gmap`, Debian package `scotch`) is used where it is
+installed, with a complete target graph of weighted devices; otherwise METIS with target weights. Single moves then lower the sum
+over cut edges of bytes times the cost of that pair's link, which neither program knows. They keep to the tolerance on every
+device's load. O(edges x devices) per sweep.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """accelerate and transformers: `device_map`, from a module's name to a GPU's number or "cpu".
 
 Idea: accelerate moves what a module of the map reads to that module's device, and nothing else. A map runs as written where
-no code between its modules meets tensors of two devices. So four kinds of modules stay together: a module whose own
-code calls functions (a decoder layer with its residual additions) is one entry; modules whose outputs meet in the code of a
-module around the layers (embeddings of tokens and positions) share a device; if they meet an input there (a mask), they are
-on the main device, where accelerate has the inputs; modules that share a tensor share a device.
+no code between its modules meets tensors of two devices. So four kinds of modules stay together:
+
+- A module whose own code calls functions, such as a decoder layer with its residual additions, is one entry.
+- Modules whose outputs meet in the code of a module around the layers share a device: embeddings of tokens and positions.
+- If they meet an input there, such as a mask, they are on the main device, where accelerate has the inputs.
+- Modules that share a tensor share a device.
 
 Every parameter and buffer is covered. Complexity: O((ops + edges) * modules that are moved).
 """

@@ -26,9 +26,6 @@ from ..opgraph import OpGraph, default_tensor_names
 if TYPE_CHECKING:
     import networkx
 
-Outputs = dict[str, int]
-"""Tensor name -> bytes, in the order of the op's outputs."""
-
 
 def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     """A DiGraph with one node per op, keyed by the op's name, in index order.
