@@ -162,18 +162,18 @@ function drawKeys(picture, named, places, left, top) {
   });
 }
 
-/** Where a text at the height `y` ends: at `end`, or beside those that it would cover. @param {[number, number][]} told
+/** Where a text at the height `y` ends: at `end`, or beside those that it would cover. @param {[number, number][]} placedTexts
  *  @param {number} end @param {number} y @param {string} text */
-function textEnd(told, end, y, text) {
-  const free = Math.min(end, ...told.filter(([at]) => Math.abs(at - y) < 12).map(([, from]) => from - 8));
-  if (text) told.push([y, free - textWidth(text)]);
+function textEnd(placedTexts, end, y, text) {
+  const free = Math.min(end, ...placedTexts.filter(([at]) => Math.abs(at - y) < 12).map(([, from]) => from - 8));
+  if (text) placedTexts.push([y, free - textWidth(text)]);
   return free;
 }
 
 /** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {boolean} named their names stand with those of lines */
 function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }, named) {
   /** @type {[number, number][]} y and left end of the texts on lines that are there already */
-  const told = [];
+  const placedTexts = [];
   for (const { y, to, x, text, color, dash } of spec.rules) {
     const look = { style: `stroke:${color}`, "stroke-width": 1.5, "stroke-dasharray": dash ? "5 4" : "" };
     if (to !== undefined) {
@@ -187,7 +187,7 @@ function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }, named)
       picture.append(svg("line", { x1: left, x2: right, y1: yOf(y), y2: yOf(y), ...look }));
       if (named) continue;
       /** @type {Record<string, string | number>} */
-      const place = spec.kind === "bars" ? { x: right + 6, y: yOf(y) + 4 } : { x: textEnd(told, right - 4, yOf(y), text), y: yOf(y) - 4, "text-anchor": "end" };
+      const place = spec.kind === "bars" ? { x: right + 6, y: yOf(y) + 4 } : { x: textEnd(placedTexts, right - 4, yOf(y), text), y: yOf(y) - 4, "text-anchor": "end" };
       picture.append(svg("text", { ...place, class: "bl-chart-rule" }, text));
     }
   }

@@ -97,21 +97,21 @@ function formatShare(share) {
  * @param {Tag} tag @param {Record<string, any>} attributes @param {(Node | string)[]} children
  * @returns {HTMLElementTagNameMap[Tag]} */
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name === "onclick") made.addEventListener("click", value);
-    else if (value !== false) made.setAttribute(name, value === true ? "" : value);
+    if (name === "onclick") node.addEventListener("click", value);
+    else if (value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 /** An SVG element. @param {string} tag @param {Record<string, string | number>} attributes @param {string} [text] */
 function svg(tag, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  if (text !== undefined) made.textContent = text;
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  if (text !== undefined) node.textContent = text;
+  return node;
 }
 
 /** One line of a legend: a stroke in the colour of its class, and what it means. @param {string} kind @param {string} text @param {string} title */

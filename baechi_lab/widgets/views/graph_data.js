@@ -98,13 +98,13 @@ function framesAround(scene, node) {
   const i = scene.at.get(node);
   const f = scene.frameAt.get(node);
   let parent = i !== undefined ? scene.parent[i] : f !== undefined ? scene.frameParent[f] : 0;
-  const found = [];
+  const frames = [];
   while (parent > 0) {
-    found.unshift(parent);
+    frames.unshift(parent);
     const above = scene.frameAt.get(parent);
     parent = above === undefined ? 0 : scene.frameParent[above];
   }
-  return found;
+  return frames;
 }
 
 /** The innermost frame at a point of the world, or `UNSEEN`. @param {Scene} scene @param {number} x @param {number} y */

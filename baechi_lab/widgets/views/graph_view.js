@@ -358,10 +358,10 @@ function render({ model, el }) {
     colours = model.get("colors");
     moveButtons = devices.map((name, d) => {
       const swatch = element("span", { class: "bl-swatch", style: `background:${colours[d]}` });
-      const made = button("", "", () => move(d));
-      made.append(swatch, name, element("span", { class: "bl-preview" }));
-      made.dataset.device = name;
-      return made;
+      const moveButton = button("", "", () => move(d));
+      moveButton.append(swatch, name, element("span", { class: "bl-preview" }));
+      moveButton.dataset.device = name;
+      return moveButton;
     });
     requestAnimationFrame(() => rove(view.toolbar));
     moves.replaceChildren(element("span", {}, "Move to"), ...moveButtons);

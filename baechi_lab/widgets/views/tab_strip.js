@@ -73,10 +73,8 @@ function render({ model, el }) {
   }
 
   function draw() {
-    list.replaceChildren(...Object.entries(model.get("tabs")).map(([name, hint]) => {
-      const made = element("button", { type: "button", role: "tab", class: "bl-tab", id: `${mark}-${name}`, title: hint, onclick: () => choose(name) }, name);
-      return made;
-    }));
+    list.replaceChildren(...Object.entries(model.get("tabs")).map(([name, hint]) =>
+      element("button", { type: "button", role: "tab", class: "bl-tab", id: `${mark}-${name}`, title: hint, onclick: () => choose(name) }, name)));
     mark_chosen();
   }
 

@@ -19,8 +19,8 @@ function gutterFor(names) {
 function timeAxis(model, view, names) {
   const span = () => Math.max(model.get("span_us"), 1e-9);
   const shown = () => {
-    const given = model.get("window");
-    return given.length === 2 && given[1] > given[0] ? given : [0, span()];
+    const chosen = model.get("window");
+    return chosen.length === 2 && chosen[1] > chosen[0] ? chosen : [0, span()];
   };
   const scaleX = () => (view().width - axis.gutter - 8) / (axis.range[1] - axis.range[0]);
   const middle = () => (axis.range[0] + axis.range[1]) / 2;

@@ -19,8 +19,8 @@ function draggedWindow(part, [from, to], by, span) {
   const least = span * 1e-4;
   if (part === "start") return [Math.min(Math.max(from + by, 0), to - least), to];
   if (part === "end") return [from, Math.max(Math.min(to + by, span), from + least)];
-  const kept = Math.min(Math.max(by, -from), span - to);
-  return [from + kept, to + kept];
+  const allowed = Math.min(Math.max(by, -from), span - to);
+  return [from + allowed, to + allowed];
 }
 
 /** Which devices share a row of the strip, as `[first, last)`: those that work, each in a row of its own while a row has two

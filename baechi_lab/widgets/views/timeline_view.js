@@ -3,7 +3,7 @@
 
 function render({ model, el }) {
   const s = readState(model);
-  const view = frame(el, "Timeline", (...given) => draw(...given));
+  const view = frame(el, "Timeline", (...args) => draw(...args));
   const axis = timeAxis(model, () => view, () => model.get("lanes").map((/** @type {any} */ lane) => lane.label));
   const { span, setWindow, scaleX, xOf, timeAt } = axis;
   const strip = overviewStrip(() => view, axis);
@@ -237,10 +237,10 @@ function render({ model, el }) {
     strip.changed();
     colourBy.offer(model.get("colorings").map((name) => [name, name]), model.get("color_by"));
     against.offer([["", "nothing"], ...model.get("choices")], model.get("against"));
-    const told = model.get("choices").find(([key]) => key === model.get("against"));
+    const compared = model.get("choices").find(([key]) => key === model.get("against"));
     const moved = new Set();
     s.bars.elsewhere.forEach((other, b) => { if (other) moved.add(s.bars.label[b]); });
-    legend.replaceChildren(...legendOf(model, told ? told[1] : "", moved.size));
+    legend.replaceChildren(...legendOf(model, compared ? compared[1] : "", moved.size));
     view.canvas.dataset.moved = String(moved.size);
     view.canvas.dataset.critical = ["ops", "transfers"].map((kind) => criticalBars(s.bars, s.lanes, s.shade, kind)).join(" ");
     view.redraw();
