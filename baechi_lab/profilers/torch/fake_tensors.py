@@ -64,6 +64,7 @@ _ONE_AT_A_TIME = threading.RLock()
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
+_BAG_GRADIENT = torch.ops.aten._embedding_bag_backward.default
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
@@ -450,19 +451,9 @@ class OperatorObserver(TorchDispatchMode):
             self.routing.observe(func, args, out)
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
             # A sparse sum has the entries of all terms, none of them merged, as in a real backward pass.
-            terms = [t for t in args if isinstance(t, torch.Tensor)]
-            indices, values = ([getattr(t, method)() for t in terms] for method in ("_indices", "_values"))
-            count = sum(term_values.shape[0] for term_values in values)
-            out = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-                out.sparse_dim(),
-                out.dense_dim(),
-                out.shape,
-                indices[0].new_empty(out.sparse_dim(), count),
-                values[0].new_empty(count, *values[0].shape[1:]),
-                layout=torch.sparse_coo,
-                dtype=out.dtype,
-                device=out.device,
-            )
+            out = _with_entries(out, sum(t._values().shape[0] for t in args if isinstance(t, torch.Tensor)))
+        elif func is _BAG_GRADIENT and out.layout is torch.sparse_coo and not out._values().shape[0]:
+            out = _with_entries(out, args[1].shape[0])  # one per index
         if self.finite and func._schema.is_mutable:
             self.finite.pop(args[0], None)
         if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:
@@ -472,6 +463,21 @@ class OperatorObserver(TorchDispatchMode):
 
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Handles an operator that has run."""
+
+
+def _with_entries(out: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns a sparse tensor like `out` that has so many entries."""
+    values = out._values()
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        out.sparse_dim(),
+        out.dense_dim(),
+        out.shape,
+        out._indices().new_empty(out.sparse_dim(), count),
+        values.new_empty(count, *values.shape[1:]),
+        layout=torch.sparse_coo,
+        dtype=out.dtype,
+        device=out.device,
+    )
 
 
 def _common_answer(answers: Any, *args: Any) -> bool | None:

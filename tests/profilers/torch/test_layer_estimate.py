@@ -177,6 +177,24 @@ def test_an_update_reads_the_rows_of_a_sparse_gradient():
         assert us == pytest.approx(kernel_us(Kernel(flops=1.5 * size, moved_bytes=18.0 * size), HARDWARE["cpu-core"]))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bug_the_sparse_gradient_of_summed_bags_had_no_rows(mode):
+    """As in recommendation models. Autograd gives a row of 8 numbers and an index of 8 bytes for each of 24 entries."""
+
+    def bag():
+        return torch.nn.EmbeddingBag(1000, 8, mode=mode, sparse=True)
+
+    bags = torch.arange(24).view(4, 6)
+    trained = bag()
+    trained(bags).sum().backward()
+    gradient = trained.weight.grad
+    entry_bytes = gradient._values().nbytes + gradient._indices().nbytes
+    assert entry_bytes == 24 * (4 * 8 + 8)
+    for granularity in ("layer", "operator"):
+        graph = bl.torch.profile(bag(), bags, hardware="h100", optimizer="adam", granularity=granularity)
+        assert graph.persistent_bytes.sum() == 3 * trained.weight.nbytes + entry_bytes
+
+
 def edges(graph):
     return {
         (graph.names[a], graph.names[b], graph.tensor_names[t], int(graph.tensor_bytes[t]))
