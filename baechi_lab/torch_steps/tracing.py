@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -365,7 +366,7 @@ class Tracer(Handler):
         self.calls.append(
             Call(
                 key=key,
-                op_type=type(module).__name__ if module is not None else getattr(run, "__name__", "function"),
+                op_type=getattr(run, "__name__", "function") if module is None else self._layer_type(module),
                 module=self._name(module),
                 reads=tuple(reads),
                 read_at=reads,
@@ -390,6 +391,13 @@ class Tracer(Handler):
         for tensor in input_tensors:
             if storage_key(tensor) in written and not any(tensor is t for t in outputs):
                 flow.add_value(tensor, index)
+
+    def _layer_type(self, module: nn.Module) -> str:
+        """Returns the layer's class; of a batch norm that a model in training normalises by stored statistics, with `Frozen`."""
+        frozen = (
+            isinstance(module, _BatchNorm) and self.training and not module.training and module.running_mean is not None
+        )
+        return ("Frozen" if frozen else "") + type(module).__name__
 
     def _name(self, module: nn.Module | None) -> str | None:
         return None if module is None else self.module_names[id(module)]

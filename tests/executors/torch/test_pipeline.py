@@ -663,18 +663,38 @@ def test_replicas_that_cannot_run_are_refused():
         bl.torch.execute(step, turning, 1, graph=graph, micro_batches=4)
 
 
-def test_batch_statistics_are_warned_of_once():
-    step = TorchStep("norms", Norms, (torch.randn(8, 4),))
-    graph = profiled(step, 2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        bl.torch.execute(step, in_stages(graph, [0, 1, 0]), 1, warmup=0, graph=graph, cluster=cpus(2), micro_batches=2)
-    assert sum("statistics of its batch" in str(w.message) for w in caught) == 1
-
-
 class Norms(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class FrozenNorms(Norms):
+    """As detectors are trained: stored statistics are used, and stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train()
+
+    def train(self, mode: bool = True) -> FrozenNorms:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize(("build", "warned"), [(Norms, 1), (FrozenNorms, 0)])
+def test_batch_statistics_are_warned_of_once(build, warned):
+    """Without a warning, gradients are those of the undivided batch."""
+    step = TorchStep("norms", build, (torch.randn(8, 4),))
+    graph = profiled(step, 2)
+    options = {"graph": graph, "cluster": cpus(2), "micro_batches": 2, "return_gradients": True}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = bl.torch.execute(step, in_stages(graph, [0, 1, 0]), 1, warmup=0, **options)
+    assert sum("statistics of its batch" in str(w.message) for w in caught) == warned
+    model = step.model()
+    step.run(model)
+    equal = [np.allclose(run.info["gradients"][name], p.grad, atol=1e-6) for name, p in model.named_parameters()]
+    assert all(equal) == (not warned)
 
 
 # -- pipelines of processes ----------------------------------------------------------------------------------
