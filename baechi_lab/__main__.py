@@ -5,7 +5,7 @@ import sys
 
 
 def _real(path: str) -> str:
-    """The real path; empty where it depends on a current folder that was deleted."""
+    """Returns the real path; empty where it depends on a current folder that was deleted."""
     try:
         return os.path.realpath(path)
     except FileNotFoundError:

@@ -77,7 +77,7 @@ def is_list(value: object) -> bool:
 
 
 def finite(value: object) -> float | None:
-    """A number as float; None for what is none, infinite, or beyond float64."""
+    """Returns a number as float; None for what is none, infinite, or beyond float64."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         return None
     try:

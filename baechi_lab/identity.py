@@ -175,7 +175,7 @@ class _Digester:
             yield _hash_chunks(np.ascontiguousarray(value).tobytes())
 
     def tensor(self, value: Any) -> Iterator[str]:
-        """A tensor of PyTorch; one on the device "meta" has no bytes."""
+        """Yields what identifies a tensor of PyTorch; one on the device "meta" has no bytes."""
         import torch
 
         yield from ("tensor", str(value.dtype), str(tuple(value.shape)), str(value.device), str(value.requires_grad))

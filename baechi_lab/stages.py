@@ -122,7 +122,7 @@ class Optimize(Stage):
         return optimize(graph, cluster, passes=self.passes, forward_only=self.forward_only)
 
     def finer(self) -> list[Optimize]:
-        """The stages that make smaller groups: without forward-only placement, colocation groups only, single ops.
+        """Returns the stages that make smaller groups: without forward-only placement, colocation groups only, single ops.
 
         >>> [stage.passes for stage in Optimize(("recompute", "colocation", "fusion"), forward_only=False).finer()]
         [('recompute', 'colocation'), ('recompute',)]

@@ -67,7 +67,7 @@ def against_one_device(step_us: float, one_device_us: float) -> str:
 
 
 def speedup_of(table: pandas.DataFrame) -> pandas.Series:
-    """The step of one device over that of every row: float64[rows], NaN where one of them is missing or 0."""
+    """Returns the step of one device over that of every row: float64[rows], NaN where one of them is missing or 0."""
     one_device_us, makespan_us = table["one_device_us"].astype(float), table["makespan_us"].astype(float)
     return one_device_us.where(one_device_us > 0) / makespan_us.where(np.isfinite(makespan_us) & (makespan_us > 0))
 
@@ -202,7 +202,7 @@ def group_work(graph: OpGraph) -> NDArray[np.float64]:
 
 
 def largest_share(graph: OpGraph) -> float:
-    """The share of all work that the largest group has; 0 of an empty graph.
+    """Returns the share of all work that the largest group has; 0 of an empty graph.
 
     >>> largest_share(OpGraph.from_edges([1, 3], [(0, 1, 8)]))
     0.75

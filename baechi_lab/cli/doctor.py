@@ -114,7 +114,7 @@ def package_of(requirement_text: str) -> Package:
 
 
 def extra_of(package: str) -> Extra | None:
-    """The first extra that brings a package; None where none does.
+    """Returns the first extra that brings a package; None where none does.
 
     >>> extra_of("ortools").name
     'solvers'

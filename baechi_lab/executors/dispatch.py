@@ -89,10 +89,10 @@ class Executor(Protocol):
     """Protocol of a framework that runs steps: the functions of `executors/FRAMEWORK/framework.py`."""
 
     def attached_cluster(self, **options: object) -> Cluster:
-        """The devices that the framework sees on this machine."""
+        """Returns the devices that the framework sees on this machine."""
 
     def step_timer(self, step: object, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
-        """A function that runs the step under a placement and returns its seconds."""
+        """Returns a function that runs the step under a placement and returns its seconds."""
 
     def native_runners(
         self, step: object, placement: Placement | None, cluster: Cluster | None, kind: str, inputs: object

@@ -8,7 +8,7 @@ from ..graph import OpGraph, Step
 
 
 def graph_of(step: Step) -> OpGraph:
-    """The step's OpGraph without costs: same ops, tensors and `key` as `bl.profile(step)` gives it."""
+    """Returns the step's OpGraph without costs: same ops, tensors and `key` as `bl.profile(step)` gives it."""
     # The profilers read GraphDefs. Using them keeps a single definition of what an op is.
     from ..profilers.tensorflow.structure import read_structure
 

@@ -52,7 +52,7 @@ class Exporter(Protocol):
         """Writes the folder; the options of `bl.export`, and those of the framework."""
 
     def script(self, step: object, placement: Placement, **options: object) -> str:
-        """The `train.py` of that folder."""
+        """Returns the `train.py` of that folder."""
 
 
 def export(

@@ -83,7 +83,7 @@ def fill_folder(partial: Path, files: Mapping[str, bytes | str | Writer]) -> Non
 
 
 def check_place(folder: str | os.PathLike[str]) -> Path:
-    """The absolute path of a folder that can be written; `InvalidInput` where its place is taken, or has no parent.
+    """Returns the absolute path of a folder that can be written; `InvalidInput` where its place is taken, or has no parent.
 
     So is a name that the system does not take, or a place that it does not let us look at.
     """

@@ -266,7 +266,7 @@ def fullest_device_bytes(option: FitOption) -> int:
 
 
 def _rate_text(rate: float) -> str:
-    """A rate with four digits and commas, without a power of ten.
+    """Returns a rate with four digits and commas, without a power of ten.
 
     >>> _rate_text(144_329.7), _rate_text(12.3456), _rate_text(float("nan"))
     ('144,300', '12.35', '-')

@@ -168,12 +168,14 @@ class Cluster:
 
     @classmethod
     def from_tensorflow(cls, **options: object) -> Cluster:
-        """The devices that TensorFlow sees here; options as of `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
+        """Returns the devices that TensorFlow sees here; options as of
+        `baechi_lab.executors.tensorflow.devices.attached_cluster`.
+        """
         return framework_part("executors", "tensorflow").attached_cluster(**options)
 
     @classmethod
     def from_torch(cls, **options: object) -> Cluster:
-        """The devices that PyTorch sees here; options as of `baechi_lab.torch_steps.devices.attached_cluster`."""
+        """Returns the devices that PyTorch sees here; options as of `baechi_lab.torch_steps.devices.attached_cluster`."""
         return framework_part("executors", "torch").attached_cluster(**options)
 
     # -- views ---------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Collectives:
         return float(min(ring, total))
 
     def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
-        """The levels of links among devices, innermost first; `devices` is a range or a tuple."""
+        """Returns the levels of links among devices, innermost first; `devices` is a range or a tuple."""
         if devices not in self._cache:
             self._cache[devices] = _levels(self.cluster, devices, self._share) if len(devices) > 1 else ()
         return self._cache[devices]

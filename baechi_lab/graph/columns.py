@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
-    """A read-only array of whole numbers of `dtype`.
+    """Returns a read-only array of whole numbers of `dtype`.
 
     Raises `CostError` for a fraction, NaN, or a number that the type cannot hold; `InvalidInput` for anything else.
 
@@ -66,7 +66,7 @@ def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedi
 
 
 def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
-    """A read-only float64 array. Raises `CostError` for what float64 cannot hold, `InvalidInput` for anything else."""
+    """Returns a read-only float64 array. Raises `CostError` for what float64 cannot hold, `InvalidInput` for anything else."""
     array = _array(field, values)
     if array.dtype.kind == "O":
         bad = [
@@ -102,7 +102,7 @@ def require_entries(field: str, values: NDArray[np.generic], valid: NDArray[np.b
 
 
 def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
-    """A tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
+    """Returns a tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
     if isinstance(values, (str, bytes)) or not is_list(values):
         raise InvalidInput(f"{field} is {values!r:.60}; it must be a list of texts")
     items = tuple(values)

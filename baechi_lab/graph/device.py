@@ -93,7 +93,7 @@ class Device:
 
 
 def device_of(hardware: Hardware, name: str | None = None) -> Device:
-    """A device of that hardware, with its memory, for a cluster; by default the first of its family.
+    """Returns a device of that hardware, with its memory, for a cluster; by default the first of its family.
 
     >>> device_of(Hardware.named("a100"))
     Device(name='gpu:0', kind='gpu', memory_bytes=80000000000, speed=1.0)

@@ -121,7 +121,7 @@ class Hardware(Params):
 
     @classmethod
     def named(cls, name: str) -> Hardware:
-        """The device of that name, in any case; `UnknownNameError` suggests the nearest."""
+        """Returns the device of that name, in any case; `UnknownNameError` suggests the nearest."""
         canonical = known_kind(name)
         if canonical is None:
             raise UnknownNameError.of("hardware", name, HARDWARE)

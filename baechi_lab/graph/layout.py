@@ -109,7 +109,7 @@ class Layout(Params):
         return self.pp * (_CHUNKS.get(self.schedule, 1) if self.pp > 1 else 1)
 
     def axis_devices(self, axis: str, first: int = 0) -> tuple[int, ...]:
-        """The devices of the group of `axis` that device `first` belongs to, in ascending order.
+        """Returns the devices of the group of `axis` that device `first` belongs to, in ascending order.
 
         `axis` is "tp", "cp", "dp", "pp", "ep", "dp+cp" (the devices that hold the same parameters) or "edp" (the devices that
         hold the same experts).
@@ -120,7 +120,7 @@ class Layout(Params):
         return tuple(self.axis_range(axis, first))
 
     def axis_range(self, axis: str, first: int = 0) -> range:
-        """The devices of `axis_devices`, which are equally far apart.
+        """Returns the devices of `axis_devices`, which are equally far apart.
 
         >>> Layout(tp=2, cp=2, dp=2).axis_range("dp", first=1)
         range(1, 9, 4)

@@ -49,7 +49,7 @@ class Link:
 
     @classmethod
     def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:
-        """A link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
+        """Returns a link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
         if not finite(bytes_per_us) or bytes_per_us <= 0:
             raise InvalidInput(
                 f"link bandwidth is {bytes_per_us!r:.60}; it must be finite and above 0 bytes per microsecond"

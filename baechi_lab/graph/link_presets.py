@@ -93,7 +93,7 @@ _OF_KIND = ("nvlink", "pcie")
 
 
 def named_link(name: str, kind: str = "gpu") -> Link:
-    """The link of that name, in any case.
+    """Returns the link of that name, in any case.
 
     Args:
         name: one of `LINKS`, or a family: "nvlink" and "pcie" mean what devices of this kind have, "infiniband" NDR,

@@ -301,7 +301,7 @@ class OpGraph(Picklable):
         return tuple(order[pointer[i] : pointer[i + 1]] for i in range(self.n))
 
     def outputs(self, op: int) -> range:
-        """The tensors that `op` produces. Raises `UnknownOpError` for an invalid index."""
+        """Returns the tensors that `op` produces. Raises `UnknownOpError` for an invalid index."""
         op = check_position("op", op, self.n, "ops", UnknownOpError)
         return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
 
@@ -326,7 +326,7 @@ class OpGraph(Picklable):
         return _distinct_pairs(self.consumers, self.edge_source, self.n)
 
     def replace(self, **columns: Any) -> OpGraph:
-        """A new graph with some columns replaced."""
+        """Returns a new graph with some columns replaced."""
         return replace(self, **columns)
 
     # -- other forms ---------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class OpGraph(Picklable):
         names: Sequence[str] | None = None,
         **columns: Any,
     ) -> OpGraph:
-        """A graph from `(producer, consumer, bytes)` triples; equal sizes of one producer are one tensor.
+        """Returns a graph from `(producer, consumer, bytes)` triples; equal sizes of one producer are one tensor.
 
         `duration_us` has one entry per op; other columns as in the constructor.
 
@@ -391,7 +391,7 @@ def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
 
 
 def default_tensor_names(producer: Integers) -> tuple[str, ...]:
-    """The position of each tensor among those of its producer, as text."""
+    """Returns the position of each tensor among those of its producer, as text."""
     if len(producer) == 0:
         return ()
     first = np.r_[True, producer[1:] != producer[:-1]]

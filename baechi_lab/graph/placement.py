@@ -214,7 +214,7 @@ class Placement(Picklable):
         return placed
 
     def replace(self, **changes: Any) -> Placement:
-        """A new placement with some fields replaced."""
+        """Returns a new placement with some fields replaced."""
         return replace(self, **changes)
 
     def __eq__(self, other: object) -> bool:

@@ -30,7 +30,7 @@ def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
 
 
 def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:
-    """An optional column of texts for a graph whose ops come from those of `origin`; -1: a new op, which has no text.
+    """Returns an optional column of texts for a graph whose ops come from those of `origin`; -1: a new op, which has no text.
 
     >>> text_column(["a", "b"], [1, 1, -1]), text_column([], [1, 1, -1])
     (('b', 'b', ''), ())
@@ -63,7 +63,7 @@ class TensorTable:
         self.rows.setdefault((producer, label), (size, set()))[1].update(readers)
 
     def columns(self) -> dict[str, Any]:
-        """The arguments of `OpGraph` that tensors make."""
+        """Returns the arguments of `OpGraph` that tensors make."""
         keys = sorted(self.rows, key=lambda key: key[0])  # stable: in the order in which they were added
         readers = [sorted(self.rows[key][1]) for key in keys]
         row = np.repeat(np.arange(len(keys)), [len(r) for r in readers])
@@ -79,7 +79,7 @@ class TensorTable:
 def tensor_columns(
     producer: Integers, size_bytes: NDArray[np.int64], labels: Sequence[str], row: Integers, reader: Integers, ops: int
 ) -> dict[str, Any]:
-    """The arguments of `OpGraph` that tensors make, one per entry of `producer`, in any order; no `labels`: by number.
+    """Returns the arguments of `OpGraph` that tensors make, one per entry of `producer`, in any order; no `labels`: by number.
 
     Tensor `row[k]` is read by the op `reader[k]`, of `ops` in all; equal pairs count once.
 

@@ -69,7 +69,7 @@ def exact_bytes(size: int) -> str:
 
 
 def format_limit(size: float) -> str:
-    """A limit as people give it, where it is a round one; else as other sizes.
+    """Returns a limit as people give it, where it is a round one; else as other sizes.
 
     >>> format_limit(8 << 30), format_limit(8_000_000_000), format_limit(12_345_678_901)
     ('8 GiB', '8 GB', '12.35 GB')

@@ -28,7 +28,7 @@ LESSONS = {
 
 
 def lesson(name: str) -> Lesson:
-    """The exercises of one notebook.
+    """Returns the exercises of one notebook.
 
     Raises:
         UnknownNameError: there is no such lesson.

@@ -205,7 +205,7 @@ class Program:
         return ProgramPlan(plan, answer.bound, answer.status, answer.seconds, values)
 
     def kinds(self) -> tuple[tuple[str, Columns], ...]:
-        """The columns of all plans by stage and group."""
+        """Returns the columns of all plans by stage and group."""
         return ("K", self.K), ("M", self.M), ("E", self.E)
 
     def columns_of(self, start: ProgramPlan) -> dict[int, float]:

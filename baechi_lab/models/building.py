@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(name: str, /, **params: object) -> Step:
-    """The traced training step of a benchmark model, with seeded weights and a seeded batch. Needs TensorFlow.
+    """Returns the traced training step of a benchmark model, with seeded weights and a seeded batch. Needs TensorFlow.
 
     `params` are the model's own (`bl.models.make_model(name)` shows them with their defaults); `step.name` is `name`
     and `step.built_from.params` holds all of them.

@@ -11,7 +11,7 @@ from .registry import model_class, model_names
 
 
 def model_of(graph: OpGraph, model: str | None = None) -> str:
-    """The benchmark model that `graph` was traced from: `model` if given, else what its name begins with.
+    """Returns the benchmark model that `graph` was traced from: `model` if given, else what its name begins with.
 
     A graph may say more after the model's name: "gnmt", "gnmt length 50" and "gnmt-50" are all `gnmt`.
     """

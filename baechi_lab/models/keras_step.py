@@ -69,7 +69,7 @@ def _renumber_layers(model: keras.Model) -> keras.Model:
 
 
 def to_snake_case(class_name: str) -> str:
-    """The name that Keras gives a layer of that class.
+    """Returns the name that Keras gives a layer of that class.
 
     >>> to_snake_case("BatchNormalization"), to_snake_case("Conv2D"), to_snake_case("MaxPooling2D")
     ('batch_normalization', 'conv2d', 'max_pooling2d')

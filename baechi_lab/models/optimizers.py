@@ -135,12 +135,12 @@ RULES: dict[str, type[Optimizer]] = {"sgd": Sgd, "momentum": Momentum, "rmsprop"
 
 
 def plain_name(variable: tf.Variable) -> str:
-    """A variable's name without TensorFlow's output suffix."""
+    """Returns a variable's name without TensorFlow's output suffix."""
     return str(variable.name).split(":")[0]
 
 
 def dense(gradient: Gradient) -> tf.Tensor:
-    """The gradient as one tensor; rows that were looked up several times are summed."""
+    """Returns the gradient as one tensor; rows that were looked up several times are summed."""
     return tf.convert_to_tensor(gradient)
 
 

@@ -19,7 +19,7 @@ State = tuple[tf.Tensor, tf.Tensor]
 
 
 def read_variables(scope: str, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
-    """The values of variables, read once, in their layer's scope."""
+    """Returns the values of variables, read once, in their layer's scope."""
     with tf.name_scope(f"{scope}/read"):
         return tuple(tf.convert_to_tensor(v) for v in variables)
 
@@ -117,7 +117,7 @@ class Projection:
         self.bias = weights.zeros(f"{scope}/bias", vocabulary)
 
     def loss(self, hidden: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """The mean loss per word; `hidden` has one float32[batch, units] per step, `words` is int32[steps, batch]."""
+        """Returns the mean loss per word; `hidden` has one float32[batch, units] per step, `words` is int32[steps, batch]."""
         self.weights = read_variables(self.scope, self.kernel, self.bias)
         if self.how == "whole":
             with tf.name_scope(f"{self.scope}/all"):

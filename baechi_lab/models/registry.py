@@ -24,7 +24,7 @@ model_class = MODELS.find
 
 
 def model_names() -> list[str]:
-    """The names of all benchmark models.
+    """Returns the names of all benchmark models.
 
     >>> "gnmt" in model_names()
     True
@@ -33,7 +33,7 @@ def model_names() -> list[str]:
 
 
 def make_model(name: str, /, **params: object) -> Model:
-    """The validated parameter object of a model.
+    """Returns the validated parameter object of a model.
 
     >>> make_model("gnmt", layers=2).get_params()["units"]
     512

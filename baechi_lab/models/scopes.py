@@ -26,7 +26,7 @@ _LAYER = re.compile(r"layer(\d+)$")
 
 
 def scope_parts(name: str) -> tuple[str, ...]:
-    """The layer scope of an op's name, without the prefixes of backward and update ops.
+    """Returns the layer scope of an op's name, without the prefixes of backward and update ops.
 
     >>> scope_parts("gradient_tape/encoder/layer2/t7/MatMul/MatMul_1")[:2]
     ('encoder', 'layer2')
@@ -38,7 +38,7 @@ def scope_parts(name: str) -> tuple[str, ...]:
 
 
 def layer_number(components: tuple[str, ...]) -> int | None:
-    """The `k` of the first `layer<k>` in a scope, None when there is none.
+    """Returns the `k` of the first `layer<k>` in a scope, None when there is none.
 
     >>> layer_number(("encoder", "layer2", "t7")), layer_number(("projection", "t7"))
     (2, None)

@@ -44,7 +44,7 @@ class TranslationModel(SequenceModel):
 
     @abstractmethod
     def network(self) -> Any:
-        """An object with `weights` and `loss(source, target_in, target_out)`, all int32[steps, batch]."""
+        """Returns an object with `weights` and `loss(source, target_in, target_out)`, all int32[steps, batch]."""
 
     def training_step(self) -> TrainingStep:
         from .recurrent import random_words

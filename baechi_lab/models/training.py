@@ -42,19 +42,19 @@ class Weights:
         self._random = np.random.default_rng(self.seed)
 
     def matrix(self, name: str, *shape: int) -> tf.Variable:
-        """A variable drawn uniformly from Glorot's interval (Glorot and Bengio 2010)."""
+        """Returns a variable drawn uniformly from Glorot's interval (Glorot and Bengio 2010)."""
         return self.add(name, glorot(self._random, shape))
 
     def zeros(self, name: str, *shape: int) -> tf.Variable:
-        """A variable of zeros: biases."""
+        """Returns a variable of zeros: biases."""
         return self.add(name, np.zeros(shape, dtype=np.float32))
 
     def ones(self, name: str, *shape: int) -> tf.Variable:
-        """A variable of ones: the gain of a normalization."""
+        """Returns a variable of ones: the gain of a normalization."""
         return self.add(name, np.ones(shape, dtype=np.float32))
 
     def add(self, name: str, value: NDArray[np.float32]) -> tf.Variable:
-        """A variable of the given value."""
+        """Returns a variable of the given value."""
         with tf.device("/CPU:0"):
             variable = tf.Variable(value, name=name)
         self.variables.append(variable)

@@ -70,7 +70,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
 
 
 def _drop_proofs(info: Mapping[str, object]) -> dict[str, object]:
-    """The info without what a placer proved. It assumed other costs, or other memory, than the simulation has."""
+    """Returns the info without what a placer proved. It assumed other costs, or other memory, than the simulation has."""
     return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
 
 

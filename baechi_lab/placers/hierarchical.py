@@ -310,7 +310,7 @@ class Hierarchical(TrainingParameters, Placer):
         return make(graph, *arguments)
 
     def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Units) -> NDArray[np.int64] | None:
-        """The grouping of that name; None for "learned" and "none"."""
+        """Returns the grouping of that name; None for "learned" and "none"."""
         from .planner.groupings import metis_grouping, random_grouping, scope_grouping
 
         groups = min(self.groups, units.total)

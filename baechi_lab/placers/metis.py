@@ -62,7 +62,7 @@ class Metis(Placer):
 
 
 def load_pymetis() -> ModuleType:
-    """The module; `MissingPackage` names what brings it."""
+    """Returns the module; `MissingPackage` names what brings it."""
     try:
         import pymetis
     except ImportError as error:

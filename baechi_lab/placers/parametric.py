@@ -85,7 +85,7 @@ class ListScheduler(Placer):
 
     @classmethod
     def point(cls, algorithm: str) -> ListScheduler:
-        """The point of the space at which a known algorithm lies: heft, mcp, etf, fifo."""
+        """Returns the point of the space at which a known algorithm lies: heft, mcp, etf, fifo."""
         if algorithm not in POINTS:
             raise UnknownNameError.of("list scheduler", algorithm, POINTS)
         return cls(*POINTS[algorithm])

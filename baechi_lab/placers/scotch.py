@@ -180,7 +180,7 @@ def refine(v: Vertices, vertex_device: NDArray[np.int64], imbalance: float) -> i
 
 
 def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]:
-    """A device per vertex by Scotch's `gmap` on files in a temporary folder."""
+    """Returns a device per vertex by Scotch's `gmap` on files in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         source, target, mapping = (Path(folder) / name for name in ("graph.grf", "devices.tgt", "mapping.map"))
         source.write_text(source_graph(v))

@@ -46,7 +46,7 @@ class Report:
 
     @classmethod
     def of_pairs(cls, graph: OpGraph, mode: str, device: str, started: float) -> Report:
-        """The report on a graph whose backward ops are all paired, profiled since `started` (`time.perf_counter`)."""
+        """Returns the report on a graph whose backward ops are all paired, profiled since `started` (`time.perf_counter`)."""
         backward = int(np.count_nonzero(graph.forward_of >= 0))
         return cls(mode, device, graph.n, backward, backward, 0, 0, time.perf_counter() - started)
 
@@ -174,7 +174,7 @@ def profile_with_report(
 
 
 def hardware_names(hardware: HardwareChoice) -> str:
-    """The names of the hardware of an estimate, as a report has them.
+    """Returns the names of the hardware of an estimate, as a report has them.
 
     >>> hardware_names({"gpu": "a100", "cpu": "cpu-core"})
     'a100, cpu-core'

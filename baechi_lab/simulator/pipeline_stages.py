@@ -96,7 +96,7 @@ class _StageAssigner:
         self.used = np.unique(device[self.forward | self.backward])
 
     def turning_edge_error(self, edge: int, stage: Ints, direction: str) -> InvalidInput:
-        """The error for an edge that leads back to an earlier stage."""
+        """Returns the error for an edge that leads back to an earlier stage."""
         graph = self.graph
         op_pair = [int(graph.edge_source[edge]), int(graph.consumers[edge])]
         text = [f"{graph.names[i]!r} (stage {stage[i]}, {self.cluster.names[self.device[i]]})" for i in op_pair]
@@ -117,13 +117,13 @@ class _StageAssigner:
         return after
 
     def _device_pairs(self, edges: Ints) -> list[tuple[int, int]]:
-        """The pairs of different devices between which these edges lead, ascending."""
+        """Returns the pairs of different devices between which these edges lead, ascending."""
         a, b = self.device[self.graph.edge_source[edges]], self.device[self.graph.consumers[edges]]
         pairs = distinct(a.astype(np.int64) * self.cluster.n + b)
         return [(x, y) for x, y in (divmod(pair, self.cluster.n) for pair in pairs.tolist()) if x != y]
 
     def _pipeline_order(self) -> list[int] | None:
-        """The used devices in pipeline order (ties: lowest first); None if forward tensors form a cycle of devices.
+        """Returns the used devices in pipeline order (ties: lowest first); None if forward tensors form a cycle of devices.
 
         Devices without forward ops come last if their gradients allow no other position.
         """
@@ -346,7 +346,7 @@ def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, waited: B
 
 
 def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
-    """The backward `ops` of a stage whose forward op depends on no other of these forward ops, in topological order."""
+    """Returns the backward `ops` of a stage whose forward op depends on no other of these forward ops, in topological order."""
     graph = assigner.graph
     layer = np.zeros(graph.n, dtype=np.bool_)
     paired_ops = ops[graph.forward_of[ops] >= 0]
@@ -360,7 +360,9 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
 
 
 def _input_gradient(assigner: _StageAssigner, first: list[int], waited: Bools) -> int | None:
-    """The op among `first` that feeds no update and resembles a B op of another stage, by type and name without numbers."""
+    """Returns the op among `first` that feeds no update and resembles a B op of another stage, by type and name without
+    numbers.
+    """
     graph = assigner.graph
     pointer, successor = graph.successors
     free = [i for i in first if all(assigner.role[k] == BACKWARD for k in successor[pointer[i] : pointer[i + 1]])]

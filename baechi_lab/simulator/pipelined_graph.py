@@ -143,7 +143,7 @@ def pipeline_options(micro_batches: int | None, schedule: ScheduleOption | None)
 
 
 def _pipeline_devices(stages: PipelineStages) -> list[int]:
-    """The devices of the pipeline, in its order; the first device of each group of replicas."""
+    """Returns the devices of the pipeline, in its order; the first device of each group of replicas."""
     return list(dict.fromkeys(stages.device.tolist()))
 
 
@@ -154,7 +154,7 @@ def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
 
 
 def _schedule_or_rule(schedule: ScheduleOption) -> Schedule | ScheduleRule:
-    """A `Schedule`, from the record or its text, or the rule of that name."""
+    """Returns a `Schedule`, from the record or its text, or the rule of that name."""
     if is_schedule_text(schedule):
         return Schedule.parse(schedule)
     return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
@@ -306,7 +306,7 @@ def _activation_room(
 
 
 def _unit_kind(phase: int, splits: bool) -> str:
-    """The kind of unit for a phase. Without W units, the whole backward pass is B."""
+    """Returns the kind of unit for a phase. Without W units, the whole backward pass is B."""
     return "F" if phase == F else "W" if phase == W and splits else "B"
 
 

@@ -45,7 +45,7 @@ class Robustness:
     nominal_us: float
 
     def quantile(self, q: float, error: float | None = None) -> float:
-        """The `q` quantile of the makespan in microseconds at one error (default: the largest)."""
+        """Returns the `q` quantile of the makespan in microseconds at one error (default: the largest)."""
         row = len(self.errors) - 1 if error is None else self._row(error)
         return float(np.quantile(self.makespan_us[row], q, method="inverted_cdf"))
 

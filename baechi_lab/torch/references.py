@@ -74,7 +74,7 @@ class Pipelining(Placer):
 
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
-    """The forward ops, in code order."""
+    """Returns the forward ops, in code order."""
     update = np.array([t in (UPDATE, "Loss") for t in graph.op_types], dtype=np.bool_)
     return np.flatnonzero((graph.forward_of < 0) & ~update)
 
@@ -164,7 +164,7 @@ def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
 
 
 def _by_module(graph: OpGraph, device_of: Mapping[str, int]) -> NDArray[np.int32]:
-    """The device of each call, from a map of names. A call without an entry gets the device of the call before it."""
+    """Returns the device of each call, from a map of names. A call without an entry gets the device of the call before it."""
     device, device_of_call = np.zeros(len(forward_calls(graph)), dtype=np.int32), 0
     for k, op in enumerate(forward_calls(graph)):
         name = graph.names[op].partition("#")[0].partition("/")[0]

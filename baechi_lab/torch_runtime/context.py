@@ -111,7 +111,7 @@ _SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], object]], ...] = (
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
-    """The device kinds for which autocast is on, each with its dtype."""
+    """Returns the device kinds for which autocast is on, each with its dtype."""
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind))
 
 
@@ -142,7 +142,7 @@ def casts_shared() -> bool:
 
 
 def function_modes() -> int:
-    """The number of active `TorchFunctionMode`s in this thread."""
+    """Returns the number of active `TorchFunctionMode`s in this thread."""
     return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
 
 
@@ -191,6 +191,6 @@ def kept_activations():  # type: ignore[no-untyped-def]
 
 
 def _saved_tensor_hooks() -> Any:
-    """The innermost pair of hooks on saved tensors, or None."""
+    """Returns the innermost pair of hooks on saved tensors, or None."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)

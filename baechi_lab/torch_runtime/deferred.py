@@ -114,7 +114,7 @@ def resolve(value: T) -> T:
 
 
 def deferred_tensors(value: object) -> list[Deferred]:
-    """The deferred tensors in `value`."""
+    """Returns the deferred tensors in `value`."""
     return [t for t in tensors(value) if isinstance(t, Deferred)]
 
 

@@ -214,7 +214,7 @@ def divisors_of(
     kwargs: Kwargs,
     follows_from_batch: Callable[[torch.Tensor], bool],
 ) -> tuple[Divisors, object]:
-    """The divisors of one forward pass and its loss, and the model's outputs."""
+    """Returns the divisors of one forward pass and its loss, and the model's outputs."""
     handler = DivisorHandler(follows_from_batch=follows_from_batch)
     interceptor = Interceptor(model, layers, handler).install()
     try:
@@ -308,7 +308,7 @@ class DryRun:
 
 
 def loss_divisors(loss_of: Callable[[list[torch.Tensor]], object], shapes: Sequence[Sequence[Any]]) -> Divisors:
-    """The divisors in the loss of outputs of the given shapes and dtypes."""
+    """Returns the divisors in the loss of outputs of the given shapes and dtypes."""
     mode = FromBatch()
     with mode.fake:
         outputs = [torch.empty(tuple(shape), dtype=getattr(torch, dtype)) for shape, dtype, *_ in shapes]
@@ -343,7 +343,7 @@ def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 
 
 def _replacement(batch_value: float | None, micro_values: Sequence[float | None]) -> float | None:
-    """The number that every micro-batch divides by instead, or None if each keeps its own divisor."""
+    """Returns the number that every micro-batch divides by instead, or None if each keeps its own divisor."""
     values = [value for value in micro_values if value is not None]
     if not batch_value or len(values) < len(micro_values):
         return None
@@ -358,7 +358,7 @@ def _replacement(batch_value: float | None, micro_values: Sequence[float | None]
 
 
 def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -> set[str]:
-    """The keys of calls with a divisor that depends on the values of the batch."""
+    """Returns the keys of calls with a divisor that depends on the values of the batch."""
     return {
         key
         for key, line in batch_divisors.items()

@@ -31,7 +31,7 @@ class Observer:
         return lambda op, run: contextlib.nullcontext()
 
     def host_copier(self) -> HostCopier:
-        """The object that copies tensors to the host and back."""
+        """Returns the object that copies tensors to the host and back."""
         return HostCopier()
 
 

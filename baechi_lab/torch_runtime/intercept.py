@@ -93,7 +93,7 @@ class Frame:
         self.state: Any = None
 
     def key(self, name: str) -> str:
-        """The key of this call of `name`."""
+        """Returns the key of this call of `name`."""
         count = self.counts.get(name, 0)
         self.counts[name] = count + 1
         return name if count == 0 else f"{name}#{count}"
@@ -293,7 +293,7 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def layer_names(model: nn.Module, atomic: Collection[str | type] = ()) -> list[str]:
-    """The modules that are one operator each: modules without children, and modules of a class named in `atomic`.
+    """Returns the modules that are one operator each: modules without children, and modules of a class named in `atomic`.
 
     `atomic` has classes or class names of the model (paper P, section 1.3.1). The model itself is always a container, unless
     it is of an atomic class.

@@ -104,7 +104,7 @@ class OffloadedOptimizerState:
         return loss
 
     def _looks_at_all(self, closure: bool) -> str:
-        """The reason why the update may look at several parameters at once; empty if there is none."""
+        """Returns the reason why the update may look at several parameters at once; empty if there is none."""
         kind, hooks = type(self.optimizer), [f"_optimizer_step_{moment}_hooks" for moment in ("pre", "post")]
         if closure:
             return f"the step of the {kind.__name__} has a closure"
@@ -155,6 +155,6 @@ class OffloadedOptimizerState:
 
 
 def offloaded_state_of(optimizer: torch.optim.Optimizer | None) -> OffloadedOptimizerState | None:
-    """The object that offloads an optimizer's state, or None."""
+    """Returns the object that offloads an optimizer's state, or None."""
     state: OffloadedOptimizerState | None = vars(optimizer).get("_baechi_lent") if optimizer is not None else None
     return state

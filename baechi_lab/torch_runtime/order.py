@@ -100,7 +100,7 @@ def make_order(
     criterion: str = "gpu",
     fixed: Collection[int] = (),
 ) -> Order:
-    """The order for `criterion`, with the ops that will wait. Ops of `fixed` keep their place in the code.
+    """Returns the order for `criterion`, with the ops that will wait. Ops of `fixed` keep their place in the code.
 
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
     frozenset({1})

@@ -77,7 +77,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described, read from a JSON file or not."""
+        """Returns the plan that `to_json` described, read from a JSON file or not."""
         return cls(
             **{
                 **plain,

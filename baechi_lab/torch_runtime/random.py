@@ -21,7 +21,7 @@ class States:
 
 
 def generator_states() -> States:
-    """The current states. CUDA is queried only if it is in use."""
+    """Returns the current states. CUDA is queried only if it is in use."""
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
     return States(torch.get_rng_state(), tuple(torch.cuda.get_rng_state(i) for i in cuda))
 

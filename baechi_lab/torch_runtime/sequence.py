@@ -20,7 +20,7 @@ from .tree import tensors
 
 
 def next_sequence_number() -> int:
-    """The number that the next autograd node of this thread will get."""
+    """Returns the number that the next autograd node of this thread will get."""
     return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
@@ -35,7 +35,7 @@ def set_aside(numbers: int) -> int:
 
 
 def inputs_of(value: object) -> set[Node]:
-    """The autograd nodes of the tensors of `value`: where the walk through a layer's own nodes ends.
+    """Returns the autograd nodes of the tensors of `value`: where the walk through a layer's own nodes ends.
 
     If a layer writes into a view, the nodes of the base of the view belong to it too.
     """
@@ -45,7 +45,7 @@ def inputs_of(value: object) -> set[Node]:
 
 
 def nodes_between(outputs: object, stop: Iterable[Node]) -> list[Node]:
-    """The autograd nodes from `outputs` back to `stop` (exclusive), without leaves, oldest first."""
+    """Returns the autograd nodes from `outputs` back to `stop` (exclusive), without leaves, oldest first."""
     visited = set(stop)
     nodes: list[Node] = []
     stack = [t.grad_fn for t in tensors(outputs) if t.grad_fn is not None]

@@ -242,7 +242,9 @@ class Session(Handler):
         return outputs
 
     def _promise(self, state: ForwardState, key: str, args: Args, kwargs: Kwargs) -> tuple[object, int]:
-        """The learned outputs of a call, or None if shapes or numbers among its arguments differ from the learned ones."""
+        """Returns the learned outputs of a call, or None if shapes or numbers among its arguments differ from the learned
+        ones.
+        """
         spec, numbers, learned_outline = state.learned.get(key, (None, 0, None))
         if spec is None or learned_outline is None or learned_outline != outline((args, kwargs), shapes=True):
             return None, numbers
@@ -317,7 +319,7 @@ class Session(Handler):
             return run(*args, **kwargs)
 
     def _await(self, value: Any) -> Any:
-        """The tensors of `value`, for the host. If they would not be computed by themselves, the order is dropped."""
+        """Returns the tensors of `value`, for the host. If they would not be computed by themselves, the order is dropped."""
         for stand_in in deferred_tensors(value):
             if not stand_in.future.coming:
                 self.forced += 1

@@ -17,7 +17,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that is equal for tensors that share memory, as long as one of them lives.
+    """Returns a number that is equal for tensors that share memory, as long as one of them lives.
 
     Raises:
         InvalidInput: a tensor within `torch.vmap` or a transform of `torch.func`, which has no memory of its own.
@@ -36,8 +36,8 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices. Of a wrapper subclass:
-    those of the tensors within.
+    """Returns the storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices. Of a wrapper
+    subclass: those of the tensors within.
 
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)
@@ -91,7 +91,7 @@ def only_views(outputs: object, inputs: object) -> bool:
 
 
 def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
-    """A reference that is equal for tensors that share memory, and stays unique after they are freed."""
+    """Returns a reference that is equal for tensors that share memory, and stays unique after they are freed."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
@@ -117,7 +117,7 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage of a tensor, as a flat tensor."""
+    """Returns the whole storage of a tensor, as a flat tensor."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
@@ -128,7 +128,7 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def tensors_within(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that a wrapper subclass consists of, at any depth; otherwise the tensor itself.
+    """Returns the tensors that a wrapper subclass consists of, at any depth; otherwise the tensor itself.
 
     >>> [len(tensors_within(t)) for t in (torch.ones(2), torch.eye(2).to_sparse())]
     [1, 1]

@@ -51,11 +51,11 @@ class HostTransport:
         """Nothing to prepare."""
 
     def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:
-        """The context in which a call on `device` runs; no stream to enter here."""
+        """Returns the context in which a call on `device` runs; no stream to enter here."""
         return contextlib.nullcontext()
 
     def arrive(self, state: ForwardState, value: T, device: int) -> T:
-        """The tensors of `value` on `device`."""
+        """Returns the tensors of `value` on `device`."""
         target = self.devices[device]
         return map_tensors(value, lambda t: t if t.device == target else t.to(target))
 
@@ -71,7 +71,7 @@ class HostTransport:
         """Views are where their base is."""
 
     def device_of_value(self, state: ForwardState, value: object) -> int | None:
-        """The device for a function that was not planned; None because every device is equally good."""
+        """Returns the device for a function that was not planned; None because every device is equally good."""
         return None
 
     def end(self, state: ForwardState, outputs: T) -> T:
@@ -235,7 +235,7 @@ class StreamTransport(TaggedTransport):
             return tensor.clone() if same else tensor.to(self.devices[target], non_blocking=True)
 
     def _mark(self, stream: torch.cuda.Stream) -> object:
-        """A timing event with the index of its GPU, or None if nobody measures."""
+        """Returns a timing event with the index of its GPU, or None if nobody measures."""
         if self.on_send is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -260,7 +260,7 @@ class StreamTransport(TaggedTransport):
         return tag
 
     def device_of_value(self, state: ForwardState, value: object) -> int | None:
-        """The device of the first tensor of `value`. A function that was not planned runs there."""
+        """Returns the device of the first tensor of `value`. A function that was not planned runs there."""
         for tensor in tensors(value):
             tag = tag_of(state, tensor)
             if tag is not None or tensor.device in self.first:
@@ -282,13 +282,13 @@ class StreamTransport(TaggedTransport):
 
 
 def tag_of(state: ForwardState, tensor: torch.Tensor) -> Tag | None:
-    """The tag that a tensor has in this forward."""
+    """Returns the tag that a tensor has in this forward."""
     tag: Tag | None = getattr(tensor, "_baechi_tag", None)
     return tag if tag is not None and tag.forward_state is state else None
 
 
 def make_transport(devices: Sequence[str]) -> HostTransport:
-    """A `StreamTransport` if there is a GPU, else a `HostTransport`."""
+    """Returns a `StreamTransport` if there is a GPU, else a `HostTransport`."""
     cuda = any(torch.device(d).type == "cuda" for d in devices)
     return StreamTransport(devices) if cuda else HostTransport(devices)
 

@@ -88,7 +88,7 @@ _LISTED = re.compile(r"(typing\.|collections\.abc\.)?(list|sequence|iterable|col
 
 
 def map_tensors(value: T, change: Callable[[torch.Tensor], object]) -> T:
-    """The same structure with `change` applied to every tensor; anything that holds no tensor is passed through.
+    """Returns the same structure with `change` applied to every tensor; anything that holds no tensor is passed through.
 
     >>> map_tensors((torch.ones(2), [3]), lambda t: t * 2)
     (tensor([2., 2.]), [3])
@@ -142,7 +142,7 @@ def is_record(value: object) -> bool:
 
 
 def parts_of(value: object) -> dict[tuple[str, object], object]:
-    """The contents of a record or dict, each object once: items, fields, and other attributes of the instance."""
+    """Returns the contents of a record or dict, each object once: items, fields, and other attributes of the instance."""
     items = {("item", key): entry for key, entry in value.items()} if isinstance(value, dict) else {}
     fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
     names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
@@ -239,7 +239,7 @@ def understood(value: object) -> bool:
 
 
 def outline(value: object, shapes: bool = False) -> Hashable | None:
-    """A hashable description of `value` without data, to compare it by. Returns None if it might hide a tensor.
+    """Returns a hashable description of `value` without data, to compare it by. Returns None if it might hide a tensor.
 
     With `shapes`, only shape and dtype of tensors count, and a slice that reads a tensor's value gives None.
 

@@ -109,7 +109,7 @@ def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
 
 
 def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
-    """The calls that must not run twice, with the reason."""
+    """Returns the calls that must not run twice, with the reason."""
     # The storages that each call computes or hands on, and the last call that writes each storage in place.
     storages_of: list[set[int]] = [set() for _ in trace.calls]
     for value in trace.values:

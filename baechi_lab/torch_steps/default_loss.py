@@ -9,7 +9,7 @@ import torch
 
 
 def own_loss(outputs: Any) -> torch.Tensor:
-    """The loss that the model itself computes; otherwise `mean_square`.
+    """Returns the loss that the model itself computes; otherwise `mean_square`.
 
     It is the `loss` among the outputs (models of Hugging Face compute it if the batch has labels), or the only scalar, where
     `forward` returns a loss or `(logits, loss)`. Several scalars raise `ValueError`, unless one alone has a gradient.
@@ -28,7 +28,7 @@ def own_loss(outputs: Any) -> torch.Tensor:
 
 
 def mean_square(outputs: Iterable[object]) -> torch.Tensor:
-    """A loss for any tensors: the sum of their mean squares."""
+    """Returns a loss for any tensors: the sum of their mean squares."""
     flat = [t for t in outputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
     if not flat:
         raise ValueError("no output is a tensor of real numbers; give the step a loss")

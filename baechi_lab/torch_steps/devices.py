@@ -16,7 +16,7 @@ from ..graph.link import PCIE, Link
 def attached_cluster(
     virtual: int | None = None, kind: str = "auto", link: Link = PCIE, comm: str = "sequential"
 ) -> Cluster:
-    """The GPUs that torch sees. Without a GPU, CPU devices that share the machine's memory evenly.
+    """Returns the GPUs that torch sees. Without a GPU, CPU devices that share the machine's memory evenly.
 
     Args:
         virtual: the number of CPU devices; by default two, as each of them computes with all of torch's threads.

@@ -26,17 +26,17 @@ class Flow:
         self.storages: dict[int, int] = {}
 
     def tracked_tensors(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that are parameters or were computed from the model's inputs."""
+        """Returns the tensors that are parameters or were computed from the model's inputs."""
         return [t for t in tensors if id(t) in self.value_of or id(t) in self.parameter_of]
 
     def producer(self, tensor: torch.Tensor) -> int:
-        """The call that computed or wrote the data of a known tensor last; -1 for an input."""
+        """Returns the call that computed or wrote the data of a known tensor last; -1 for an input."""
         value = self.value_of[id(tensor)][1]
         first_producer = self.values[value].producer if value >= 0 else -1
         return max(first_producer, self.writer.get(storage_key(tensor), -1))
 
     def behind(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The call that computed a tensor, and the call that wrote its data last."""
+        """Returns the call that computed a tensor, and the call that wrote its data last."""
         if id(tensor) not in self.value_of:
             return ()
         value = self.value_of[id(tensor)][1]

@@ -23,7 +23,7 @@ _SIZES = (1e3, 1.0, 1e-3)
 
 
 def new_optimizer(step: TorchStep, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """The step's optimizer for the parameters; None if it has none.
+    """Returns the step's optimizer for the parameters; None if it has none.
 
     Raises:
         InvalidInput: it cannot be made for them, or its `step` requires a closure that computes the loss again.

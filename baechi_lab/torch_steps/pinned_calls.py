@@ -50,7 +50,7 @@ class PinnedCalls:
                 self.reasons.setdefault(call, why)
 
     def reason_to_pin(self, module: nn.Module | None) -> str | None:
-        """The reason why the call that is about to run must keep its place, or None."""
+        """Returns the reason why the call that is about to run must keep its place, or None."""
         if self.regions:
             return self.regions[-1]
         if ambient() != self.before:

@@ -92,7 +92,7 @@ def make_plan(
 
 
 def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None = None) -> tuple[str, ...]:
-    """The torch device of every device of the cluster. Kinds `cpu` and `host` are torch's `cpu`, others the GPUs in turn.
+    """Returns the torch device of every device of the cluster. Kinds `cpu` and `host` are torch's `cpu`, others the GPUs in turn.
 
     `devices` names them instead, for example `["cuda:0", "cuda:0"]` for two stream groups on one GPU. Raises `ExecutionError`
     if the cluster has more GPUs than are attached.

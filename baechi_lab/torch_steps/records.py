@@ -83,7 +83,7 @@ class Trace:
     """Functions through which the model's code reads random numbers, so that each forward may run other layers."""
 
     def parents(self, index: int) -> tuple[int, ...]:
-        """The calls that call `index` depends on, ascending, each once."""
+        """Returns the calls that call `index` depends on, ascending, each once."""
         call = self.calls[index]
         return tuple(sorted({self.values[v].producer for v in call.reads} | set(call.after)))
 

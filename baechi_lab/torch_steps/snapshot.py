@@ -84,11 +84,11 @@ class ModelSnapshot:
         restore_host_states(self.hosts)
 
     def changes(self) -> list[ContainerSnapshot]:
-        """The containers that have changed."""
+        """Returns the containers that have changed."""
         return [holder for holder in self.holders.values() if holder.changed_keys()]
 
     def written_tensors(self) -> list[torch.Tensor]:
-        """The tensors whose values have changed."""
+        """Returns the tensors whose values have changed."""
         return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
     def _walk(self, place: str, start: object) -> None:
@@ -140,7 +140,7 @@ class ContainerSnapshot:
     attributes: bool
 
     def changed_keys(self) -> list[object]:
-        """The keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
+        """Returns the keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
         if isinstance(self.container, dict):
 
             def same(after: object, before: object) -> bool:
@@ -174,7 +174,7 @@ HostStates = tuple[Any, Any]
 
 
 def host_states() -> HostStates:
-    """The states of Python's generator, and of NumPy's if NumPy is loaded."""
+    """Returns the states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
 

@@ -97,7 +97,7 @@ class TorchStep:
         return as_arguments(self.inputs, model)
 
     def model(self) -> nn.Module:
-        """A new model with the parameters that `seed` gives; the random generators are left as they were."""
+        """Returns a new model with the parameters that `seed` gives; the random generators are left as they were."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = self.build()
@@ -125,12 +125,12 @@ class TorchStep:
         return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in state.values())
 
     def on(self, device: str) -> TorchStep:
-        """The same step with inputs and targets on another device."""
+        """Returns the same step with inputs and targets on another device."""
         placed_batch = map_tensors((self.inputs, self.targets), lambda t: t.to(device))
         return replace(self, inputs=placed_batch[0], targets=placed_batch[1])
 
     def micro_batches(self, count: int) -> list[TorchStep]:
-        """The steps of `count` equal parts of the batch. The batch is the first dimension of all inputs and targets.
+        """Returns the steps of `count` equal parts of the batch. The batch is the first dimension of all inputs and targets.
 
         Raises `InvalidInput` for a batch that does not divide, for a tensor with another first dimension, and for lists of
         what may be images, whose first dimension is the channels.
@@ -175,7 +175,7 @@ class TorchStep:
         return loss
 
     def loss_of(self, outputs: object) -> torch.Tensor:
-        """The loss of the model's outputs. Targets are moved to the outputs' device."""
+        """Returns the loss of the model's outputs. Targets are moved to the outputs' device."""
         output_device = next((t.device for t in tensors(outputs)), torch.device("cpu"))
         try:
             if self.loss is None:

@@ -305,7 +305,7 @@ class Tracer(Handler):
                 self.random_choices[key] = None
 
     def _region_number(self, hooks: Sequence[Any], reentrant: bool = False) -> int:
-        """The number of the outermost checkpointed region that is running, -1 for none.
+        """Returns the number of the outermost checkpointed region that is running, -1 for none.
 
         `hooks` are those of non-reentrant regions, the innermost first. With `reentrant`, such a region is beginning.
         """

@@ -89,7 +89,7 @@ class DaskCalls(Calls):
         self.retryable_errors = (KilledWorker, CancelledError)
 
     def submit(self, function: Callable[..., object], *args: object) -> Future[object]:
-        """A future of `function(*args)`; raises `InvalidInput` once the client is closed."""
+        """Returns a future of `function(*args)`; raises `InvalidInput` once the client is closed."""
         with self._refusing_a_closed_client():
             return super().submit(function, *args)
 

@@ -14,7 +14,7 @@ _HEADINGS = (
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line, without the headings and lists of ops that TensorFlow puts around it.
+    """Returns an error in one line, without the headings and lists of ops that TensorFlow puts around it.
 
     >>> first_line(ValueError("Graph execution error:\\n\\nno kernel"))
     'no kernel'

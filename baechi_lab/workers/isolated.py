@@ -40,7 +40,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def isolated_command(module: str, *arguments: str, network: int | None = None) -> list[str]:
-    """The command that runs `module` as a program with `arguments`, in another network if `network.enter` is to have one.
+    """Returns the command that runs `module` as a program with `arguments`, in another network if `network.enter` is to have one.
 
     >>> import subprocess
     >>> subprocess.run(isolated_command("platform", "--terse"), capture_output=True, check=True).stdout != b""

@@ -96,7 +96,7 @@ def leave_network() -> None:
 
 
 def _call(name: str, *arguments: int) -> int:
-    """The error number of a function of the C library, 0 where it succeeds."""
+    """Returns the error number of a function of the C library, 0 where it succeeds."""
     library = ctypes.CDLL(None, use_errno=True)
     return ctypes.get_errno() if getattr(library, name)(*arguments) else 0
 

@@ -224,7 +224,7 @@ def process_seconds(pid: int) -> float:
 
 
 def ladder_step(rungs: int, width: int, size: int) -> Step:
-    """A chain of products of `size` bytes on device 0, each followed by `width` independent additions and their sum."""
+    """Returns a chain of products of `size` bytes on device 0, each followed by `width` independent additions and their sum."""
     return two_device_step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
 
 
@@ -234,7 +234,7 @@ def message_step(messages: int, size: int) -> Step:
 
 
 def hop_step(hops: int, size: int, crosses: bool = True, stream: int = 0) -> Step:
-    """A tensor of `size` bytes that is copied on device 0 and 1 in turns; on device 0 alone if not `crosses`.
+    """Returns a tensor of `size` bytes that is copied on device 0 and 1 in turns; on device 0 alone if not `crosses`.
 
     Between two hops a product of `stream` bytes is computed, unless `stream` is 0.
     """

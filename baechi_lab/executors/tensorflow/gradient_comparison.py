@@ -135,7 +135,7 @@ def largest_difference(
 
 
 def _tensor(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
-    """The name of the tensor that is read in a graph; an empty one if the graph has no such op."""
+    """Returns the name of the tensor that is read in a graph; an empty one if the graph has no such op."""
     sources = list(data_inputs(nodes[read.op])) if read.op in nodes else []
     if read.position >= len(sources):
         return ""
@@ -151,7 +151,9 @@ def _is_half(node: NodeDef) -> bool:
 
 
 def _computed(step: Step, graph: GraphDef, names: Sequence[str], inputs: Batch) -> list[NDArray[np.float64]] | None:
-    """The values of tensors of the step, whose graph is now `graph`; None if TensorFlow cannot compute them on the CPU."""
+    """Returns the values of tensors of the step, whose graph is now `graph`; None if TensorFlow cannot compute them on the
+    CPU.
+    """
     import tensorflow as tf
 
     fetched = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))

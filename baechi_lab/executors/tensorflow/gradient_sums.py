@@ -53,7 +53,7 @@ def rows_tensors(
 
 
 def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:
-    """The data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
+    """Returns the data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
     if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
         named_inputs = zip(data_inputs(node), argument_names(node), strict=False)
         return [tensor for tensor, label in named_inputs if _is_rows(node.op, label)]

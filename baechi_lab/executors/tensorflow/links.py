@@ -158,7 +158,7 @@ def measure_cluster(
     timeout: float | None = None,
     progress: bool = True,
 ) -> Cluster:
-    """The cluster with measured links and communication mode, to be simulated, saved (`bl.save_cluster`) and loaded.
+    """Returns the cluster with measured links and communication mode, to be simulated, saved (`bl.save_cluster`) and loaded.
 
     Args:
         cluster: a running `bl.LocalCluster`, or the record of devices that `bl.execute` runs on (with `workers`, the

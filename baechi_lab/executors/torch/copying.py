@@ -89,7 +89,7 @@ class SeparateMemoryCopier(HostCopier):
 
 
 def receive_copy(tensor: torch.Tensor, storages: StorageTracker, device: int) -> torch.Tensor:
-    """A copy that counts as received by a device."""
+    """Returns a copy that counts as received by a device."""
     with _disable_current_modes():
         copy = tensor.clone()
     storages.add([copy], device, received=True)

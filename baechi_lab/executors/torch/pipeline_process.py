@@ -24,7 +24,7 @@ except ImportError as error:  # another version of PyTorch; the message says whi
 
 
 def gradient_values(gradient: torch.Tensor) -> NDArray[Any]:
-    """A copy of a gradient as a dense array of float32 or complex64."""
+    """Returns a copy of a gradient as a dense array of float32 or complex64."""
     dtype = torch.complex64 if gradient.is_complex() else torch.float32
     return gradient.detach().to_dense().to("cpu", dtype, copy=True).resolve_conj().numpy()
 

@@ -202,7 +202,7 @@ def _errors_of(futures: Iterable[Future[Report]]) -> list[BaseException]:
 
 
 def _status_of_errors(errors: list[BaseException]) -> tuple[str, str]:
-    """The status and message of a failure. An error that a process raised itself is raised here."""
+    """Returns the status and message of a failure. An error that a process raised itself is raised here."""
     pool_errors = [error for error in errors if isinstance(error, BrokenExecutor)]
     own_errors = [error for error in errors if error not in pool_errors]
     first_causes = [error for error in own_errors if not _LOST_CONNECTION.search(str(error))]
@@ -240,7 +240,7 @@ def _gradients_by_name(reports: list[Report], model: nn.Module, pipeline: Cut) -
 def _build_timeline(
     reports: list[Report], step: int, start: float, seconds: float, pipeline: Cut, cluster: Cluster
 ) -> Timeline:
-    """The Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
+    """Returns the Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
     each = [(d, m) for d, r in zip(pipeline.processes, reports, strict=True) for m in r.marks[step]]
     each.sort(key=lambda pair: pair[1][3:])
     unit_devices, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]

@@ -202,7 +202,7 @@ class _Counter:
             self.dry = None
 
     def divisors(self, step: TorchStep) -> Divisors | None:
-        """The divisors of a batch, or None if the model does not run on it."""
+        """Returns the divisors of a batch, or None if the model does not run on it."""
         args, kwargs = step.arguments(self.model)
         if self.dry is not None:
             try:
@@ -346,7 +346,7 @@ class _Trials(DivisorHandler):
     def _run(
         self, tables: Sequence[Replacements], fixed_draws: bool
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
-        """The loss and gradients of the batch, and the sums of those of its micro-batches."""
+        """Returns the loss and gradients of the batch, and the sums of those of its micro-batches."""
         with ModelSnapshot(self.model, self.step.inputs) as snapshot:
             batch: list[torch.Tensor] = []
             total: list[torch.Tensor] = []
@@ -411,14 +411,14 @@ class _Trials(DivisorHandler):
 
 
 def _real_numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """The dense gradient, in at least single precision."""
+    """Returns the dense gradient, in at least single precision."""
     dense = gradient.to_dense()
     dense = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
     return dense.float() if dense.itemsize < 4 else dense
 
 
 def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """The arguments of a function with dropout turned off. Other functions keep their arguments."""
+    """Returns the arguments of a function with dropout turned off. Other functions keep their arguments."""
     at, keyword, value = (4, "dropout_p", 0.0) if name == "scaled_dot_product_attention" else (2, "training", False)
     if "dropout" not in name and keyword != "dropout_p":
         return args, kwargs

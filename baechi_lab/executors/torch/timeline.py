@@ -220,7 +220,7 @@ class Measurement(Observer):
         node.register_hook(after)
 
     def _device(self, op: int) -> int:
-        """The device of a call, or of the loss."""
+        """Returns the device of a call, or of the loss."""
         calls = self.session.plan.device
         return calls[op] if op < len(calls) else calls[self.traced.results[0]]
 
@@ -426,7 +426,7 @@ class Measurement(Observer):
         return np.array([level.max(initial=0) for level in levels], dtype=np.int64)
 
     def alive(self, times: Measurement) -> MemoryLog:
-        """The memory log of this step's storages, at the times at which the same ops started and ended in `times`."""
+        """Returns the memory log of this step's storages, at the times at which the same ops started and ended in `times`."""
         mark_pairs = [
             (own_marks[op], other_marks[op])
             for own_marks, other_marks in ((self.start_marks, times.start_marks), (self.stop_marks, times.stop_marks))

@@ -12,7 +12,7 @@ from .request import LayoutRequest
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """The file: value is what the YAML holds."""
+    """Returns the file: value is what the YAML holds."""
     layout = request.layout
     unsupported = request.uneven_pieces() + request.uneven_vocabulary()
     sharded = layout.dp if layout.zero or layout.tp * layout.cp > 1 else 1

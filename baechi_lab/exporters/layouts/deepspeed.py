@@ -16,7 +16,7 @@ _EXPERTS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3")
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """The file: value is what the JSON holds."""
+    """Returns the file: value is what the JSON holds."""
     layout = request.layout
     unsupported = request.uneven_vocabulary()
     value: dict[str, object] = {

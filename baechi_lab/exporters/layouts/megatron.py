@@ -34,7 +34,7 @@ _DESCRIBED = frozenset({"", "llama", "mistral", "mixtral", "gpt2", "gpt_bigcode"
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """The arguments: value is {argument: value, or None for a switch}, text one line of them."""
+    """Returns the arguments: value is {argument: value, or None for a switch}, text one line of them."""
     layout, model = request.layout, request.transformer
     arguments: dict[str, object] = {
         "--num-layers": model.layers,

@@ -29,7 +29,7 @@ STAGED = tuple(_STAGED_TEXT.split())
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """The script and its files: value is the layout as the script reads it, text the command that starts it.
+    """Returns the script and its files: value is the layout as the script reads it, text the command that starts it.
 
     Raises:
         InvalidInput: a layout that the script does not run: context or expert parallelism, other schedules, a model whose plan

@@ -17,7 +17,7 @@ _NAMES = {"llama": "llama3", "qwen3_moe": "qwen3", "llama4_text": "llama4"}
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """The file: value is {section: {field: value}}, text the TOML."""
+    """Returns the file: value is {section: {field: value}}, text the TOML."""
     layout, model = request.layout, request.transformer
     unsupported = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
     unsupported += request.uneven_vocabulary()

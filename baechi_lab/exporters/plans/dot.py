@@ -6,7 +6,7 @@ from .records import Request, Written
 
 
 def write(request: Request) -> Written:
-    """A digraph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
+    """Returns a digraph in the DOT language (https://graphviz.org/doc/info/lang.html)."""
     graph = request.graph
     lines = [f"digraph {_quote(graph.name or 'graph')} {{", "  node [shape=box];"]
     for d in sorted(set(request.device.tolist())):
@@ -23,6 +23,6 @@ def write(request: Request) -> Written:
 
 
 def _quote(*lines: str) -> str:
-    """A DOT string; its only escapes are those of quotes, backslashes and line ends."""
+    """Returns a DOT string; its only escapes are those of quotes, backslashes and line ends."""
     clean = [s.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for s in lines]
     return '"' + "\\n".join(clean) + '"'

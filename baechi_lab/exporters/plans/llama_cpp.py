@@ -80,7 +80,7 @@ Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` and `constants.py`.
 
 
 def write(request: Request) -> Written:
-    """The options, for example `-ngl 999 -sm layer -ts 3,2 -ot "^blk\\.(0|1)\\.ffn_.*_exps\\.=CPU"`."""
+    """Returns the options, for example `-ngl 999 -sm layer -ts 3,2 -ot "^blk\\.(0|1)\\.ffn_.*_exps\\.=CPU"`."""
     stack = find_stack(request)
     gpus = request.accelerators()
     tensor_ops = [_tensor_ops(request, unit) for unit in stack.layers]

@@ -10,7 +10,7 @@ from .records import Request, Written
 
 
 def write(request: Request) -> Written:
-    """The two options; modules before the layers are E, in the first stage, those after them L, in the last.
+    """Returns the two options; modules before the layers are E, in the first stage, those after them L, in the last.
 
     Stages that go through the devices several times in one order are virtual ones: stage k is rank k % size's.
     """

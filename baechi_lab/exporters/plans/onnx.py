@@ -22,7 +22,7 @@ IR_VERSION = 11  # the first ONNX format with configurations of devices
 
 
 def write(request: Request) -> Written:
-    """The annotated model; its text is a JSON object of node -> device.
+    """Returns the annotated model; its text is a JSON object of node -> device.
 
     Raises:
         InvalidInput: no model, or one whose nodes do not occur among the graph's ops.

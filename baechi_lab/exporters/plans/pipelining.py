@@ -40,7 +40,7 @@ def write(request: Request) -> Written:
 
 
 def _outermost(request: Request, units: list[Unit], start: int) -> str:
-    """The shortest prefix of the module's name that no module before it shares, and that is called.
+    """Returns the shortest prefix of the module's name that no module before it shares, and that is called.
 
     A container of numbered modules may be a `ModuleList`, which is never called: PyTorch would silently not split there.
     Where the model is given, it says which modules have a forward.

@@ -30,7 +30,7 @@ def folder_files(
     workers: Sequence[str],
     cut: PipelinedStep | None = None,
 ) -> dict[str, bytes | str | Writer]:
-    """The files of the export; `devices` are full TensorFlow names by placement index, `cut` where `step` is unrolled."""
+    """Returns the files of the export; `devices` are full TensorFlow names by placement index, `cut` where `step` is unrolled."""
     from ...executors.tensorflow.session import place_graph
 
     device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}

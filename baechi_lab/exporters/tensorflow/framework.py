@@ -58,5 +58,5 @@ def export(
 
 
 def script(step: Step, placement: Placement, **options: object) -> str:
-    """The `train.py` that `export` writes, the same for every step. It is read, not imported: it imports TensorFlow."""
+    """Returns the `train.py` that `export` writes, the same for every step. It is read, not imported: it imports TensorFlow."""
     return Path(__file__).with_name("script.py").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ def batches(plan: dict) -> Iterator[tuple]:
 
 
 def split_batch(plan: dict, batch: tuple) -> list:
-    """The inputs of every micro-batch: an array is cut along the axis on which it is longer than the step's."""
+    """Returns the inputs of every micro-batch: an array is cut along the axis on which it is longer than the step's."""
     count, cuts = plan["micro_batches"], []
     for spec, value in zip(plan["inputs"], batch, strict=True):
         longer = [a for a, (want, have) in enumerate(zip(spec["shape"], np.shape(value), strict=True)) if want != have]
@@ -40,12 +40,12 @@ def split_batch(plan: dict, batch: tuple) -> list:
 
 
 def with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array as stored in a .npz, in its TensorFlow type (NumPy alone does not know bfloat16)."""
+    """Returns an array as stored in a .npz, in its TensorFlow type (NumPy alone does not know bfloat16)."""
     return array.view(tf.dtypes.as_dtype(dtype).as_numpy_dtype) if array.dtype.kind == "V" else array
 
 
 def devices(plan: dict) -> tuple[list[str], dict[str, int]]:
-    """The TensorFlow devices of this run: the cluster's, else GPUs if there are enough, else logical CPU devices."""
+    """Returns the TensorFlow devices of this run: the cluster's, else GPUs if there are enough, else logical CPU devices."""
     if plan["workers"]:
         return plan["devices"], {}
     count = len(plan["devices"])
@@ -54,7 +54,7 @@ def devices(plan: dict) -> tuple[list[str], dict[str, int]]:
 
 
 def config(plan: dict, counts: dict[str, int]) -> tf.compat.v1.ConfigProto:
-    """A session configuration that leaves every op where the placement put it."""
+    """Returns a session configuration that leaves every op where the placement put it."""
     options = v1.ConfigProto(allow_soft_placement="GPU" in counts or any("GPU" in d for d in plan["devices"]))
     options.device_count["CPU"] = counts.get("CPU", 1)
     options.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -69,7 +69,7 @@ def config(plan: dict, counts: dict[str, int]) -> tf.compat.v1.ConfigProto:
 
 
 def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
-    """The step's graph, with this run's devices in place of the exported ones."""
+    """Returns the step's graph, with this run's devices in place of the exported ones."""
     definition = v1.GraphDef.FromString((HERE / "placed_graph.pb").read_bytes())
     device_names = dict(zip(plan["devices"], names, strict=True))
     for node in definition.node:

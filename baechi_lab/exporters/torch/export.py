@@ -75,7 +75,7 @@ def folder_files(
     pipeline: bool | None = None,
     reduction: str | None = None,
 ) -> dict[str, str | bytes]:
-    """The files that `export` writes, by name; its parameters and errors."""
+    """Returns the files that `export` writes, by name; its parameters and errors."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch export takes a baechi_lab.torch.TorchStep")
     if graph is None and placement.group_of is not None:

@@ -23,5 +23,5 @@ def export(
 
 
 def script(step: TorchStep, placement: Placement, **options: Any) -> str:
-    """The `train.py` that `export` writes."""
+    """Returns the `train.py` that `export` writes."""
     return str(folder_files(step, placement, **options)["train.py"])

@@ -91,7 +91,7 @@ def _used_names(graph: fx.Graph) -> list[str]:
 
 
 def _stages(cut: Cut) -> str:
-    """The source of one class per stage, with its forward written out."""
+    """Returns the source of one class per stage, with its forward written out."""
     classes = []
     imports = dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"])
     for s, stage_module in enumerate(cut.stage_modules):

@@ -22,7 +22,7 @@ from ...torch_steps.step import ReturnedModel
 
 
 def saved_bytes(value: object) -> bytes:
-    """The bytes that `torch.save` writes."""
+    """Returns the bytes that `torch.save` writes."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
@@ -63,11 +63,11 @@ class Sources:
         return [f"import {module}" for module in sorted(set(self.module_of.values()))]
 
     def needs(self) -> str:
-        """The packages that must be installed where the script runs."""
+        """Returns the packages that must be installed where the script runs."""
         return " and ".join(["torch", *sorted(self.packages)]) if self.packages else "torch alone"
 
     def name(self, function: Callable[..., object], role: str) -> str:
-        """The expression by which the script refers to a class or function."""
+        """Returns the expression by which the script refers to a class or function."""
         owner = getattr(function, "__self__", None)
         if inspect.ismethod(function) and isinstance(owner, type):  # a class method, which subclasses inherit
             return f"{self.name(owner, role)}.{function.__name__}"
@@ -88,14 +88,14 @@ class Sources:
         return f"{namespace.__name__}.{text}"
 
     def expression(self, function: Callable[..., object], role: str) -> str:
-        """The call that creates the model."""
+        """Returns the call that creates the model."""
         if isinstance(function, ReturnedModel):  # of a function that returns the inputs as well
             return f"{self.name(function.function, role)}()[0]"
         call = function if isinstance(function, partial) else partial(function)
         return f"{self.name(call.func, role)}({self._arguments(call, role)})"
 
     def optimizer(self, function: Callable[..., object]) -> str:
-        """The call that creates the optimizer from `model.parameters()`."""
+        """Returns the call that creates the optimizer from `model.parameters()`."""
         call = function if isinstance(function, partial) else partial(function)
         arguments = self._arguments(call, "optimizer")
         return f"{self.name(call.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
@@ -105,7 +105,7 @@ class Sources:
         return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in call.keywords.items()])
 
     def _literal(self, value: object, role: str) -> str:
-        """A literal, or a configuration of Hugging Face that `from_dict` creates from a literal."""
+        """Returns a literal, or a configuration of Hugging Face that `from_dict` creates from a literal."""
         kind = type(value)
         if hasattr(value, "to_dict") and hasattr(kind, "from_dict"):
             return f"{self.name(kind, role)}.from_dict({self._literal(value.to_dict(), role)})"
@@ -130,7 +130,9 @@ def is_installed(package: str) -> bool:
 
 
 def _imported_packages(text: str, origin: str) -> set[str]:
-    """The packages that a file imports besides torch and the standard library. Raises `InvalidInput` for other imports."""
+    """Returns the packages that a file imports besides torch and the standard library. Raises `InvalidInput` for other
+    imports.
+    """
     packages = set()
     for node in ast.walk(ast.parse(text)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -153,7 +155,7 @@ def _label(source: object) -> str:
 
 
 def runtime_files() -> dict[str, str]:
-    """The runtime as flat files `placed_*.py` that import each other and torch."""
+    """Returns the runtime as flat files `placed_*.py` that import each other and torch."""
     folder = Path(inspect.getfile(runtime)).parent
     files = {
         f"placed_{path.stem}.py": path.read_text() for path in sorted(folder.glob("*.py")) if path.stem != "__init__"

@@ -42,7 +42,7 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None
 
 
 def trace_events(timeline: Timeline) -> Iterator[dict[str, object]]:
-    """The events: names of processes and lanes, ops, sends and receives, memory counters."""
+    """Yields the events: names of processes and lanes, ops, sends and receives, memory counters."""
     for device, name in enumerate(timeline.device_names):
         yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": device, "tid": 0, "args": {"sort_index": device}}
@@ -117,7 +117,7 @@ def _lanes(
 
 
 def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, object]]:
-    """The bytes held per category whenever they have changed; of several changes at one instant, the last counts."""
+    """Yields the bytes held per category whenever they have changed; of several changes at one instant, the last counts."""
     times, levels = timeline.memory.levels(device)
     last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, dtype=np.bool_)
     for time, category_bytes in zip(times[last].tolist(), levels[last].tolist(), strict=True):

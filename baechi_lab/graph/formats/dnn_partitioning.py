@@ -43,7 +43,7 @@ def looks_like_partitioning(document: object) -> bool:
 
 
 def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGraph:
-    """The graph of a parsed file.
+    """Returns the graph of a parsed file.
 
     Raises `FormatError` naming field and place, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
     """

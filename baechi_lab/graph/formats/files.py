@@ -187,7 +187,7 @@ def write_atomically(path: PathLike, data: bytes) -> None:
 
 
 def encode(document: dict[str, object]) -> bytes:
-    """A document as UTF-8 JSON: every column on a line of its own, so that files can be compared line by line."""
+    """Returns a document as UTF-8 JSON: every column on a line of its own, so that files can be compared line by line."""
     lines = []
     for key, value in document.items():
         if isinstance(value, dict) and value:

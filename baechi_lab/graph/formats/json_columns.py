@@ -16,7 +16,7 @@ _NUMBERS = {"null": float("nan"), "Infinity": float("inf"), "-Infinity": float("
 
 
 def list_field(document: Mapping[str, object], field: str, path: str) -> list[Any]:
-    """The list under `field`; `path` is the path that leads to it, for messages."""
+    """Returns the list under `field`; `path` is the path that leads to it, for messages."""
     if field not in document:
         raise FormatError(f"{place(path, field)} is missing; it must be a list")
     value = document[field]
@@ -31,7 +31,7 @@ def place(path: str, field: str) -> str:
 
 
 def integers(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.int64]:
-    """A list of whole numbers as int64."""
+    """Returns a list of whole numbers as int64."""
     return whole_numbers(list_field(document, field, path), place(path, field))
 
 
@@ -49,7 +49,7 @@ def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
 
 
 def floats(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.float64]:
-    """A list of numbers as float64; `null` is NaN, "Infinity" and "-Infinity" are themselves."""
+    """Returns a list of numbers as float64; `null` is NaN, "Infinity" and "-Infinity" are themselves."""
     values, label = list_field(document, field, path), place(path, field)
     if not set(map(type, values)) <= {int, float}:
         values = [_number(x, label, k) for k, x in enumerate(values)]
@@ -61,7 +61,7 @@ def floats(document: Mapping[str, object], field: str, path: str = "") -> NDArra
 
 
 def texts(document: Mapping[str, object], field: str, path: str = "") -> tuple[str, ...]:
-    """A list of texts."""
+    """Returns a list of texts."""
     values = list_field(document, field, path)
     if not set(map(type, values)) <= {str}:
         bad = next(k for k, x in enumerate(values) if type(x) is not str)
@@ -70,7 +70,7 @@ def texts(document: Mapping[str, object], field: str, path: str = "") -> tuple[s
 
 
 def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A list of lists of whole numbers as row pointers and their flat content."""
+    """Returns a list of lists of whole numbers as row pointers and their flat content."""
     values, label = list_field(document, field, path), place(path, field)
     if not set(map(type, values)) <= {list}:
         bad = next(k for k, x in enumerate(values) if type(x) is not list)
@@ -85,7 +85,7 @@ def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[ND
 
 
 def text_rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
-    """A list of lists of texts."""
+    """Returns a list of lists of texts."""
     values, label = list_field(document, field, path), place(path, field)
     if not all(isinstance(x, list) for x in values):
         bad = next(k for k, x in enumerate(values) if not isinstance(x, list))
@@ -104,7 +104,7 @@ def codes(document: Mapping[str, object], field: str, table: int, path: str = ""
 
 
 def plain(value: object) -> Any:
-    """A value that JSON can hold: arrays become lists, NaN null, infinities texts, unknown objects their repr."""
+    """Returns a value that JSON can hold: arrays become lists, NaN null, infinities texts, unknown objects their repr."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
@@ -123,7 +123,7 @@ def plain(value: object) -> Any:
 
 
 def column(values: NDArray[np.generic]) -> list[object]:
-    """An array as a list for `json.dumps`, infinities and NaN as `floats` reads them."""
+    """Returns an array as a list for `json.dumps`, infinities and NaN as `floats` reads them."""
     if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
         return [plain(x) for x in values.tolist()]
     return list(values.tolist())

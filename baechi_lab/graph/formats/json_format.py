@@ -60,7 +60,7 @@ def from_document(document: Any) -> Record:
 
 @cache
 def schema() -> Document:
-    """The published JSON Schema."""
+    """Returns the published JSON Schema."""
     text = files("baechi_lab.graph.formats").joinpath(SCHEMA_FILE).read_text("utf-8")
     return dict(json.loads(text))
 

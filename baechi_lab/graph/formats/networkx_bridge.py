@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def to_networkx(graph: OpGraph) -> networkx.DiGraph:
-    """A DiGraph with one node per op, keyed by the op's name, in index order.
+    """Returns a DiGraph with one node per op, keyed by the op's name, in index order.
 
     >>> g = OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)], names=["a", "b"])
     >>> dict(to_networkx(g).edges["a", "b"])
@@ -100,7 +100,7 @@ def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
 
 
 def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
-    """The OpGraph of a DiGraph or MultiDiGraph (attributes: see the module).
+    """Returns the OpGraph of a DiGraph or MultiDiGraph (attributes: see the module).
 
     Raises:
         InvalidInput: undirected graph, a missing `duration_us` or `size_bytes`, an attribute of the wrong type.
@@ -218,7 +218,7 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
 
 
 def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], producer: str) -> dict[object, int]:
-    """The producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
+    """Returns the producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
     if not isinstance(unread, Mapping):
         raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
     bytes_by_name: dict[Any, int] = {}

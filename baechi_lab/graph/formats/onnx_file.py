@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def onnx_package() -> ModuleType:
-    """The package `onnx`.
+    """Returns the package `onnx`.
 
     Raises:
         MissingPackage: it is not installed.
@@ -33,7 +33,7 @@ def onnx_package() -> ModuleType:
 
 
 def load_model(path: PathLike) -> ModelProto:
-    """The model in a file, its weights not read.
+    """Returns the model in a file, its weights not read.
 
     Raises:
         FormatError: no ONNX model, cut off, or weights in a file that is missing.
@@ -83,7 +83,7 @@ def check_versions(model: ModelProto, path: str) -> None:
 
 
 def opset_version(model: ModelProto) -> int:
-    """The version of ONNX's own operators that a model names; 1 where the oldest formats name none, else 0."""
+    """Returns the version of ONNX's own operators that a model names; 1 where the oldest formats name none, else 0."""
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     return max(versions, default=int(0 < model.ir_version < 3))
 
@@ -99,12 +99,12 @@ def _names(graph: GraphProto) -> Iterator[str | bytes]:
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """The model with its local functions put in the place of their calls."""
+    """Returns the model with its local functions put in the place of their calls."""
     return onnx_package().inliner.inline_local_functions(model) if model.functions else model
 
 
 def op_names(nodes: Iterable[NodeProto]) -> list[str]:
-    """A distinct name for every node: its own, else of its type and first output.
+    """Returns a distinct name for every node: its own, else of its type and first output.
 
     >>> from onnx import helper
     >>> op_names([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"], name="last")])

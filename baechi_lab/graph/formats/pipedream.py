@@ -46,7 +46,7 @@ def looks_like_pipedream(beginning: str) -> bool:
 
 
 def graph_from_pipedream(text: str, name: str) -> OpGraph:
-    """The training graph of a profile.
+    """Returns the training graph of a profile.
 
     Raises:
         FormatError: naming line and field, or that layers lack edges. DuplicateNameError, UnknownOpError, CycleError.

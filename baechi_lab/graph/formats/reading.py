@@ -24,7 +24,7 @@ MOST_FILE_BYTES = 1 << 29
 
 
 def read_bytes(path: PathLike) -> bytes:
-    """The bytes of a file, unpacked where it is gzip. Raises `FormatError`."""
+    """Returns the bytes of a file, unpacked where it is gzip. Raises `FormatError`."""
     name = name_of(path)
     try:
         if not stat.S_ISREG(os.stat(name).st_mode):  # a FIFO would wait for ever, a device never end
@@ -47,7 +47,7 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def name_of(path: PathLike, field: str = "path", kind: str = "file") -> str:
-    """A path as text. Raises `FormatError` for what names no file: no text, an empty one, or one that no system takes."""
+    """Returns a path as text. Raises `FormatError` for what names no file: no text, an empty one, or one that no system takes."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if not name or "\0" in name or not _is_encodable(name):
         raise FormatError(f"{field} is {path!r:.60}; it must name a {kind}")
@@ -64,7 +64,7 @@ def _is_encodable(name: str) -> bool:
 
 
 def absolute(path: PathLike, field: str = "path", kind: str = "file") -> str:
-    """The absolute path; `FormatError` where it starts from the current folder and that was deleted."""
+    """Returns the absolute path; `FormatError` where it starts from the current folder and that was deleted."""
     name = name_of(path, field, kind)
     try:
         return os.path.abspath(name)
@@ -83,7 +83,7 @@ def text_of(data: bytes) -> str:
 
 
 def parse(data: bytes) -> Any:
-    """The document of JSON bytes. Raises `FormatError`."""
+    """Returns the document of JSON bytes. Raises `FormatError`."""
     text = text_of(data)
     try:
         document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
@@ -121,7 +121,7 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object; the last of two equal keys would win without a word."""
+    """Returns an object; the last of two equal keys would win without a word."""
     members = dict(pairs)
     if len(members) != len(pairs):
         twice = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
@@ -148,7 +148,7 @@ def with_file_name(path: PathLike, read_file: Callable[[], T]) -> T:
 
 
 def stem(path: PathLike) -> str:
-    """The name of a file without folders and known endings, for titles."""
+    """Returns the name of a file without folders and known endings, for titles."""
     name = Path(name_of(path)).name.removesuffix(".gz")
     for ending in (".xplane.pb", ".json", ".stg", ".et", ".pbtxt", ".pb", ".onnx", ".pt2"):
         name = name.removesuffix(ending)

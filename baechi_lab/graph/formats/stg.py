@@ -30,7 +30,7 @@ class _Task:
 
 
 def graph_from_stg(text: str, name: str) -> OpGraph:
-    """The graph of a file's text; ops are named `task<number>`.
+    """Returns the graph of a file's text; ops are named `task<number>`.
 
     Raises `FormatError` naming the line, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
 
@@ -117,7 +117,7 @@ def _numbered_lines(text: str) -> Iterator[_Line]:
 
 
 def _number(word: str) -> _Number:
-    """An integer as it stands, however large; everything else as float64."""
+    """Returns an integer as it stands, however large; everything else as float64."""
     if "_" in word:  # Python reads 1_0 as 10
         raise ValueError(word)
     try:

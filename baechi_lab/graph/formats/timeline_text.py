@@ -26,7 +26,7 @@ _PLACE = 10
 
 
 def timeline_text(timeline: Timeline, memory: bool = False) -> str:
-    """The text; with every change of memory where `memory` is true.
+    """Returns the text; with every change of memory where `memory` is true.
 
     Raises:
         InvalidInput: memory is neither True nor False.

@@ -88,7 +88,9 @@ def _identity(column: object) -> Any:
 
 @functools.cache
 def _interpreted_function(function: FunctionType, records: Callable[..., object], on_lists: bool) -> FunctionType:
-    """The Python function of a kernel, which calls Python functions only. `records` is what kernels name structured arrays by."""
+    """Returns the Python function of a kernel, which calls Python functions only. `records` is what kernels name structured
+    arrays by.
+    """
     names: dict[str, Any] = {}
     function_copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__

@@ -106,7 +106,7 @@ def _simulate_once(
     order: tuple[str, NDArray[np.float64] | None],
     simulations: Simulations,
 ) -> Candidate:
-    """The candidate that `measure` returns, simulated unless `simulations` has it."""
+    """Returns the candidate that `measure` returns, simulated unless `simulations` has it."""
     key = device.tobytes(), order[0]
     if key not in simulations:
         simulations[key] = measure(model, work, name, device, order[1]).makespan_us, work.peak.copy()

@@ -41,7 +41,9 @@ FINE = 10**8
 
 
 def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_us: float) -> dict[str, Any]:
-    """The request for the solver. Times are whole numbers of model units, rounded down; `scale` is units per microsecond."""
+    """Returns the request for the solver. Times are whole numbers of model units, rounded down; `scale` is units per
+    microsecond.
+    """
     m = load_model(graph, cluster, sum=objective.sum and objective.name == "throughput")
     scale = FINE / max(within_us, 1e-9)
     times = lambda us: np.floor(np.asarray(us) * scale + 1e-6).astype(np.int64).tolist()  # noqa: E731
@@ -68,7 +70,9 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
 
 
 def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
-    """The least number of times that each tensor is sent per step: 1 for ops that run once and for gradients that are summed."""
+    """Returns the least number of times that each tensor is sent per step: 1 for ops that run once and for gradients that are
+    summed.
+    """
     once = np.array([t >= 0 for t in unroll(graph, 1).micro_batch])  # type: ignore[union-attr]
     crossing = m.unit[graph.edge_source] != m.unit[graph.consumers]
     always = np.ones(graph.tensor_count, dtype=np.bool_)
@@ -156,7 +160,7 @@ class LoadProgram:
         self.model.minimize(self.period)
 
     def _waits(self, d: int, horizon: int) -> LinearExprT:
-        """The least head and tail of the units on the device; 0 if it has none."""
+        """Returns the least head and tail of the units on the device; 0 if it has none."""
         if not any(self.r["head"]) and not any(self.r["tail"]):
             return 0
         model, used, total = self.model, self.model.new_bool_var(f"used{d}"), 0
@@ -189,5 +193,5 @@ class LoadProgram:
                 model.add_bool_or([~self.x[u][a], ~self.x[v][b], after[a, b]])
 
     def unit_devices(self, solver: CpSolver) -> list[int]:
-        """The device of every unit in a solution."""
+        """Returns the device of every unit in a solution."""
         return [max(range(self.devices), key=lambda d: solver.boolean_value(row[d])) for row in self.x]

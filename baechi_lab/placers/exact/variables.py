@@ -53,15 +53,15 @@ class ExactModel:
         self.after = descendants(self.graph)
 
     def var(self, high: int, name: str = "") -> IntVar:
-        """A new integer variable from 0 to `high`."""
+        """Returns a new integer variable from 0 to `high`."""
         return self.model.new_int_var(0, high, name)
 
     def bool(self, name: str = "") -> IntVar:
-        """A new literal."""
+        """Returns a new literal."""
         return self.model.new_bool_var(name)
 
     def reason(self, start: object, cause: object, conditions: Sequence[object]) -> IntVar:
-        """A literal that implies that `start` happens at `cause` and that all `conditions` hold."""
+        """Returns a literal that implies that `start` happens at `cause` and that all `conditions` hold."""
         literal = self.bool()
         self.at_one_instant(start, cause, literal)
         for condition in conditions:

@@ -91,7 +91,7 @@ class _State:
         return bool(self.problem.allowed[op, p]) and group_device in (-1, p) and (op, p) not in self.dropped
 
     def awake_for(self, p: int, ready: list[int]) -> int:
-        """The favourite child that device `p` waits for: ready, unscheduled, and first to start here; -1 for none."""
+        """Returns the favourite child that device `p` waits for: ready, unscheduled, and first to start here; -1 for none."""
         last = self.last[p]
         j = int(self.child[last]) if last >= 0 else -1
         if j < 0 or j not in ready or not self.may_run(j, p):

@@ -112,7 +112,7 @@ class Replay(Sequence[Decision]):
         )
 
     def _state(self, step: int) -> _State:
-        """The state before `step`; states on the way to it are kept."""
+        """Returns the state before `step`; states on the way to it are kept."""
         at = max(k for k in self._states if k <= step)
         state = _copy(self._states[at])
         for k in range(at, step):
@@ -124,7 +124,7 @@ class Replay(Sequence[Decision]):
 
 
 def _copy(state: _State) -> _State:
-    """The state with lists and tables of its own; the problem is shared."""
+    """Returns the state with lists and tables of its own; the problem is shared."""
     state_copy = copy.copy(state)
     for key, value in vars(state).items():
         if isinstance(value, (list, dict)):

@@ -84,7 +84,7 @@ def raise_if_impossible(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> InfeasiblePlacement:
-    """The error with reason `why`, the persistent bytes of the graph and the memory of the devices.
+    """Returns the error with reason `why`, the persistent bytes of the graph and the memory of the devices.
 
     For a coarse graph the message says that it holds for groups of ops: single ops may still fit.
     """

@@ -117,6 +117,6 @@ def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, fl
 
 
 def _with_trade(placed: Placement, graph: OpGraph, gave_up: dict[str, object]) -> Placement:
-    """The placement with its graph, which earlier versions had in `info`."""
+    """Returns the placement with its graph, which earlier versions had in `info`."""
     info = {**placed.info, "graph": graph, "gave_up": gave_up}
     return placed.replace(graph=graph, gave_up=gave_up, info=info)

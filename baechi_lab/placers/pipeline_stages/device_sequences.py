@@ -104,7 +104,7 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
 
 
 def chain_along(sequence: DeviceSequence, units: PipelineUnits, cluster: Cluster, objective: Objective) -> DeviceChain:
-    """The device chain of a sequence, for the dynamic programs."""
+    """Returns the device chain of a sequence, for the dynamic programs."""
     return make_device_chain(
         units,
         cluster,

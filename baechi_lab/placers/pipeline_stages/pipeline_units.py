@@ -207,7 +207,7 @@ def unit_columns(
     count: int,
     share: NDArray[np.float64] | None = None,
 ) -> PipelineUnits:
-    """The columns of given units; `share` float64[n] scales the work of each op."""
+    """Returns the columns of given units; `share` float64[n] scales the work of each op."""
     table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
     collective = graph.on_communication_lane[:, None]
     work, communication = (

@@ -53,7 +53,7 @@ class Units(NamedTuple):
 
 
 def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, neighbours: int) -> Units:
-    """The units of a graph of at least one op. `vocabulary` most frequent types, the rest share one; `outputs` sizes
+    """Returns the units of a graph of at least one op. `vocabulary` most frequent types, the rest share one; `outputs` sizes
     and `neighbours` adjacent units each way are kept per unit."""
     of = groups_of(graph)
     count, table = int(of.max()) + 1, durations(graph, cluster)

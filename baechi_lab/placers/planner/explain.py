@@ -50,7 +50,7 @@ class LearnedGroups:
 
 
 def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.int32]) -> LearnedGroups:
-    """The record of `group` int[n] on `device` int32[n].
+    """Returns the record of `group` int[n] on `device` int32[n].
 
     >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], names=["a/x/1", "a/y/1", "b/1"])
     >>> learned_groups(graph, np.array([7, 7, 3]), np.array([1, 1, 0])).to_pandas()[["ops", "scope"]].values.tolist()
@@ -75,6 +75,6 @@ def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.
 
 
 def _common(scopes: list[tuple[str, ...]]) -> str:
-    """The scopes that all ops are in, outermost first."""
+    """Returns the scopes that all ops are in, outermost first."""
     levels = takewhile(lambda components: len(set(components)) == 1, zip(*scopes, strict=False))
     return "/".join(components[0] for components in levels)

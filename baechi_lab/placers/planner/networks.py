@@ -37,7 +37,7 @@ INITIAL_RANGE = 0.08
 
 
 def tensorflow() -> ModuleType:
-    """The module, or one sentence about how to install it."""
+    """Returns the module; `MissingPackage` says how to install it."""
     require_framework("tensorflow", "the Hierarchical Planner")
     module: ModuleType = load_tensorflow()
     return module

@@ -53,7 +53,7 @@ class LinearProgram:
 
 
 def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
-    """The data of the LP: compute time on the fastest allowed device, transfer time over the mean link.
+    """Returns the data of the LP: compute time on the fastest allowed device, transfer time over the mean link.
 
     Several tensors between two ops are sent one after the other, unless the cluster's transfers are `parallel`. Edges inside a
     colocation group cost nothing, since the group shares a device.
@@ -70,7 +70,8 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
 
 
 def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -> LinearProgram:
-    """The LP as arrays, without the rows of edges that `implied` bool[e] marks. Variables: s (one per op), x (one per edge), w.
+    """Returns the LP as arrays, without the rows of edges that `implied` bool[e] marks. Variables: s (one per op), x (one per
+    edge), w.
 
     An edge that is the only one of its source and of its target has x = 0. A transfer that takes no time has x = 1, since nothing
     can be saved. `s_i + k_i <= w` is kept for ops without successors; it follows for the others.

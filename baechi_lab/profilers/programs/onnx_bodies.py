@@ -46,7 +46,7 @@ class Body:
     stacked: int = 0
 
     def output_types(self, inferred: GraphProto) -> list[TypeProto]:
-        """The types of the operator's outputs; `inferred` is the body with the shapes of its values."""
+        """Returns the types of the operator's outputs; `inferred` is the body with the shapes of its values."""
         output_types = []
         for k, position in enumerate(self.returned):
             output_type = onnx.TypeProto()

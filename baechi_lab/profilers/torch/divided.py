@@ -318,7 +318,7 @@ _LAST_NORM = r"(^|\.)(ln_f|decoder\.final_layer_norm)$"
 
 
 def _token_dimension(name: str) -> int:
-    """The dimension of a layer's input that sequence parallelism divides."""
+    """Returns the dimension of a layer's input that sequence parallelism divides."""
     return 0 if re.search(_JOINED_TOKENS, name) else 1
 
 

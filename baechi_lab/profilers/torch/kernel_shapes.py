@@ -352,7 +352,7 @@ def _convolution_backward(args: Args) -> Products:
 
 
 def _of(sizes: Any, k: int) -> int:
-    """The size of dimension `k`; a single size holds for all."""
+    """Returns the size of dimension `k`; a single size holds for all."""
     values = sizes if isinstance(sizes, (list, tuple)) else [sizes]
     return int(values[k] if k < len(values) else values[-1])
 

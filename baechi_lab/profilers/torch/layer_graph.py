@@ -145,7 +145,9 @@ class LayerProfile:
         return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
 
     def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
-        """The OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as measured."""
+        """Returns the OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as
+        measured.
+        """
         graph = layer_graph(self, optimizer_states=optimizer_states)
         return graph.replace(info={**graph.info, **self.info})
 
@@ -153,7 +155,7 @@ class LayerProfile:
 def layer_graph(
     profile: LayerProfile, *, optimizer_states: int | None = None, precision: Precision | None = None
 ) -> OpGraph:
-    """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps.
+    """Returns the graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps.
 
     By default they take what the profile's update says. `precision` is that of an estimate.
     """

@@ -175,7 +175,7 @@ def profile(
 
 
 def _with_quantization(graph: OpGraph, model: nn.Module) -> OpGraph:
-    """The graph whose estimate says which weights are quantized, and in which type their products are counted."""
+    """Returns the graph whose estimate says which weights are quantized, and in which type their products are counted."""
     quantization = quantization_facts(model)
     if quantization is None:
         return graph

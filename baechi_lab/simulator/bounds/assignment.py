@@ -55,7 +55,7 @@ SAFE = 1.0 - 1e-4
 def assignment(
     graph: OpGraph, cluster: Cluster, table: Floats, head: Floats, tail: Floats, low: float, time_limit: float = 2.0
 ) -> float:
-    """A lower bound in microseconds, at least `low`, which is a positive one known already.
+    """Returns a lower bound in microseconds, at least `low`, which is a positive one known already.
 
     `table` float64[n, D]: durations, infinite where not allowed; `head`, `tail` float64[n]: least times before the start
     and after the end of each op.
@@ -234,7 +234,9 @@ class _Program:
         return True
 
     def solve(self, seconds: float) -> tuple[float, NDArray[np.int64], bool] | None:
-        """The proven bound in microseconds, the device of each assigned unit, and whether it is optimal; None without a bound."""
+        """Returns the proven bound in microseconds, the device of each assigned unit, and whether it is optimal; None without
+        a bound.
+        """
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 

@@ -56,7 +56,7 @@ def forced_merges(
     time_limit: float = 10.0,
     start: tuple[Floats, Floats] | None = None,
 ) -> float:
-    """The largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
+    """Returns the largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
 
     `low` must be a valid bound already; `high` any makespan that is known to be reached, or infinity.
     `start`: heads and tails float64[n] that hold for every schedule (default: zeros).

@@ -55,12 +55,12 @@ class MergeProblem(NamedTuple):
     queued: bool
 
     def reversed(self) -> MergeProblem:
-        """The graph with every edge turned round: its heads are the tails of this one."""
+        """Returns the graph with every edge turned round: its heads are the tails of this one."""
         return self._replace(order=self.order[::-1].copy(), before=self.after, after=self.before)
 
 
 def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
-    """The arrays of `graph` on `cluster`. `reach=False` leaves out ancestors, which take longest."""
+    """Returns the arrays of `graph` on `cluster`. `reach=False` leaves out ancestors, which take longest."""
     n, off = graph.n, ~np.eye(cluster.n, dtype=bool)
     p = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1)
     cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]

@@ -34,7 +34,7 @@ SchedulerOption = str | SchedulerLike
 
 
 def make_scheduler(scheduler: SchedulerOption | None, placement: Placement) -> SchedulerLike:
-    """A scheduler object from a name, an object, or None (planned where there is a plan, else fifo)."""
+    """Returns a scheduler object from a name, an object, or None (planned where there is a plan, else fifo)."""
     if scheduler is None:
         return Fifo() if placement.rank is None else Planned()
     if isinstance(scheduler, str):

@@ -19,7 +19,7 @@ class SchedulerLike(Protocol):
     """Anything that prepares the kernel's `Scheduler` for a graph, cluster and placement."""
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
-        """The arrays by which devices choose."""
+        """Returns the arrays by which devices choose."""
 
 
 def by_rank(rank: object) -> kernel.Scheduler:

@@ -46,7 +46,7 @@ class Schedule:
 
     @classmethod
     def of(cls, orders: Iterable[Iterable[tuple[int, str, int]]]) -> Schedule:
-        """A schedule from (stage, kind, micro-batch) triples."""
+        """Returns a schedule from (stage, kind, micro-batch) triples."""
         return cls(tuple(tuple(Unit(*unit) for unit in order) for order in orders))
 
     @classmethod
@@ -147,7 +147,7 @@ def is_schedule_text(schedule: object) -> TypeGuard[str]:
 
 
 def chain_needs(unit: Unit, last: int) -> list[Unit]:
-    """The units for which a unit of a chain of stages 0 .. `last` waits."""
+    """Returns the units for which a unit of a chain of stages 0 .. `last` waits."""
     stage, kind, batch = unit
     if kind == "F":
         return [Unit(stage - 1, "F", batch)] if stage else []

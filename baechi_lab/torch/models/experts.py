@@ -18,7 +18,7 @@ from ...graph import Cluster, OpGraph, Placement
 
 
 def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
-    """The expert's placement of a graph that `bl.torch.profile` made of the model `name`.
+    """Returns the expert's placement of a graph that `bl.torch.profile` made of the model `name`.
 
     A call without a rule goes to the device of the call before it. Colocation groups and backward ops stay together. Raises
     `UnknownNameError` for a model without an expert.

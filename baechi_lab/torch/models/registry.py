@@ -25,7 +25,7 @@ from .transformer import Transformer
 def build(
     name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | None = "sgd", **config: object
 ) -> TorchStep:
-    """The training step of a benchmark model with random data.
+    """Returns the training step of a benchmark model with random data.
 
     `names()` lists the models. `config` changes the size: keywords of the model's class, and `image_size`
     (inception_v3, resnet50) or `length` (tokens per sentence; transformer, gnmt, bert). `optimizer` is "sgd" or None.
@@ -56,7 +56,7 @@ def build(
 
 
 def names() -> list[str]:
-    """The names of all models."""
+    """Returns the names of all models."""
     return sorted(MODELS.names())
 
 

@@ -159,7 +159,7 @@ class KeyCounter(Handler):
 
 
 def stem(key: str) -> str:
-    """A call's key without its number.
+    """Returns a call's key without its number.
 
     >>> stem("layers.0/add#1")
     'layers.0/add'

@@ -59,7 +59,9 @@ def connect(rank: int, world: int, device: str, file: str | None, seconds: float
 
 
 def actions(text: str) -> list[list[str]]:
-    """The actions of a schedule's text in torch's notation, per process: `B` for the whole backward pass, or `I` and `W`."""
+    """Returns the actions of a schedule's text in torch's notation, per process: `B` for the whole backward pass, or `I` and
+    `W`.
+    """
     lines = [line.split() for line in text.strip().splitlines()]
     split_backward = any("W" in word for line in lines for word in line)
     return [[word.replace("B", "I") if split_backward else word for word in line] for line in lines]
@@ -419,7 +421,7 @@ class StageBase(nn.Module):
 
 
 def select_layers(model: nn.Module, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The layers, parameters and buffers with those names, nested as in the model; shared, not copied.
+    """Returns the layers, parameters and buffers with those names, nested as in the model; shared, not copied.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> [name for name, _ in select_layers(model, ["1"], {}).named_parameters()]
@@ -453,12 +455,12 @@ class Output(dict):  # type: ignore[type-arg]
         return self.to_tuple()[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
 
     def to_tuple(self) -> tuple[object, ...]:
-        """The outputs in their order, those that are None left out."""
+        """Returns the outputs in their order, those that are None left out."""
         return tuple(value for value in self.values() if value is not None)
 
 
 def rebuild_output(template: object, tensors: Sequence[torch.Tensor]) -> object:
-    """The output that `template` describes: `{"slot": i}` is tensor i, `{"is": kind, "of": entries}` is a container.
+    """Returns the output that `template` describes: `{"slot": i}` is tensor i, `{"is": kind, "of": entries}` is a container.
 
     >>> output = rebuild_output({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])
     >>> output.loss, output["logits"], output[0], output[:2]
