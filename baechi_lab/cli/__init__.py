@@ -27,7 +27,7 @@ COMMANDS = {
     "profile": "measure or estimate what every operator of a training step costs, and write a graph file",
     "place": "place the operators of a graph file on devices, and write a placement file",
     "compare": "compare placers on one graph: step time, memory, lower bound",
-    "fit": "say whether a step fits the memory, and simulate the ways to make it fit",
+    "fit": "say whether a step fits the memory, and simulate the options that make it fit",
     "layouts": "list layouts of a transformer on a cluster (tensor, pipeline, data, expert parallelism), each simulated",
     "simulate": "simulate a step of a graph under a placement, and write its timeline",
     "run": "run a training step under a placement on real devices",
