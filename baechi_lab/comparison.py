@@ -97,18 +97,25 @@ def compare(
         progress: show a progress bar.
 
     Returns:
-        The columns `makespan_us` (simulated), `speedup` (`one_device_us / makespan_us`; above 1 is faster),
-        `lower_bound_us` (of the original graph: no placement is faster; where pipeline stages have replicas, of that
-        placement), `gap` (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
-        `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
-        of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
-        interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
-        not run), `one_device_us` (the step of one device alone, whether or not it fits there), `winner` (whose answer
-        `auto` took), `peak_parts` (persistent, outputs, temporary and received bytes of the fullest device at its peak) and,
-        where a placement ran, `measured_peak_bytes`, `measured_device_peak_bytes` and `measured_peak_parts` of one traced
-        step (what is not simulated: docs/peaks.md); with `native` also `native_ratio` (`measured_us` over that of the
-        fastest native row).
-        `table.attrs["notes"]`: sentences without which the table would mislead.
+        A table with a row per placer. `table.attrs["notes"]` has sentences without which the table would mislead. Columns:
+
+            - `makespan_us`: the simulated step.
+            - `speedup`: `one_device_us / makespan_us`; above 1 is faster than one device.
+            - `one_device_us`: the step of one device alone, whether or not it fits there.
+            - `lower_bound_us`: no placement of the original graph is faster; with replicas, no schedule of that placement is.
+            - `gap`: `makespan_us / lower_bound_us - 1`.
+            - `feasible`: whether no rule is broken.
+            - `peak_bytes`, `device_peak_bytes`: of the fullest device, and of each.
+            - `peak_parts`: persistent, outputs, temporary and received bytes of the fullest device at its peak.
+            - `moved_bytes`, `transfers`: between devices.
+            - `balance`: mean over largest busy time of the devices; 1 is perfect.
+            - `place_seconds`: what the placer took.
+            - `winner`: whose answer `auto` took.
+            - `error`: why a row has no placement, is not feasible or did not run.
+            - `measured_us`, `measured_low_us`, `measured_high_us`: the median measured step and its 95 % interval; NaN if not run.
+            - `measured_peak_bytes`, `measured_device_peak_bytes`, `measured_peak_parts`: of one traced step, where a placement ran
+              (what is not simulated: docs/peaks.md).
+            - `native_ratio`, with `native`: `measured_us` over that of the fastest native row.
 
     Raises:
         UnknownNameError: a placer or parameter that does not exist; what goes wrong while a placer works is a row.

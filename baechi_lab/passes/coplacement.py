@@ -20,14 +20,18 @@ from .joined_ops import JoinedOps
 class CoPlacement(Pass):
     r"""Put an op with its only reader, and a backward op with its forward op, into one group.
 
-    Rules: (i, `chains`) an op whose outputs are all read by exactly one op joins that op's group; (ii, `backward`) a
-    backward op joins the group of its forward op; (iii, `constants`, not in the paper) an op that reads nothing and
-    belongs to no group joins the one group that holds all of its readers; (iv, `cells`) the ops of one cell join: those
-    whose name (for a backward op, its forward op's) agrees up to a component that matches the regular expression
-    `cells`; members of a given group are left out of this rule. The groups of the result are the closure of the rules
-    and of the given colocation groups, by union-find in op order, and are written as colocation groups. Ops are joined
-    only if the allowed list of one side contains that of the other, so that a group may run wherever one of its
-    ops may. So the rules make no graph infeasible on a cluster that could run its ops.
+    Rules:
+
+    - (i, `chains`) An op whose outputs are all read by exactly one op joins that op's group.
+    - (ii, `backward`) A backward op joins the group of its forward op.
+    - (iii, `constants`, not in the paper) An op that reads nothing and belongs to no group joins the one group that holds all
+      of its readers.
+    - (iv, `cells`) The ops of one cell join: those whose name (for a backward op, its forward op's) agrees up to a component
+      that matches the regular expression `cells`. Members of a given group are left out of this rule.
+
+    The groups of the result are the closure of the rules and of the given colocation groups, by union-find in op order. They
+    are written as colocation groups. Ops are joined only if the allowed list of one side contains that of the other, so that
+    a group may run wherever one of its ops may. So the rules make no graph infeasible on a cluster that could run its ops.
 
     `cells`: paper B "applies the co-placement optimization to LSTM cell operators and also to attention operators"
     (section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so the

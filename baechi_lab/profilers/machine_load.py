@@ -74,9 +74,12 @@ def summarize_repeats(
         cores_needed: cores that the measurement itself keeps busy.
 
     Returns:
-        `step_us`, the sum over all ops in each repeat; `spread`, the difference between its maximum and minimum over its
-        median; `op_spread`, the same by op, for ops with a noticeable share of the work; `others_share`; `cores` of the
-        machine; `busy`, True if other programs left too few cores.
+        - `step_us`: the sum over all ops in each repeat.
+        - `spread`: the difference between its maximum and minimum over its median.
+        - `op_spread`: the same by op, for ops with a noticeable share of the work.
+        - `others_share`: as given.
+        - `cores`: of the machine.
+        - `busy`: True if other programs left too few cores.
 
     >>> summarize_repeats(["a", "b"], np.array([[9.0, 1.0], [10.0, 0.0]]), 0.0, 1)["op_spread"]
     {'a': 0.105, 'b': 2.0}

@@ -1,8 +1,8 @@
 """The order in which one thread of TensorFlow's executor runs ops: last ready, first run.
 
 Ops that become ready by an op go on top of a stack, later ops of the graph above earlier ones. Ops that only pass on or
-describe a tensor run at once. A step starts with a stack of its constants and, below, the other ops without inputs, in an order
-that differs per session; those at the bottom wait until nothing else is left, and with them what they lead to, such as all
+describe a tensor run at once. A step starts with a stack of its constants and, below them, the other ops without inputs, in an
+order that differs per session. Those at the bottom wait until nothing else is left, and so does what they lead to, such as all
 updates. O(ops + edges log edges).
 
 Source: `ExecutorState::ScheduleReady` of TensorFlow, and `Schedule` of Eigen's non-blocking thread pool.

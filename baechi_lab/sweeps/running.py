@@ -98,10 +98,15 @@ def sweep(
         progress: show a progress bar.
 
     Returns:
-        one row per combination that is done, in the order of the combinations: `batch_size, micro_batches, schedule,
-        replicas, devices, memory_bytes, placer, makespan_us, samples_per_second, bubble` (idle share of all devices),
-        `lower_bound_us, gap, feasible` (it fits), `peak_bytes, moved_bytes, transfers, balance, ops, groups, place_seconds,
-        params, finer_groups` (says so where smaller groups were placed, since none of the first ones fits), `error`.
+        A table with a row per combination that is done, in the order of the combinations. Columns:
+
+            - `batch_size, micro_batches, schedule, replicas, devices, memory_bytes, placer, params`: the combination.
+            - `makespan_us, samples_per_second, lower_bound_us, gap, moved_bytes, transfers, balance, place_seconds`: as in `compare`.
+            - `bubble`: the idle share of all devices.
+            - `feasible`, `peak_bytes`: whether it fits, and the peak of the fullest device.
+            - `ops, groups`: their numbers.
+            - `finer_groups`: says so where smaller groups were placed, because none of the first ones fits.
+            - `error`: why there is no step.
 
     Raises:
         InvalidInput, UnknownNameError: before anything runs.

@@ -62,8 +62,8 @@ def leave_network() -> None:
     """Give this process a network of its own, which has a loopback device and nothing else.
 
     Call it before other threads make sockets: each thread has the network of the one that started it. Without the right to make
-    networks the process goes on as a user of its own user namespace, who has that right; since only a process of one thread may
-    become that, one with more goes on in a child, which ends with it.
+    networks, the process goes on as a user of its own user namespace, who has that right. Only a process of one thread may
+    become that. A process with more threads goes on in a child, which ends with it.
 
     Raises `OSError`, whose text begins with `REFUSED`, where the system allows neither.
     """
