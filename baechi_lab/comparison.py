@@ -112,9 +112,9 @@ def compare(
             - `place_seconds`: what the placer took.
             - `winner`: whose answer `auto` took.
             - `error`: why a row has no placement, is not feasible or did not run.
-            - `measured_us`, `measured_low_us`, `measured_high_us`: the median measured step and its 95 % interval; NaN if not run.
-            - `measured_peak_bytes`, `measured_device_peak_bytes`, `measured_peak_parts`: of one traced step, where a placement ran
-              (what is not simulated: docs/peaks.md).
+            - `measured_us`, `measured_low_us`, `measured_high_us`: the median measured step with its 95 % interval; or NaN.
+            - `measured_peak_bytes`, `measured_device_peak_bytes`, `measured_peak_parts`: of one traced step, if a placement
+              ran (what is not simulated: docs/peaks.md).
             - `native_ratio`, with `native`: `measured_us` over that of the fastest native row.
 
     Raises:

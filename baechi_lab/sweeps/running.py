@@ -101,7 +101,8 @@ def sweep(
         A table with a row per combination that is done, in the order of the combinations. Columns:
 
             - `batch_size, micro_batches, schedule, replicas, devices, memory_bytes, placer, params`: the combination.
-            - `makespan_us, samples_per_second, lower_bound_us, gap, moved_bytes, transfers, balance, place_seconds`: as in `compare`.
+            - `makespan_us, samples_per_second, lower_bound_us, gap`: as in `compare`.
+            - `moved_bytes, transfers, balance, place_seconds`: likewise.
             - `bubble`: the idle share of all devices.
             - `feasible`, `peak_bytes`: whether it fits, and the peak of the fullest device.
             - `ops, groups`: their numbers.
