@@ -65,6 +65,15 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
 _BAG_GRADIENT = torch.ops.aten._embedding_bag_backward.default
+_DENSE_LIKE = {
+    torch.ops.aten.native_batch_norm.default: 0,
+    torch.ops.aten.native_batch_norm_backward.default: 1,
+    torch.ops.aten.native_layer_norm_backward.default: 1,
+}
+"""Operators whose first output is contiguous on CPUs, or has channels last like the argument at this position.
+
+The shape functions keep the order of a transposed tensor instead, so that the next layer would need no copy.
+"""
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
@@ -424,6 +433,7 @@ class OperatorObserver(TorchDispatchMode):
         self.values = KnownValues()
         self.routing = EvenRouting(frozenset(), self.values)
         self.finite = WeakTensorKeyDictionary()  # tensors of that question -> the answer
+        self.on_cpu = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -449,6 +459,8 @@ class OperatorObserver(TorchDispatchMode):
         else:
             self.values.propagate(func, args, kwargs, out)
             self.routing.observe(func, args, out)
+        if self.on_cpu and func in _DENSE_LIKE and out[0] is not None:
+            out = (_dense_like(args[_DENSE_LIKE[func]], out[0]), *out[1:])
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
             # A sparse sum has the entries of all terms, none of them merged, as in a real backward pass.
             out = _with_entries(out, sum(t._values().shape[0] for t in args if isinstance(t, torch.Tensor)))
@@ -478,6 +490,21 @@ def _with_entries(out: torch.Tensor, count: int) -> torch.Tensor:
         dtype=out.dtype,
         device=out.device,
     )
+
+
+def channels_come_last(tensor: torch.Tensor) -> bool:
+    """Whether the channels of each position are next to each other in memory."""
+    return tensor.is_contiguous(memory_format=_channels_last(tensor)) and not tensor.is_contiguous()
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.memory_format:
+    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+
+
+def _dense_like(source: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor such as `output` that is contiguous, or has channels last if `source` has."""
+    memory_format = _channels_last(source) if channels_come_last(source) else torch.contiguous_format
+    return output.contiguous(memory_format=memory_format)
 
 
 def _common_answer(answers: Any, *args: Any) -> bool | None:

@@ -24,7 +24,7 @@ from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 from ..precision import Precision
 from ..work import Kernel
-from .fake_tensors import OperatorObserver
+from .fake_tensors import OperatorObserver, channels_come_last
 from .kernels import kernel_bytes, kernel_of
 from .layers import find_loss_outputs
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
@@ -132,14 +132,14 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
     if not backward:
         output_bytes = _blocked_bytes(out)  # type: ignore[arg-type]
-        if _channels_come_last(tensor):
+        if channels_come_last(tensor):
             return 0
         while_running = output_bytes + weight.nbytes + input_bytes * (tensor.shape[1] >= BLOCK)
         return max(while_running - out.nbytes, output_bytes)  # type: ignore[attr-defined]
     gradient, gradient_bytes = args[0], _blocked_bytes(args[0])
-    same_order = _channels_come_last(gradient) == _channels_come_last(tensor)
+    same_order = channels_come_last(gradient) == channels_come_last(tensor)
     reordered_bytes = 0 if same_order else gradient.nbytes
-    if _channels_come_last(tensor):
+    if channels_come_last(tensor):
         return reordered_bytes + LARGE_WINDOW_COPIES * weight.nbytes * (depthwise and window > 3)
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
@@ -198,11 +198,6 @@ def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether PyTorch unfolds the windows of a sample instead of calling oneDNN (`ConvParams::use_mkldnn`)."""
     small = tensor.shape[0] == 1 and tensor.numel() <= UNFOLDED_NUMBERS and tensor.dtype is torch.float32
     return small and not (weight.dim() > 3 and min(weight.shape[-2:]) > 3)
-
-
-def _channels_come_last(tensor: torch.Tensor) -> bool:
-    memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-    return tensor.is_contiguous(memory_format=memory_format) and not tensor.is_contiguous()
 
 
 def _blocked_bytes(tensor: torch.Tensor) -> int:
