@@ -222,8 +222,12 @@ def place_in_groups(
     """Places `coarse`; where none of its placements fits, places smaller groups of ops, and at last single ops.
 
     Args:
-        graph: the original graph. coarse: what `optimize` made of it, an `Optimize`: other stages have no smaller groups.
-        place: places a graph on a cluster. memo: remembers smaller groups.
+        graph: the original graph.
+        coarse: what `optimize` made of it.
+        cluster: where it is placed.
+        optimize: the stage. Only an `Optimize` has smaller groups.
+        place: places a graph on a cluster.
+        memo: remembers smaller groups.
 
     Returns:
         The graph that was placed, and its placement. If that graph is not `coarse`, `placement.finer_groups` says so and

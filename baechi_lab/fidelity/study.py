@@ -105,6 +105,8 @@ def study(
             of a model in turns, so that a drift of the machine meets them all, and what is predicted too.
         calibration: overheads measured before; by default they are measured in every round of a model, and its predictions
             go by their mean.
+        seed: of the placement `random`.
+        progress: show a progress bar.
         on_model: called with what there is so far whenever a model is done.
         wait: seconds to wait for a machine that other programs leave alone, before every model; a model that was disturbed
             is measured once more. None measures all the same.

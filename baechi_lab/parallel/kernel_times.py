@@ -197,6 +197,7 @@ def part_times(
 
     Args:
         ops: the ops in their order.
+        hardware, efficiency: of the device.
         collective_us: a function that returns the microseconds of a collective.
         width: a function that returns the number of devices in a collective.
         overlap_tensor: whether gradients of weights run beside collectives of tensor parallelism.

@@ -94,6 +94,7 @@ class RankCosts:
         """Returns the times of a part's passes and its bytes.
 
         Args:
+            part: of the layout's model.
             recompute: "none", "selective" or "full".
             pass_times: the part's `pass_times`, if they are known.
         """

@@ -1,13 +1,15 @@
 """`heft`: Heterogeneous Earliest Finish Time, with paper C's changes for feasibility and collocation.
 
-Idea (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206): ops by upward rank (mean durations, mean transfers), each to the
-device on which it finishes first, in a gap between earlier ops where it fits. Paper C section 5.1
-(doi:10.1145/3154842.3154843): only feasible devices are looked at, and the first op of a colocation group places the
-whole group, whose other members get their time when their turn comes. O((ops + edges) x devices) and the gaps visited.
+Idea (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206): take the ops by upward rank, with mean durations and mean transfers.
+Each goes to the device on which it finishes first, into a gap between earlier ops if it fits. O((ops + edges) x devices) and the
+gaps visited.
 
-It is one point of `parametric.py`. The plan assumes that transfers never wait; `info["planned_makespan_us"]` tells what
-it expects, the simulation what comes of it: with queued transfers, or where a device that idles in the plan takes
-a ready op (the simulator never idles while it has one), the two differ.
+Paper C section 5.1 (doi:10.1145/3154842.3154843) changes two things. Only feasible devices count. The first op of a colocation
+group places the whole group, and its other members get their time when their turn comes.
+
+It is one point of `parametric.py`. The plan assumes that transfers never wait. `info["planned_makespan_us"]` is the step that it
+expects. The simulated step differs if transfers queue, or if a device that idles in the plan has a ready op, which the simulator
+then runs.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ def distribute(
     """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
 
     Args:
+        model: the module; it is changed in place.
         sample_inputs: a tensor, a tuple of positional arguments, a dict (or `BatchEncoding`) of keywords, or both as
             `(tuple, dict)`, to profile with.
         cluster: the devices; by default what torch sees here, `Cluster.from_torch()`.

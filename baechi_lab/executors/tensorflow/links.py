@@ -76,14 +76,14 @@ def measure_link(
 
     Args:
         source, target: names or indices of devices of `cluster`; without one, TensorFlow device names of this machine
-            (`/device:GPU:0`, `cpu:1`).
-            CPU devices beyond the first are logical devices, so that `cpu:1` exists on every machine; a transfer
-            between two of them costs a message, not a copy.
+            (`/device:GPU:0`, `cpu:1`). CPU devices beyond the first are logical devices, so that `cpu:1` exists on every
+            machine. A transfer between two of them costs a message, not a copy.
         cluster: a `bl.LocalCluster`, or the record of any cluster that `bl.execute` runs on.
         workers, secret: addresses of TensorFlow servers and what they ask for, as in `bl.execute`.
         sizes: bytes of the tensors, at least two different, multiples of 4.
         repeats: timed transfers per size, after one that is not counted.
         timeout: seconds for everything; None for no limit.
+        progress: show a progress bar.
 
     Returns:
         a LinkFit. A sample is the time from the end of the op on `source` that has the tensor to the start of the op on
@@ -92,8 +92,7 @@ def measure_link(
     Raises:
         UnknownNameError: no such device.
         InvalidInput: sizes or repeats.
-        ExecutionError: a device that is not attached or
-            out of memory, a worker that does not answer or dies, `timeout`.
+        ExecutionError: a device that is not attached or out of memory, a worker that does not answer or dies, `timeout`.
     """
     _check(sizes, repeats)
     if cluster is None:

@@ -68,15 +68,17 @@ def execute(
 
     Args:
         step: a `TorchStep`; its model is built anew, so two runs start from the same parameters.
+        steps, warmup: the measured steps, and those before them.
         placement: of `graph` (or of a coarse graph of it), or of the model's calls alone; with `micro_batches`, of the
             graph of one of them, as `bl.torch.profile(step.micro_batches(8)[0])` gives it.
         cluster: names the devices; by default as many as the placement uses, GPUs where enough are attached, else
             CPU devices.
         graph: the graph that the placement was made for; by default the step is profiled again to know it.
-        reorder, devices: see `bl.torch.distribute`; `transport` replaces its streams, for example by
-            `HostTransport(devices)`, which moves with plain `.to()`.
-        timeout: seconds after which no further step is begun (status `timeout`); `cancel` ends the run the same way
-            with status `cancelled`; `on_step` is called with a `StepResult` after every step (of a pipeline: at the end).
+        reorder, devices: see `bl.torch.distribute`.
+        transport: replaces its streams, for example by `HostTransport(devices)`, which moves with plain `.to()`.
+        timeout: seconds after which no further step is begun (status `timeout`).
+        cancel: an event that ends the run the same way, with status `cancelled`.
+        on_step: called with a `StepResult` after every step (of a pipeline: at the end).
         micro_batches: cut the batch into so many equal parts; gradients are added up, and the optimizer steps once.
         schedule: a name, a `Schedule` or its text, as for `bl.simulate`; by default `1f1b`. Outside a pipeline `gpipe` has all
             micro-batches under way at once, `1f1b` as many as there are devices.

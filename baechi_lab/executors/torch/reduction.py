@@ -106,7 +106,9 @@ def reduction_of(
     Warns if gradients will not be those of the undivided batch, or if this cannot be tested.
 
     Args:
+        step, model: the step of the whole batch, and its model.
         layers: names of the modules that are one call each, as in the trace.
+        micro_steps: the steps of the micro-batches.
         requested: "mean" or "sum", which is not tried then.
     """
     none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]

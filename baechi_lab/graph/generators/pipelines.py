@@ -23,7 +23,7 @@ def pipeline(
     kept_bytes: int = 0,
     parameter_bytes: int = 0,
 ) -> OpGraph:
-    """One micro-batch of a chain of pipeline stages: ops `F0`, `F1`, ..., `B0`, ..., and, with `weight_us`, `W0`, ...
+    """Returns one micro-batch of a chain of pipeline stages: ops `F0`, `F1`, ..., `B0`, ..., and, with `weight_us`, `W0`, ...
 
     `B` is the backward pass of a stage; with `weight_us` it is the gradient of its inputs, and `W` that of its weights. Both
     read the gradient of the stage's output; neither waits for the other. The ops of a stage share a colocation group.
@@ -31,7 +31,8 @@ def pipeline(
     Args:
         forward_us, backward_us, weight_us: float[stages], microseconds of F, B and W.
         output_bytes: what a stage sends to the next, and as gradient to the one before.
-        activation_bytes: what F leaves for B. kept_bytes: what F leaves for W.
+        activation_bytes: what F leaves for B.
+        kept_bytes: what F leaves for W.
         parameter_bytes: persistent bytes of each stage.
 
     Raises:
