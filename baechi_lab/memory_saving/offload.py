@@ -390,6 +390,11 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
 
     If offloading outputs raises the simulated peak of a device, a warning says so. Optimizer state is not compared.
 
+    Args:
+        placement: of the graph that was given to `offload`.
+        graph: what `offload` returned.
+        cluster: has the host.
+
     >>> placed = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
     ...     allowed=[-1, 0], allowed_sets=[("host",)]), Cluster.uniform(1).with_host("1GB"))
     >>> placed.device.tolist()

@@ -46,12 +46,13 @@ def export(
     pipeline: bool | None = None,
     reduction: str | None = None,
 ) -> Path:
-    """Write a folder with the placed step and a `train.py` that imports only torch, and installed packages that
-    the model comes from; returns its path.
+    """Write a folder with the placed step and a `train.py`; returns its path.
 
-    Parameters as in `bl.torch.execute`; the folder may be new, empty, or hold exactly what an
-    earlier export wrote, which is replaced. With `micro_batches` or a `schedule`, a placement that forms a pipeline becomes
-    a script for `torchrun`, one process per device, on one machine or several.
+    The script imports only torch, and installed packages that the model comes from. With `micro_batches` or a `schedule`, a
+    placement that forms a pipeline becomes a script for `torchrun`, one process per device, on one machine or several.
+
+    Other parameters are as in `bl.torch.execute`. The folder may be new, empty, or hold exactly what an earlier export wrote,
+    which is replaced.
 
     Raises:
         InvalidInput: a model, loss or optimizer whose source cannot be written out (it says which and why), a

@@ -30,6 +30,8 @@ def autograd_edges(
 ) -> set[tuple[str, str]]:
     """Returns `(parent key, child key)` of every dependency in the autograd graph of one forward pass.
 
+    Arguments and errors as in `bl.torch.trace`.
+
     >>> sorted(autograd_edges(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)))
     [('0', '1'), ('1', '2')]
     """
