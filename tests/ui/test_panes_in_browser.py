@@ -49,6 +49,7 @@ def page(lab):
         jb.run_all(opened, GRAPH, 120_000)
         opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")
         opened.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
+        jb.settle(opened)  # the kernel answers no click before the last cell has ended
         yield opened
 
 
