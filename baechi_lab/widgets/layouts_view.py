@@ -62,13 +62,15 @@ class LayoutsView(PicturedBox):
         self.timeline.show(unroll(step.graph, micro_batches), [timeline])
         self._show_rows()
         lanes = [lane for lane in self.timeline.lanes if lane["kind"] == "ops"]
-        exposed_us, bubble = (max(lane[key] for lane in lanes) for key in ("exposed_us", "idle_share"))
+        exposed_us, idle_shares = max(lane["exposed_us"] for lane in lanes), [lane["idle_share"] for lane in lanes]
         name = "simulated here" if row.step_us is None else "simulated"
         say(
             self.words,
             f"{row.layout!r}: {name} {format_us(timeline.makespan_us)}, at least {format_us(row.lower_bound_us)}; "
             f"{format_bytes(row.peak_bytes)} on the fullest device. Gradients and parameters: up to {format_us(exposed_us)} of a "
-            f"device's collectives are exposed; devices compute nothing for up to {bubble:.0%} of the step."
+            f"device's collectives are exposed; the passes of the busiest device hold {format_us(row.exposed_us)} more of "
+            f"collectives inside blocks and of waiting for the host. Devices compute nothing for up to {max(idle_shares):.0%} of "
+            f"the step, the busiest one for {min(idle_shares):.0%}."
             + (f" {row.reason[:1].upper()}{row.reason[1:]}." if row.reason else ""),
             "note" if row.fits else "bad",
         )

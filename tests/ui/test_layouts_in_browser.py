@@ -57,9 +57,13 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
             page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n", arg=lanes)
             title = bl.graph.units.format_us(row.step_us)
             page.wait_for_selector(f'.bl-view:has({TIMELINE}):has-text("{title}")')
-            exposed, idle = _exposed_and_idle(row)
+            exposed, idle, busiest = _exposed_and_idle(row)
             page.wait_for_selector(f'.bl-note:has-text("up to {exposed} of a device")')
-            page.wait_for_selector(f'.bl-note:has-text("for up to {idle} of the step")')
+            page.wait_for_selector(f'.bl-note:has-text("for up to {idle} of the step, the busiest one for {busiest}")')
+            # The same as in the columns of the table: what is exposed inside passes, and the bubble of the busiest device.
+            in_passes = bl.graph.units.format_us(row.exposed_us)
+            page.wait_for_selector(f'.bl-note:has-text("the passes of the busiest device hold {in_passes} more")')
+            assert busiest == f"{row.waiting_us / row.step_us:.0%}"
         # The table sorts by memory.
         page.click('.bl-sort:has-text("memory")')
         page.wait_for_selector('th[aria-sort="ascending"]:has-text("memory")')
@@ -87,7 +91,7 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
 
 
 def _exposed_and_idle(row):
-    """Returns texts of the longest time of a lane in which collectives run and no op, and of its largest idle share.
+    """Returns texts of the longest time of a lane in which collectives run and no op, and of the largest and least idle share.
 
     Counted from the timeline: op rows and collective rows of every device as intervals.
     """
@@ -108,7 +112,7 @@ def _exposed_and_idle(row):
         computes = busy(on_device & ~on_lane)
         exposed.append(width[busy(on_device & on_lane) & ~computes].sum())
         idle.append(1 - width[computes].sum() / timeline.makespan_us)
-    return bl.graph.units.format_us(max(exposed)), f"{max(idle):.0%}"
+    return bl.graph.units.format_us(max(exposed)), f"{max(idle):.0%}", f"{min(idle):.0%}"
 
 
 def _assert_no_violation(page):
