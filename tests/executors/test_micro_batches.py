@@ -1007,12 +1007,35 @@ def _mixing_losses():
     def root_of_the_number_of_samples(weight, words):
         return _squares(weight, words) * float(np.sqrt(len(words)))
 
+    def square_of_a_share(weight, words):
+        return tf.reduce_sum(((words[:, 0] @ weight - 1.0) / tf.cast(tf.shape(words)[0], tf.float32)) ** 2)
+
+    def curve_of_a_share(weight, words):
+        return tf.reduce_sum(tf.exp(words[:, 0] @ weight / tf.cast(tf.shape(words)[0], tf.float32)))
+
+    def input_gradient(weight, words, outputs_of):
+        with tf.GradientTape() as tape:
+            tape.watch(words)
+            outputs = outputs_of(words[:, 0] @ weight)
+        return tape.gradient(outputs, words)[:, 0]
+
+    def gradient_penalty_of_the_batch(weight, words):
+        return _squares(weight, words) + (tf.norm(input_gradient(weight, words, tf.tanh)) - 1.0) ** 2
+
+    def gradient_penalty_of_a_mean(weight, words):
+        gradient = input_gradient(weight, words, lambda outputs: tf.reduce_mean(tf.sin(outputs)))
+        return _squares(weight, words) + tf.reduce_sum(gradient**2)
+
     def number_of_samples_in_rounds(weight, words):
         outputs = words[:, 0] @ weight
         rounds = lambda i, state: (i + 1, tf.tanh(state + outputs * len(words)))  # noqa: E731
         return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, rounds, [0, tf.zeros([len(words), 5])])[1] ** 2)
 
     return {
+        square_of_a_share: "combines the samples in another way",
+        curve_of_a_share: "combines the samples in another way",
+        gradient_penalty_of_the_batch: "op 'norm/Sqrt' is not linear",
+        gradient_penalty_of_a_mean: "adds a sum over the batch to a mean over it",
         number_of_samples_in_rounds: "reads a number in its rounds that depends on the number of samples",
         weights_by_position: "reads positions of samples in the batch",
         root_of_the_number_of_samples: "reads a value of the whole batch for each of its samples",
@@ -1049,13 +1072,32 @@ def _mixing_losses():
     }
 
 
-@pytest.mark.parametrize("kind", range(33))
+@pytest.mark.parametrize("kind", range(37))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(
         UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}.* may differ from"
     ):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+@pytest.mark.parametrize("kind", ["means", "sums", "norm of each sample"])
+def test_bug_gradient_penalties_were_warned_of(kind, worker):
+    """The gradient of an inner tape leads to the loss, so it is a forward op."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        with tf.GradientTape() as tape:
+            tape.watch(words)
+            outputs = tf.tanh(words[:, 0] @ weight)
+        gradient = tape.gradient(outputs, words)[:, 0]
+        if kind == "sums":
+            return 0.15 * (tf.reduce_sum(gradient**2) + tf.reduce_sum(outputs**2))
+        if kind == "means":
+            return tf.reduce_mean(gradient**2) + tf.reduce_mean(outputs**2)
+        return tf.reduce_mean((tf.norm(gradient + 1e-3, axis=1) - 1.0) ** 2) - tf.reduce_mean(outputs)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
 
 
 @pytest.mark.parametrize("batched", [False, True])

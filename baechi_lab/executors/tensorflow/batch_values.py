@@ -81,6 +81,8 @@ _SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile", "Fill", "StridedSlice", "
 """Ops whose inputs after the first are shapes or indices."""
 _PASS_ON = frozenset({"Identity", "EnsureShape", "CheckNumerics", "StopGradient", "PreventGradient", "Snapshot"})
 _LINEAR = _SHAPED | _PASS_ON | {"Cast", "Neg", "Squeeze", "ExpandDims", "Transpose", "Pack"}
+_HOMOGENEOUS = _LINEAR | {"Sum", "Mean", "Max", "Min", "ConcatV2", "Pad", "PadV2", "Split", "SplitV", "Unpack"}
+"""Ops whose output is multiplied by a number if their samples are; the others among them are in `_SCALING`."""
 _SUMS = frozenset({"Add", "AddV2", "AddN", "Sub"})
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan", "TruncateDiv", "FloorDiv"})
 _PRODUCTS = frozenset({"Mul", "MulNoNan"})
@@ -490,7 +492,7 @@ class _OpRule:
         for tensor, power in inner.shared.items():
             if tensor[0] in arguments:
                 batch_values.shared[self.inputs[arguments[tensor[0]]]] = power
-            elif varying & ancestors(inner, [node.name for node in graph.node], {tensor[0]}):
+            elif varying & ancestors(inner.nodes, [node.name for node in graph.node], {tensor[0]}):
                 self._problem("reads a value of the whole batch for each of its samples", None)
         return [inner.of(tensor) for tensor in results]
 
@@ -911,7 +913,29 @@ class _OpRule:
         first = self.values[0]
         if first is not None and (self.node.op in _SHAPED or self.node.op.startswith("Gather")):
             return first.power
-        return powers[0] if len(set(powers)) == 1 else None
+        if set(powers) == {0}:
+            return 0
+        return self._power_of_scaled_samples()
+
+    def _power_of_scaled_samples(self) -> int | None:
+        """Returns the power where samples were multiplied by a share: None unless the op scales with some power of it."""
+        op, is_selection = self.node.op, self.node.op in _SELECTIONS
+        values = list(zip(self.inputs, self.values, strict=True))[is_selection:]
+        powers = {value.power for _, value in values if value is not None}
+        power = powers.pop() if len(powers) == 1 else None
+        if power is None:
+            return None
+        if op in _BROADCASTING:
+            constants = [self.batch_values.constant(tensor) for tensor, value in values if value is None]
+            if op == "Pow":
+                exponent = None if len(constants) != 1 or values[0][1] is None else constants[0]
+                whole = exponent is not None and np.size(exponent) == 1 and float(np.ravel(exponent)[0]).is_integer()
+                return power * int(np.ravel(exponent)[0]) if exponent is not None and whole else None
+            if any(constant is None or np.any(constant) for constant in constants):
+                return None
+            degree = 2 if op == "SquaredDifference" else 0 if op in _FIXED else 1
+            return degree * power if op in _SCALING | _FIXED | _SELECTIONS | {"SquaredDifference"} else None
+        return 2 * power if op == "Square" else power if op in _HOMOGENEOUS else None
 
     def _may_work_along_samples(self) -> bool:
         """Whether an op works along an axis that is as long as the batch, or several times as long."""
@@ -1060,7 +1084,7 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
         results = {name: of_op.get(name) for name in forward if name in behind & returned}
         alike = len({value.power for value in results.values() if value is not None}) == 1
         terms.update(results if alike else {end: of_op[end]})
-    leads_to_loss = ancestors(values, forward, leads_to_loss | set(terms))
+    leads_to_loss = ancestors(values.nodes, forward, leads_to_loss | set(terms))
     problems, unclear = (
         {name: reason for name, reason in ops.items() if name in leads_to_loss}
         for ops in (values.problems, values.unclear)
@@ -1068,12 +1092,12 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
     return Loss(terms, problems, unclear)
 
 
-def ancestors(values: BatchValues, ops: Sequence[str], names: set[str]) -> set[str]:
+def ancestors(nodes: Mapping[str, NodeDef], ops: Sequence[str], names: set[str]) -> set[str]:
     """Returns `names` and the ops from which they follow; `ops` in topological order."""
     leading = set(names)
     for name in reversed(ops):
         if name in leading:
-            leading |= {producer for producer, _ in data_inputs(values.nodes[name])}
+            leading |= {producer for producer, _ in data_inputs(nodes[name])}
     return leading
 
 
@@ -1087,7 +1111,7 @@ def unproven_statistic(values: BatchValues, ops: Sequence[str], tensors: Sequenc
     for tensor in tensors:
         value, kind = values.of(tensor), tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
         proven = isinstance(value, Total) and value.exact and value.power == int(kind.is_integer)
-        proven = proven and not values.problems.keys() & ancestors(values, ops, {tensor[0]})
+        proven = proven and not values.problems.keys() & ancestors(values.nodes, ops, {tensor[0]})
         if value is not None and kind != tf.bool and not proven:
             return tensor
     return None

@@ -38,6 +38,7 @@ from .batch_values import (
     Loss,
     Samples,
     Total,
+    ancestors,
     loss_of,
     mixing_gradients,
     read_batch_values,
@@ -222,14 +223,23 @@ class _Unroller:
             if node.op == "AddN" and any(producer in backward for producer, _ in data_inputs(node)):
                 backward.add(node.name)
         update = {name for name, kind in zip(self.graph.names, role, strict=True) if kind == UPDATE}
-        self.forward = dict.fromkeys(name for name in names if name not in backward | update)
-        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count, undivided=self.undivided)
-        share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
-        self.trains = bool(differentiated)
         scalar_outputs = {
             split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
         }
+        # Gradients that lead to the returned loss, as those of a gradient penalty, are forward ops. The lists that a loop
+        # fills for its gradient lead to the loss as well, but do not follow from what is differentiated.
+        leads_to_loss = ancestors(self.nodes, names, scalar_outputs)
+        leads_to_loss = ancestors(self.nodes, names, leads_to_loss & differentiated - backward - update)
+        follows = differentiated - backward
+        for name in names:
+            if any(producer in follows for producer, _ in data_inputs(self.nodes[name])):
+                follows.add(name)
+        backward -= ancestors(self.nodes, names, backward & leads_to_loss & follows)
+        self.forward = dict.fromkeys(name for name in names if name not in backward | update)
+        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count, undivided=self.undivided)
+        share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
+        self.trains = bool(differentiated)
         loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
         self.loss_terms = set(loss.terms)
         for name in reversed(self.forward):
