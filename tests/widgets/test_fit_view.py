@@ -4,7 +4,9 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab import viz
+from baechi_lab.fitting.record import Fit, FitOption
 from baechi_lab.widgets import FitView, Workbench
+from baechi_lab.widgets.panels.fit_panel import unlike
 
 
 def graph():
@@ -88,6 +90,22 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     assert "placed by" in bench.fit.state.value and "above)" in bench.fit.state.value
     # What to write in code is no advice for whoever looks at a form.
     assert bench.fit.answer.caveat and "time_limit=" not in bench.fit.state.value
+
+
+def test_bug_the_header_s_placement_in_another_order_was_called_the_same():
+    """x before y by number: 10 + 10 + 1 + 10 us; under pct y is first, whose reader waits: 10 + 1 + 10."""
+    wide = bl.OpGraph.from_edges([10.0] * 3, [(1, 2, 8)], names=["x", "y", "z"])
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
+    bench = Workbench(wide, cluster, placer="single", passes=(), scheduler="pct")
+    bench.model.inline = True
+    bench.model.move([2], 1 - int(bench.outcome.placement.device[2]))
+    placement = bench.outcome.placement
+    line = bl.simulate(wide, cluster, placement, scheduler="fifo")
+    assert (bench.outcome.timeline.makespan_us, line.makespan_us) == (21, 31)
+    option = FitOption("as it is", "2 devices", "nothing", command="placement", placement=placement, timeline=line)
+    assert "in the order of the placement itself (+48 % against the 21.00 us above)" in unlike(
+        Fit((option,)), bench.outcome
+    )
 
 
 def test_where_nothing_fits_the_button_says_what_would():

@@ -88,7 +88,10 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
     if shown is None or first.timeline is None:
         return ""
     if first.command == "placement":
-        return f"As it is under the placement above; the other options are placed by {', '.join(FAST_PLACERS)}."
+        step_us = shown.timeline.makespan_us
+        change_text = f"{change_in_words(first.step_us, step_us)} against the {format_us(step_us)} above"
+        order = f", in the order of the placement itself ({change_text})" if first.step_us != step_us else ""
+        return f"As it is under the placement above{order}; the other options are placed by {', '.join(FAST_PLACERS)}."
     if first.step_us == shown.timeline.makespan_us:
         return ""
     if shown.executed_graph is not shown.graph:
