@@ -27,7 +27,7 @@ KERNELS = [
     *((dfs, "_visit"), (dfs, "_choose"), (critical_path, "_balance_work"), (batch_split, "_assign_batches")),
     *((hash_partition, "spread_units"), (contiguous, "cut_line"), (solver, "_spend_remaining_savings")),
     *((paths, "_heads"), (paths, "tails"), (ranks, "_longest_path_tree")),
-    *((sweep, "sweep"), (stagger, "staggered"), (units, "group_units"), (m_topo, "fill_devices")),
+    *((sweep, "sweep"), (stagger, "staggered_work_us"), (units, "group_units"), (m_topo, "fill_devices")),
 ]
 PLACERS = ("m-topo", "m-etf", "m-sct", "heft", "mite", "dfs", "critical-path", "batch-split", "hash", "contiguous")
 
