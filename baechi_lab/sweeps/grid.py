@@ -90,7 +90,7 @@ class Cell:
             "schedule": None if self.schedule is None else str(self.schedule),
             "replicas": self.replicas,
             "devices": self.cluster.n,
-            "memory_bytes": int(self.cluster.memory_bytes[0]),
+            "memory_bytes": int(self.cluster.memory_bytes[~self.cluster.is_host].min()),
             "placer": self.placer,
         }
 
@@ -163,16 +163,19 @@ class Steps:
 def cells(
     batch_size: Iterable[int] | None,
     devices: Iterable[int],
-    memory_bytes: Iterable[int | str],
+    memory_bytes: Iterable[int | str] | None,
     placer: Iterable[str],
     template: Cluster,
     steps: Steps | None = None,
 ) -> Iterator[Cell]:
-    """Yields all combinations, batch sizes and micro-batches outermost, so that each graph is built once."""
+    """Yields all combinations, batch sizes and micro-batches outermost, so that each graph is built once.
+
+    Without `memory_bytes`, devices have the memory of the template's.
+    """
     steps = Steps() if steps is None else steps
     sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
     counts = [device_count(d, "devices") for d in devices]
-    memory = [parse_bytes(m) for m in memory_bytes]
+    memory = [None] if memory_bytes is None else [parse_bytes(m) for m in memory_bytes]
     names = list(placer)
     for field, values in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
         if not values:
@@ -181,7 +184,10 @@ def cells(
         size, error = _micro_batch_size(b, m, len(steps.micro_batches) > 1)
         for d, capacity_bytes, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
             why = error or replica_error(d, r, m)
-            yield Cell(size, template.resized(d).with_memory(capacity_bytes), p, b, m, order, r, why)
+            cluster = template.resized(d)
+            if capacity_bytes is not None:
+                cluster = cluster.with_memory(capacity_bytes)
+            yield Cell(size, cluster, p, b, m, order, r, why)
 
 
 def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:

@@ -46,7 +46,7 @@ def sweep(
     *,
     batch_size: Iterable[int] | int | None = None,
     devices: Iterable[int] | int = (1, 2, 4),
-    memory_bytes: Iterable[int | str] | int | str = ("8GB",),
+    memory_bytes: Iterable[int | str] | int | str | None = None,
     placer: Iterable[str] | str = ("m-etf",),
     cluster: Cluster | None = None,
     passes: Iterable[str] = PASSES,
@@ -72,9 +72,10 @@ def sweep(
     Args:
         subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
             a function from batch size to OpGraph.
-        batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
+        batch_size, devices, placer: one value or several.
+        memory_bytes: memory per device, one value or several; by default that of the cluster's devices.
         cluster: a template for what is not swept: its first devices with their kinds, speeds and links, further devices like
-            its last, its transfers; by default the kind and link of named hardware.
+            its last, its transfers; by default the kind, memory and link of named hardware.
         passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
         micro_batches, schedule: as in `bl.simulate`, one value or several. `batch_size` is that of a step, which
             `micro_batches` must divide (else the row says so; with one count, at once): the model is profiled at the
@@ -100,7 +101,8 @@ def sweep(
     Returns:
         A table with a row per combination that is done, in the order of the combinations. Columns:
 
-            - `batch_size, micro_batches, schedule, replicas, devices, memory_bytes, placer, params`: the combination.
+            - `batch_size, micro_batches, schedule, replicas, devices, memory_bytes, placer, params`: the combination;
+              `memory_bytes` is that of the smallest device.
             - `makespan_us, samples_per_second, lower_bound_us, gap`: as in `compare`.
             - `moved_bytes, transfers, balance, place_seconds`: likewise.
             - `bubble`: the idle share of all devices.
@@ -145,9 +147,8 @@ def sweep(
         by_kind(hardware)  # raises for a name that is not known
     _check_subject(subject, sizes, profiling, template)
     names = as_list("placer", placer)
-    grid = list(
-        cells(sizes, as_list("devices", devices), as_list("memory_bytes", memory_bytes), names, template, steps)
-    )
+    memory = None if memory_bytes is None else as_list("memory_bytes", memory_bytes)
+    grid = list(cells(sizes, as_list("devices", devices), memory, names, template, steps))
     for name in names:
         make_placer(name, **placing.of(text("placer", name)))
     store = Store(path)

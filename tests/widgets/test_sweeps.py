@@ -52,6 +52,17 @@ def test_rows_equal_compare():
             assert row["samples_per_second"] == row["batch_size"] / one["makespan_us"] * 1e6
 
 
+def test_bug_devices_had_8_gb_whatever_the_cluster_s_had():
+    """An op that needs 20 GB fits the 80 GB of a named device, and of two devices the larger one alone."""
+    graph = bl.OpGraph.from_edges([1.0], [], persistent_bytes=[20 << 30])
+    options = {"placer": "m-etf", "passes": (), "progress": False, "executor": "here"}
+    named = bl.sweep(graph, devices=1, cluster=bl.Cluster.uniform(1, kind="a100"), **options)
+    assert named.memory_bytes.tolist() == [80_000_000_000] and named.feasible.all()
+    pair = bl.Cluster.uniform(2).with_memory(["8GB", "24GiB"])
+    rows = bl.sweep(graph, devices=[1, 2], cluster=pair, **options)
+    assert rows.memory_bytes.tolist() == [8_000_000_000, 8_000_000_000] and rows.feasible.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_bug_all_devices_were_like_the_first_and_had_the_link_of_the_first_pair(replicas):
     """Two machines of two devices, the second device half as fast: rows of 4 devices are of exactly this cluster."""
