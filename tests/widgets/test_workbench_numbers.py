@@ -548,7 +548,7 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())
     log = explain(bench.outcome)
     assert log.sentence(0) == "step 1 of 3: op0 goes to gpu:0, starting at 0 us: earliest start 0 us."
-    assert log.tied(0).startswith("A tie: 1 other pair of op and device could start then too; the lower number")
+    assert log.tie(0).startswith("A tie: 1 other pair of op and device could start then too; the lower number")
     assert log.against_timeline(0, bench.outcome.timeline) == ""
     # b starts on the device of a at 5 us; c would start there at 12 us, but for the memory.
     assert [log.interesting(k) for k in range(3)] == ["", "", "memory refused"]
