@@ -178,6 +178,7 @@ def test_odd_places_of_steps_are_refused_in_one_sentence(odd):
         bl.export(step, placement, None)
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_a_deleted_folder_ends_nothing_that_needs_none(tmp_path):
     code = """

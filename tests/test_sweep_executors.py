@@ -52,6 +52,7 @@ def test_the_executor_of_a_dask_client(client, run_inline):
     assert table(client.get_executor()).equals(run_inline)
 
 
+@pytest.mark.slow
 def test_the_graph_is_told_to_dask_once(client, run_inline, monkeypatch):
     """One task holds the graph's bytes, and the rows name it, whatever their number."""
     sent_bytes, shared = [], executors.DaskCalls.share

@@ -294,6 +294,7 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, 
     )
 
 
+@pytest.mark.slow
 def test_a_message_after_long_kernels_takes_more(monkeypatch):
     """Warm, 72 hops take 100 us each of both processors; after kernels of 10, 50 and 300 us 20, 90 and 80 more."""
     extra_us = {0: 0.0, 1 << 18: 20.0, 1 << 20: 90.0, 1 << 22: 80.0}

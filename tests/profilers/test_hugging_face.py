@@ -211,6 +211,7 @@ def test_inputs_of_images_and_sound(name):
     assert any(module_name in op for op in graph.names)
 
 
+@pytest.mark.slow
 def test_a_part_that_does_not_run_is_named():
     """Llava with text only: its vision tower had been left out silently. Experts without tokens are no such part."""
     model, inputs = bl.torch.hugging_face(SEVERAL["llava"][0], sequence_length=S)
@@ -319,6 +320,7 @@ LOOK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOOK)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_models_that_look_at_masks_and_tokens(kind, mode):
@@ -381,6 +383,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERTS)
 def test_bug_mixtures_that_loop_over_experts_were_refused(name):
     """Products and trained bytes of a real run: with few tokens all experts are in use, however they are shared out."""
@@ -398,6 +401,7 @@ def test_bug_mixtures_that_loop_over_experts_were_refused(name):
     assert estimate.layers.parameter_gradients.sum() == sum(p.nbytes for p in real.parameters() if p.grad is not None)
 
 
+@pytest.mark.slow
 def test_a_router_in_another_type_than_its_model():
     """The router of Switch is converted to float32 within the forward pass."""
     model, inputs = bl.torch.hugging_face({**EXPERTS["switch"], "dtype": "bfloat16"}, sequence_length=8)
@@ -548,6 +552,7 @@ def test_the_command_estimates_a_configuration(call):
     assert code == 0 and facts["persistent_bytes"] >= 4 * facts["parameters"]
 
 
+@pytest.mark.slow
 def test_bug_the_type_of_a_configuration_was_not_that_of_the_model(call):
     """In Python as in the command: weights and gradients of 2 bytes and two states; `dtype` is above the configuration."""
     config = {**CONFIGS["llama"], "torch_dtype": "bfloat16"}

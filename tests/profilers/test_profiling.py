@@ -250,6 +250,7 @@ def test_measured_on_a_gpu(product):
     assert graph.duration_us[op(graph, "Relu")] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.subprocess
 @pytest.mark.parametrize(

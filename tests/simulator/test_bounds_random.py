@@ -196,6 +196,7 @@ def all_bounds(graph, cluster, monkeypatch):
     return all_values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", fast(range(INSTANCES // 8), 1))
 def test_no_bound_is_above_the_optimum(block, monkeypatch):
     for seed in range(8 * block, 8 * block + 8):

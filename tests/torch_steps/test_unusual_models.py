@@ -170,6 +170,7 @@ def test_one_target_needs_no_tuple():
         bl.torch.TorchStep("three", lambda: nn.Linear(2, 2), rows, targets={"y": classes})
 
 
+@pytest.mark.slow
 def test_positions_and_keywords_together_are_traced_profiled_and_run():
     inputs = ((torch.randn(6, 4),), {"scale": 2.0, "bias": torch.ones(6, 4)})
     model, plain = Scaled(), Scaled()

@@ -922,6 +922,7 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     bl.torch.export(step, placed, folder, graph=graph, micro_batches=2)  # replaces what it wrote
 
 
+@pytest.mark.slow
 def test_bug_more_processes_than_the_pipeline_has_ended_with_stop_iteration(tmp_path):
     """All stages on one of two devices are a pipeline of one process."""
     step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
