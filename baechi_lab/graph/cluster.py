@@ -168,8 +168,9 @@ class Cluster:
 
     @classmethod
     def from_tensorflow(cls, **options: object) -> Cluster:
-        """Returns the devices that TensorFlow sees here; options as of
-        `baechi_lab.executors.tensorflow.devices.attached_cluster`.
+        """Returns the devices that TensorFlow sees here.
+
+        Options are those of `baechi_lab.executors.tensorflow.devices.attached_cluster`.
         """
         return framework_part("executors", "tensorflow").attached_cluster(**options)
 

@@ -65,8 +65,9 @@ class MSCT(Placer):
 def favourites_and_report(
     graph: OpGraph, cluster: Cluster, threshold: float, solver: str
 ) -> tuple[Favourites, dict[str, object]]:
-    """Returns the favourites, and what `Placement.info` says of the LP: `lp` (size, seconds, objective), favourites,
-    conflicts.
+    """Returns the favourites, and the entries of `Placement.info`.
+
+    These are `lp` (size, seconds and objective of the LP), the number of favourites, and conflicts.
     """
     favourite_ops = favourites(graph, cluster, threshold, solver)
     lp = favourite_ops.solution

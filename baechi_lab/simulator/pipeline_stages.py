@@ -360,8 +360,9 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
 
 
 def _input_gradient(assigner: _StageAssigner, first: list[int], waited: Bools) -> int | None:
-    """Returns the op among `first` that feeds no update and resembles a B op of another stage, by type and name without
-    numbers.
+    """Returns the op among `first` that feeds no update and resembles a B op of another stage.
+
+    Two ops resemble each other if they have one type and, without numbers, one name.
     """
     graph = assigner.graph
     pointer, successor = graph.successors

@@ -242,9 +242,7 @@ class Session(Handler):
         return outputs
 
     def _promise(self, state: ForwardState, key: str, args: Args, kwargs: Kwargs) -> tuple[object, int]:
-        """Returns the learned outputs of a call, or None if shapes or numbers among its arguments differ from the learned
-        ones.
-        """
+        """Returns the learned outputs of a call; None if its arguments have other shapes or numbers than the learned ones."""
         spec, numbers, learned_outline = state.learned.get(key, (None, 0, None))
         if spec is None or learned_outline is None or learned_outline != outline((args, kwargs), shapes=True):
             return None, numbers

@@ -36,8 +36,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """Returns the storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices. Of a wrapper
-    subclass: those of the tensors within.
+    """Returns the storages that hold a tensor.
+
+    Of a sparse tensor: that of its values, then those of its indices. Of a wrapper subclass: those of the tensors within.
 
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph.units import format_bytes, format_us
 from .compute import Outcome
+from .levels import entries_until_peak
 from .waiting import waits
 
 TIME, MEMORY, IDLE, MOVED, CRITICAL = "time", "memory", "idle caused", "bytes moved", "critical share"
@@ -47,10 +48,9 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
     if by == MEMORY:
         log = timeline.memory
         for device in np.unique(log.device).tolist():
-            entries = np.flatnonzero(log.device == device)
-            until_peak = entries[: int(np.cumsum(log.delta[entries]).argmax()) + 1]
-            until_peak = until_peak[log.op[until_peak] >= 0]
-            np.add.at(heat, log.op[until_peak], log.delta[until_peak].astype(np.float64))
+            entries = entries_until_peak(log, device)
+            entries = entries[log.op[entries] >= 0]
+            np.add.at(heat, log.op[entries], log.delta[entries].astype(np.float64))
     elif by == TIME:
         np.add.at(heat, timeline.op, timeline.end_us - timeline.start_us)
     elif by == IDLE:

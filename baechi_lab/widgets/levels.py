@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import MEMORY_CATEGORIES, Timeline
+from ..graph import MEMORY_CATEGORIES, MemoryLog, Timeline
 from .columns import Columns, pack
 
 MOST_ROWS = 30_000
@@ -70,15 +70,20 @@ def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
 
 def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
     log = timeline.memory
-    entries = np.flatnonzero(log.device == device)
+    entries = entries_until_peak(log, device)
     if len(entries) == 0:
         return Peak(device, int(timeline.peak_bytes[device]), 0.0, -1, "")
-    held_bytes = np.cumsum(log.delta[entries])
-    at = int(entries[int(held_bytes.argmax())])
+    at = int(entries[-1])
     op = int(log.op[at])
     name = timeline.op_names[op] if op >= 0 else ""
     part_bytes = tuple(timeline.peak_parts(device).values())
-    return Peak(device, int(held_bytes.max()), float(log.time_us[at]), index.get(name, -1), name, part_bytes)
+    return Peak(device, int(log.delta[entries].sum()), float(log.time_us[at]), index.get(name, -1), name, part_bytes)
+
+
+def entries_until_peak(log: MemoryLog, device: int) -> NDArray[np.int64]:
+    """Returns the entries of a device up to the first after which it holds most; their deltas add up to its peak."""
+    entries = np.flatnonzero(log.device == device)
+    return entries[: int(np.cumsum(log.delta[entries]).argmax()) + 1] if len(entries) else entries
 
 
 @dataclass(frozen=True)

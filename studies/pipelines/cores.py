@@ -29,19 +29,19 @@ def step_us_on_cores(
     """
     if cores >= cluster.n:
         return timeline.makespan_us
-    whole = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.schedule_lines)
-    device = np.asarray(whole.placement.device)
-    start = np.zeros(whole.graph.n)
+    pipelined = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.schedule_lines)
+    device = np.asarray(pipelined.placement.device)
+    start = np.zeros(pipelined.graph.n)
     start[timeline.op] = timeline.start_us
     turns = []
     for mine in range(cluster.n):
         op = np.flatnonzero(device == mine)
-        op = op[np.lexsort((whole.graph.position[op], start[op]))]
+        op = op[np.lexsort((pipelined.graph.position[op], start[op]))]
         turns += [(a, b, 0) for a, b in zip(op[:-1].tolist(), op[1:].tolist(), strict=True)]
     edges = zip(
-        whole.graph.edge_source.tolist(), whole.graph.consumers.tolist(),
-        whole.graph.tensor_bytes[whole.graph.edge_tensor].tolist(), strict=True,
+        pipelined.graph.edge_source.tolist(), pipelined.graph.consumers.tolist(),
+        pipelined.graph.tensor_bytes[pipelined.graph.edge_tensor].tolist(), strict=True,
     )  # fmt: skip
-    shared = OpGraph.from_edges(whole.graph.duration_us, [*edges, *turns])
+    shared = OpGraph.from_edges(pipelined.graph.duration_us, [*edges, *turns])
     there = Cluster.uniform(cores, link=cluster.link_between(0, 1), comm=cluster.comm)
     return simulate(shared, there, Placement(device=device % cores), "fifo").makespan_us

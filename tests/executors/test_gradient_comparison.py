@@ -117,8 +117,8 @@ def test_example_inputs_give_micro_batches_that_differ():
     class Example:
         example_inputs = np.array([[-1.0], [2.0], [0.0]], np.float32), np.array([7, 8, 9]), np.float32(3)
 
-    first, words, factor, second, others, _ = gradient_comparison.sample_batches(Example, [0, 0, None], 2, None)
-    assert factor == 3 and set(words) | set(others) <= {7, 8, 9} and not np.array_equal(first, second)
+    first, words, factor, second, second_words, _ = gradient_comparison.sample_batches(Example, [0, 0, None], 2, None)
+    assert factor == 3 and set(words) | set(second_words) <= {7, 8, 9} and not np.array_equal(first, second)
     signs = {7: -1, 8: 1, 9: 0}
     assert np.sign(first[:, 0]).tolist() == [signs[word] for word in words]
     assert np.all(np.abs(second) <= 2)
@@ -142,7 +142,7 @@ def test_batches_are_put_together_along_their_axis():
         weight.assign_sub(tape.gradient(loss, weight))
         return loss
 
-    whole = ROWS.reshape(2, 6, 5)
-    traced = bl.trace(step, whole[:, :2])
-    assert _messages(traced, inputs=(whole,))[0] == []
-    assert [part.shape for part in split_batch(traced, 3, whole)] == [(2, 2, 5)] * 3
+    batch = ROWS.reshape(2, 6, 5)
+    traced = bl.trace(step, batch[:, :2])
+    assert _messages(traced, inputs=(batch,))[0] == []
+    assert [micro_batch.shape for micro_batch in split_batch(traced, 3, batch)] == [(2, 2, 5)] * 3

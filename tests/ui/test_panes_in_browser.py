@@ -443,9 +443,9 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     page.wait_for_selector(f'.bl-pane-fit .bl-title:has-text("{format_us(option.step_us)}")')
     names = {"bl": bl, "graph": graph, "cluster": cluster}
     placement = eval(words.inner_text().partition(": ")[2], names)  # noqa: S307 (our own text)
-    again = bl.simulate(names["g"], cluster, placement)
-    assert (again.makespan_us, again.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
-    assert ", ".join(format_bytes(int(peak)) for peak in again.peak_bytes) in shown[fit.options.index(option)]
+    timeline = bl.simulate(names["g"], cluster, placement)
+    assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
+    assert ", ".join(format_bytes(int(peak)) for peak in timeline.peak_bytes) in shown[fit.options.index(option)]
     assert page.problems == []
 
 

@@ -401,8 +401,9 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     # Persistent bytes are held all the time; what the ops of a box make comes one after the other, which is said beside it.
     graph = expected.graph()
     inside = np.array([name.removeprefix("optimizer/").startswith("layer0/") for name in graph.names])
-    made = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n) + graph.temp_bytes
-    kept_bytes, made_bytes = (format_bytes(int(column[inside].sum())) for column in (graph.persistent_bytes, made))
+    output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
+    columns = graph.persistent_bytes, output_bytes + graph.temp_bytes
+    kept_bytes, made_bytes = (format_bytes(int(column[inside].sum())) for column in columns)
     _holds(text, f"keeps\t{kept_bytes} all the time", f"makes in turn\t{made_bytes}, not all held at once")
     _holds(text, f"time\t{format_us(float(graph.duration_us[inside].sum()))}")
     page.mouse.click(*box)

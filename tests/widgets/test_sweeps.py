@@ -75,13 +75,17 @@ def test_bug_all_devices_were_like_the_first_and_had_the_link_of_the_first_pair(
         graph, devices=[4, 2], memory_bytes="1GB", placer="m-topo", cluster=cluster, replicas=replicas, **options
     )
     for count, row in zip((4, 2), rows.itertuples(), strict=True):
-        part = bl.Cluster(cluster.devices[:count], cluster.link if count == 4 else bl.Link(1.0, 0.0), cluster.comm)
-        share = bl.Cluster(part.devices[: count // replicas], bl.Link(1.0, 0.0), part.comm) if replicas > 1 else part
+        smaller = bl.Cluster(cluster.devices[:count], cluster.link if count == 4 else bl.Link(1.0, 0.0), cluster.comm)
+        share = (
+            bl.Cluster(smaller.devices[: count // replicas], bl.Link(1.0, 0.0), smaller.comm)
+            if replicas > 1
+            else smaller
+        )
         placed = bl.place(graph, share, "m-topo")
         if replicas > 1:
             copies = [(d, d + share.n) for d in sorted(set(placed.device.tolist()))]
             placed = placed.replace(replicas=copies)
-        assert row.makespan_us == bl.simulate(graph, part, placed, micro_batches=4).makespan_us
+        assert row.makespan_us == bl.simulate(graph, smaller, placed, micro_batches=4).makespan_us
 
 
 def test_one_device_is_the_sum_of_the_work():

@@ -928,9 +928,10 @@ class _OpRule:
         if op in _BROADCASTING:
             constants = [self.batch_values.constant(tensor) for tensor, value in values if value is None]
             if op == "Pow":
-                exponent = None if len(constants) != 1 or values[0][1] is None else constants[0]
-                whole = exponent is not None and np.size(exponent) == 1 and float(np.ravel(exponent)[0]).is_integer()
-                return power * int(np.ravel(exponent)[0]) if exponent is not None and whole else None
+                if len(constants) != 1 or values[0][1] is None or constants[0] is None or np.size(constants[0]) != 1:
+                    return None
+                exponent = float(np.ravel(constants[0])[0])
+                return power * int(exponent) if exponent.is_integer() else None
             if any(constant is None or np.any(constant) for constant in constants):
                 return None
             degree = 2 if op == "SquaredDifference" else 0 if op in _FIXED else 1

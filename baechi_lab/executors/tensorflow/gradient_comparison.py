@@ -1,4 +1,4 @@
-"""Compare the gradients of micro-batches with the undivided batch's: both are computed once on the CPU, before the first step.
+"""Compares the gradients of micro-batches with the undivided batch's: both are computed once on the CPU, before the first step.
 
 The analysis of the graph (`batch_values`) follows the loss. It does not see that a `tf.custom_gradient` clips what comes in, or
 multiplies it by the number of samples. So what updates read from the backward pass is computed for both. The variables of the
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError
 from ...graph import Step, TensorSpec
 from ...profilers.tensorflow.nodes import data_inputs
+from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
 from ..inputs import Batch, checked_batch, split_batch
 from .batch_values import RANDOM_OPS
 from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_config
@@ -27,9 +28,6 @@ from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_co
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
-
-NEAR, NEAR_IN_HALF = 1e-3, 5e-2
-"""Relative difference up to which gradients count as the same: in float32, and where 16 bits take part."""
 
 NEGLIGIBLE = 1e-3
 """A gradient that is smaller than this share of the largest one is compared with that share."""
@@ -101,22 +99,22 @@ def largest_difference(
         axes: per input of a micro-batch, the axis along which micro-batches are joined.
         reads: the gradients that are compared.
     """
-    parts = checked_batch(unrolled, micro_batches)
+    arrays = checked_batch(unrolled, micro_batches)
     batch = tuple(
-        parts[k] if axis is None else np.concatenate(parts[k :: len(axes)], axis) for k, axis in enumerate(axes)
+        arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
     )
-    whole, micro = (parse_graph(step.graph_def) for step in (undivided, unrolled))
-    nodes = [{node.name: node for node in graph.node} for graph in (whole, micro)]
+    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided, unrolled))
+    nodes = [{node.name: node for node in graph.node} for graph in (undivided_graph, unrolled_graph)]
     compared = [
-        (read, in_whole, in_micro)
+        (read, undivided_name, unrolled_name)
         for read in reads
-        if (in_whole := _tensor(nodes[0], read)) and (in_micro := _tensor(nodes[1], read))
+        if (undivided_name := _tensor_name(nodes[0], read)) and (unrolled_name := _tensor_name(nodes[1], read))
     ]
-    if not compared or not _fix_draws(whole) or not _fix_draws(micro):
+    if not compared or not _fix_draws(undivided_graph) or not _fix_draws(unrolled_graph):
         return None
-    half = any(_is_half(node) for node in micro.node)
-    expected = _computed(undivided, whole, [name for _, name, _ in compared], batch)
-    computed = _computed(unrolled, micro, [name for _, _, name in compared], parts)
+    tolerance = HALF_GRADIENT_TOLERANCE if any(map(_is_half, unrolled_graph.node)) else GRADIENT_TOLERANCE
+    expected = _compute_tensors(undivided, undivided_graph, [name for _, name, _ in compared], batch)
+    computed = _compute_tensors(unrolled, unrolled_graph, [name for _, _, name in compared], arrays)
     if expected is None or computed is None:
         return None
     pairs = [
@@ -129,12 +127,12 @@ def largest_difference(
     least = NEGLIGIBLE * max(norms) or 1.0
     differences = [float(np.linalg.norm(a - b)) / max(norm, least) for (a, b), norm in zip(pairs, norms, strict=True)]
     worst = int(np.argmax(differences))
-    if differences[worst] <= (NEAR_IN_HALF if half else NEAR):
+    if differences[worst] <= tolerance:
         return None
     return compared[worst][0].op, differences[worst]
 
 
-def _tensor(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
+def _tensor_name(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
     """Returns the name of the tensor that is read in a graph; an empty one if the graph has no such op."""
     sources = list(data_inputs(nodes[read.op])) if read.op in nodes else []
     if read.position >= len(sources):
@@ -150,10 +148,10 @@ def _is_half(node: NodeDef) -> bool:
     return any(attribute.type in halves for attribute in node.attr.values())
 
 
-def _computed(step: Step, graph: GraphDef, names: Sequence[str], inputs: Batch) -> list[NDArray[np.float64]] | None:
-    """Returns the values of tensors of the step, whose graph is now `graph`; None if TensorFlow cannot compute them on the
-    CPU.
-    """
+def _compute_tensors(
+    step: Step, graph: GraphDef, names: Sequence[str], inputs: Batch
+) -> list[NDArray[np.float64]] | None:
+    """Returns the values of tensors of a step that has `graph` instead of its own; None if no CPU can compute them."""
     import tensorflow as tf
 
     fetched = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))

@@ -131,22 +131,23 @@ class _Unroller:
         self.graph_def = type(self.source_def)()
         self.graph_def.versions.CopyFrom(self.source_def.versions)
         self.graph_def.library.CopyFrom(self.source_def.library)
+        self.roles = roles(graph)
         self.warned = False
         self._refuse_early_updates()
-        self.once = once = [name for name in self.nodes if name not in self.repeated]
-        self.rows = rows = rows_tensors(
-            self.nodes, once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
+        self.once = [name for name in self.nodes if name not in self.repeated]
+        self.rows = rows_tensors(
+            self.nodes, self.once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
         )
         self._read_batch(axes, reduction)
-        self._refuse_samples(once, rows)
-        self._warn_of_statistics(once, rows, axes)
+        self._refuse_samples()
+        self._warn_of_statistics(axes)
         if self.count > 1:
-            self._warn_of_sizes(once, axes)
+            self._warn_of_sizes(axes)
         self.totals = BatchTotals(self.graph_def, self.values, self.repeated, self._name, self.count)
         self.portions: dict[str, str] = {}
-        self.penalties = self._penalties(once, rows) if self.reduction == "sum" else set()
+        self.penalties = self._penalties() if self.reduction == "sum" else set()
         self.sums = Sums(
-            self.graph_def, rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
+            self.graph_def, self.rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
         )
         self.rings = Rings(
             graph_def=self.graph_def,
@@ -154,7 +155,7 @@ class _Unroller:
             unrolled=self.unrolled,
             shares=self.shares,
             sums=self.sums,
-            gradients=self._gradients(once) if placed.replicas else {},
+            gradients=self._gradients() if placed.replicas else {},
             copies=lambda name, output: [join(copy, output) for copy in self._names(name)],
             prefix=SUMS.rstrip("/"),
         )
@@ -212,7 +213,6 @@ class _Unroller:
 
     def _read_batch(self, axes: Mapping[str, int | None], reduction: str | None) -> None:
         """Analyzes the batch in the forward ops. Decides how gradients are added up, and warns if no way is right."""
-        role = roles(self.graph)
         backward = {
             name
             for k, name in zip(self.graph.forward_of.tolist(), self.graph.names, strict=True)
@@ -222,7 +222,7 @@ class _Unroller:
         for node in (self.nodes[name] for name in names):  # tapes add up the gradients of a variable by unnamed ops
             if node.op == "AddN" and any(producer in backward for producer, _ in data_inputs(node)):
                 backward.add(node.name)
-        update = {name for name, kind in zip(self.graph.names, role, strict=True) if kind == UPDATE}
+        update = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == UPDATE}
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         scalar_outputs = {
             split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
@@ -257,8 +257,7 @@ class _Unroller:
         """Warns of a backward pass that combines samples where the loss does not; statistics of the batch are warned of."""
         if loss.problems or any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
             return
-        role = roles(self.graph)
-        ops = [self.graph.names[i] for i in self.graph.order.tolist() if role[i] != UPDATE]
+        ops = [self.graph.names[i] for i in self.graph.order.tolist() if self.roles[i] != UPDATE]
         backward = set(ops) - self.forward.keys()
         for name, reason in mixing_gradients(self.source_def, ops, backward, axes, self.count).items():
             message = (
@@ -328,7 +327,7 @@ class _Unroller:
         tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
         if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
             return
-        gradients = {name for name, kind in zip(self.graph.names, roles(self.graph), strict=True) if kind == BACKWARD}
+        gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
         reads = [
             GradientRead(name, position, tensor in self.rows)
             for name in self.once
@@ -336,8 +335,8 @@ class _Unroller:
             if tensor[0] in self.repeated & gradients and self._is_float(tensor)
         ]
         axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
-        parts = sample_batches(self.source, axis_of_input, self.count, batch)
-        difference = largest_difference(unrolled, undivided, parts, axis_of_input, reads)
+        arrays = sample_batches(self.source, axis_of_input, self.count, batch)
+        difference = largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
         if difference is not None:
             op, share = difference
             batch_name = "samples of the example inputs" if batch is None else "the first batch"
@@ -352,14 +351,14 @@ class _Unroller:
 
         return bool(tf.dtypes.as_dtype(output_types(self.nodes[tensor[0]])[tensor[1]]).is_floating)
 
-    def _refuse_samples(self, once: list[str], rows: set[Tensor]) -> None:
+    def _refuse_samples(self) -> None:
         """Raises `InvalidInput` if an op that runs once reads a tensor with an entry per sample, except for table rows."""
         if self.count == 1:
             return
         weights = {tuple(spec.shape) for spec in self.source.variables}
-        for name in once:
+        for name in self.once:
             for tensor in data_inputs(self.nodes[name]):
-                if tensor in rows or tensor[0] not in self.repeated:
+                if tensor in self.rows or tensor[0] not in self.repeated:
                     continue
                 value, shape = self.values.of(tensor), self.values.shape(tensor)
                 of_samples = isinstance(value, Samples) and (
@@ -374,10 +373,12 @@ class _Unroller:
                         "conditional, and update variables from gradients or statistics alone"
                     )
 
-    def _warn_of_statistics(self, once: list[str], rows: set[Tensor], axes: Mapping[str, int | None]) -> None:
+    def _warn_of_statistics(self, axes: Mapping[str, int | None]) -> None:
         """Warns of a number that updates read, other than gradients, if it is not proven to be that of the undivided batch."""
-        read = {tensor: name for name in once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward}
-        tensors = [t for t in read if t[0] in self.repeated and t not in rows and t[0] not in self.loss_terms]
+        read = {
+            tensor: name for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward
+        }
+        tensors = [t for t in read if t[0] in self.repeated and t not in self.rows and t[0] not in self.loss_terms]
         if self.count == 1 or not tensors:
             return
         forward = list(self.forward)
@@ -391,11 +392,11 @@ class _Unroller:
             )
             self._warn(message, 6)
 
-    def _warn_of_sizes(self, once: list[str], axes: Mapping[str, int | None]) -> None:
+    def _warn_of_sizes(self, axes: Mapping[str, int | None]) -> None:
         """Warns of an update that reads the number of samples. It runs once per step, but the number is a micro-batch's."""
         entries = {self.values.batch} | {prod(shape) for shape in map(self.values.shape, self.values.inputs) if shape}
         counts: set[str] = set()
-        for name in once:
+        for name in self.once:
             node = self.nodes[name]
             sources = list(data_inputs(node))
             written = self.nodes[sources[-1][0]] if node.op == "AssignVariableOp" else node
@@ -446,10 +447,12 @@ class _Unroller:
                 varying.add(name)
         return varying
 
-    def _penalties(self, once: list[str], rows: set[Tensor]) -> set[tuple[str, Tensor]]:
+    def _penalties(self) -> set[tuple[str, Tensor]]:
         """Returns (op, input) of terms that are the same for all micro-batches, within gradients and losses that are summed."""
         penalties: set[tuple[str, Tensor]] = set()
-        gradients = [tensor for name in once for tensor in data_inputs(self.nodes[name]) if tensor not in rows]
+        gradients = [
+            tensor for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor not in self.rows
+        ]
         waiting = [tensor for tensor in gradients if not self._is_averaged(tensor)]
         waiting += [tensor for spec in self.source.outputs if not self._is_mean(tensor := split(spec.name))]
         visited: set[Tensor] = set()
@@ -504,9 +507,9 @@ class _Unroller:
     def _names(self, name: str) -> list[str]:
         return [self._name(name, k) for k in range(self.count if name in self.repeated else self.shares.width(name))]
 
-    def _gradients(self, once: list[str]) -> dict[Tensor, int]:
+    def _gradients(self) -> dict[Tensor, int]:
         """Returns tensor -> type of the tensors of replicated stages that ops which run once read from micro-batches."""
-        read = (tensor for name in once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.repeated)
+        read = (tensor for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.repeated)
         shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
 

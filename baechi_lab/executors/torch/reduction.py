@@ -35,12 +35,7 @@ from ...torch_runtime.random import generator_states, same_states
 from ...torch_runtime.tree import Args, Function, Kwargs, map_tensors, tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
-
-NEAR, NEAR_IN_HALF = 1e-3, 5e-2
-"""Relative difference up to which gradients count as the same: in float32, and where 16 bits take part.
-
-Rounding that flips one of a million ReLUs changes a gradient by 1e-3.
-"""
+from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
 
 NEAR_LOSS = 1e-4
 """Relative difference up to which losses count as the same in float32; rounding hardly changes a loss."""
@@ -265,7 +260,7 @@ def _is_mean_or_sum(
 
 def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], near: float) -> bool:
     """Whether losses (the first) and gradients are equal. A gradient that is zero up to rounding counts little."""
-    half = near == NEAR_IN_HALF
+    half = near == HALF_GRADIENT_TOLERANCE
     least = (1e-1 if half else 1e-3) * max([float(a.norm()) for a in batch_values[1:]], default=0.0)
     limits = [near if half else min(near, NEAR_LOSS), *[near] * (len(batch_values) - 1)]
     return all(
@@ -334,7 +329,7 @@ class _Trials(DivisorHandler):
         if results is None:
             return None
         batch, total = results
-        near = NEAR_IN_HALF if self.half else NEAR
+        near = HALF_GRADIENT_TOLERANCE if self.half else GRADIENT_TOLERANCE
         if _agree(batch, [values / len(self.micro_steps) for values in total], near):
             return "mean"
         if any(self.tables):

@@ -130,8 +130,9 @@ def is_installed(package: str) -> bool:
 
 
 def _imported_packages(text: str, origin: str) -> set[str]:
-    """Returns the packages that a file imports besides torch and the standard library. Raises `InvalidInput` for other
-    imports.
+    """Returns the packages that a file imports besides torch and the standard library.
+
+    Raises `InvalidInput` for other imports.
     """
     packages = set()
     for node in ast.walk(ast.parse(text)):

@@ -88,8 +88,9 @@ def _identity(column: object) -> Any:
 
 @functools.cache
 def _interpreted_function(function: FunctionType, records: Callable[..., object], on_lists: bool) -> FunctionType:
-    """Returns the Python function of a kernel, which calls Python functions only. `records` is what kernels name structured
-    arrays by.
+    """Returns the Python function of a kernel, which calls Python functions only.
+
+    `records` is what kernels name structured arrays by.
     """
     names: dict[str, Any] = {}
     function_copy = FunctionType(

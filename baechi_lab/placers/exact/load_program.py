@@ -41,8 +41,9 @@ FINE = 10**8
 
 
 def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_us: float) -> dict[str, Any]:
-    """Returns the request for the solver. Times are whole numbers of model units, rounded down; `scale` is units per
-    microsecond.
+    """Returns the request for the solver.
+
+    Times are whole numbers of model units, rounded down; `scale` is units per microsecond.
     """
     m = load_model(graph, cluster, sum=objective.sum and objective.name == "throughput")
     scale = FINE / max(within_us, 1e-9)
@@ -70,8 +71,9 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
 
 
 def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
-    """Returns the least number of times that each tensor is sent per step: 1 for ops that run once and for gradients that are
-    summed.
+    """Returns the least number of times that each tensor is sent per step.
+
+    It is 1 for ops that run once and for gradients that are summed.
     """
     once = np.array([t >= 0 for t in unroll(graph, 1).micro_batch])  # type: ignore[union-attr]
     crossing = m.unit[graph.edge_source] != m.unit[graph.consumers]

@@ -62,8 +62,9 @@ def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> Non
 
 
 def _at_once(m: ExactModel, producer: int) -> IntVar:
-    """Returns the end of the producer. If times were rounded: the end that it rounds to, which may be one unit later than the
-    sum.
+    """Returns the end of the producer.
+
+    If times were rounded: the end that it rounds to, which may be one unit later than the sum.
     """
     if m.times.exact:
         return m.end[producer]

@@ -53,8 +53,11 @@ class Units(NamedTuple):
 
 
 def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, neighbours: int) -> Units:
-    """Returns the units of a graph of at least one op. `vocabulary` most frequent types, the rest share one; `outputs` sizes
-    and `neighbours` adjacent units each way are kept per unit."""
+    """Returns the units of a graph of at least one op.
+
+    The `vocabulary` most frequent types are told apart, the rest share one. Per unit, `outputs` sizes and, each way, `neighbours`
+    adjacent units are kept.
+    """
     of = groups_of(graph)
     count, table = int(of.max()) + 1, durations(graph, cluster)
     allowed, cost = np.ones((count, cluster.n), dtype=np.bool_), np.zeros((count, cluster.n))

@@ -70,8 +70,9 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
 
 
 def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -> LinearProgram:
-    """Returns the LP as arrays, without the rows of edges that `implied` bool[e] marks. Variables: s (one per op), x (one per
-    edge), w.
+    """Returns the LP as arrays, without the rows of edges that `implied` bool[e] marks.
+
+    Variables: s (one per op), x (one per edge), w.
 
     An edge that is the only one of its source and of its target has x = 0. A transfer that takes no time has x = 1, since nothing
     can be saved. `s_i + k_i <= w` is kept for ops without successors; it follows for the others.

@@ -145,8 +145,9 @@ class LayerProfile:
         return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
 
     def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
-        """Returns the OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as
-        measured.
+        """Returns the OpGraph.
+
+        `optimizer_states` counts tensors of a parameter's size that the optimizer keeps; None is as measured.
         """
         graph = layer_graph(self, optimizer_states=optimizer_states)
         return graph.replace(info={**graph.info, **self.info})

@@ -234,8 +234,9 @@ class _Program:
         return True
 
     def solve(self, seconds: float) -> tuple[float, NDArray[np.int64], bool] | None:
-        """Returns the proven bound in microseconds, the device of each assigned unit, and whether it is optimal; None without
-        a bound.
+        """Returns the proven bound in microseconds, the device of each assigned unit, and whether it is optimal.
+
+        None if there is no bound.
         """
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array

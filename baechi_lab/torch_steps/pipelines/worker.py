@@ -59,8 +59,9 @@ def connect(rank: int, world: int, device: str, file: str | None, seconds: float
 
 
 def actions(text: str) -> list[list[str]]:
-    """Returns the actions of a schedule's text in torch's notation, per process: `B` for the whole backward pass, or `I` and
-    `W`.
+    """Returns the actions of a schedule's text in torch's notation, per process.
+
+    `B` is the whole backward pass, `I` and `W` are its parts.
     """
     lines = [line.split() for line in text.strip().splitlines()]
     split_backward = any("W" in word for line in lines for word in line)

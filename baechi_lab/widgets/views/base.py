@@ -13,13 +13,13 @@ import traitlets
 
 VIEWS_FOLDER = Path(__file__).parent
 PICTURE = "image/svg+xml"
-HEARD = (
+VISUALLY_HIDDEN = (
     "display: block; position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; clip-path: inset(50%);"
 )
-"""A style of what is read aloud, and not seen."""
+"""A style of text for screen readers, which is not seen."""
 STRAY = (
     '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG) '
-    f"{{ display: none; }} .jp-OutputArea-child:has(.bl-stray) {{ {HEARD} }}</style>"
+    f"{{ display: none; }} .jp-OutputArea-child:has(.bl-stray) {{ {VISUALLY_HIDDEN} }}</style>"
 )
 """A style that hides a widget without a model, which shows only the text of an error, above its picture."""
 
@@ -81,8 +81,8 @@ class Pictured(ipywidgets.DOMWidget):
     def words_output(self, svg: str) -> dict[str, str]:
         """Returns the title of a picture for screen readers, and the rules that hide what is not to be seen."""
         words = svg.partition("<title>")[2].partition("</title>")[0]
-        heard = f'<p class="bl-words-{self.model_id}" style="{HEARD}">{words}</p>'
-        return {"text/html": STRAY + picture_rule(self.model_id) + heard, "text/plain": ""}
+        paragraph = f'<p class="bl-words-{self.model_id}" style="{VISUALLY_HIDDEN}">{words}</p>'
+        return {"text/html": STRAY + picture_rule(self.model_id) + paragraph, "text/plain": ""}
 
     def renew_picture(self) -> None:
         """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
@@ -98,7 +98,7 @@ class PicturedBox(Pictured, ipywidgets.VBox):
     def _display_(self) -> object:
         """Returns what marimo displays, which shows no containers of ipywidgets: the views alone, with a sentence."""
         marimo: Any = sys.modules["marimo"]
-        views = [part for part in vars(self).values() if isinstance(part, CanvasView)]
+        views = [widget for widget in vars(self).values() if isinstance(widget, CanvasView)]
         sentence = "marimo shows the views of this widget without its controls, which need JupyterLab."
         return marimo.vstack([marimo.md(sentence), *views])
 

@@ -372,8 +372,8 @@ def _scratch_bytes(run):
     finally:
         torch.set_num_threads(threads)
     changes = [e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    kept = outputs if isinstance(outputs, tuple) else (outputs,)
-    return max(itertools.accumulate(changes)) - sum(t.nbytes for t in kept if t is not None), outputs
+    output_tuple = outputs if isinstance(outputs, tuple) else (outputs,)
+    return max(itertools.accumulate(changes)) - sum(t.nbytes for t in output_tuple if t is not None), outputs
 
 
 @pytest.mark.parametrize(
