@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.viz.nested.boxes import Box, with_levels
 from baechi_lab.viz.nested.layered import crossings, longest_path, rows
 from baechi_lab.viz.nested.scene import build_paint, build_scene, covering, text_width
 from baechi_lab.viz.nested.scopes import BACKWARD, scope_paths
@@ -157,6 +158,15 @@ def test_no_box_holds_too_many_and_every_op_is_in_one():
         assert max(map(len, tree.children)) <= MOST_CHILDREN
         assert sorted(tree.ops.tolist()) == list(range(graph.n))
         assert [graph.names[op] for op in range(graph.n)] == [tree.names[node] for node in tree.leaf_of]
+
+
+def test_a_box_that_was_cut_counts_the_items_that_it_has_now():
+    """A chain of 40 ops in boxes of at most 5 items."""
+    graph = bl.generators.chain(40, seed=0)
+    whole_chain = Box("chain", "chain", SCOPE, [Box(name, name, OP, [], op) for op, name in enumerate(graph.names)])
+    assert whole_chain.most_items == 40
+    with_levels(graph, whole_chain, Box("backward", "backward", SCOPE, []), limit=5, outermost=5)
+    assert 1 < whole_chain.most_items <= 5 and sorted(whole_chain.ops.tolist()) == list(range(40))
 
 
 def test_the_backward_pass_is_cut_as_the_forward_pass():
