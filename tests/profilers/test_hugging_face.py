@@ -581,6 +581,7 @@ GPT_OSS = {
     "dtype": "bfloat16",
 }
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}}
+COMPRESSED = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"g": GROUP}}
 QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
     "fp8": ({"weight_block_size": [32, 48]}, 128 * 64 + 4 * 4 * 2),
     "mxfp8": ({}, 128 * 64 + 128 * 2),
@@ -628,6 +629,16 @@ def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
         graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam", granularity=granularity)
         assert graph.persistent_bytes.sum() == stored + 3 * trained + rotary
         assert graph.info["estimate"]["quantization"].endswith("products are estimated in the type of the activations")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_bug_compression_config_was_left_out(named):
+    """128 * 64 numbers of four bits, float16 scales and four-bit zero points of groups of 32, and two int64."""
+    settings = {k: v for k, v in COMPRESSED.items() if named or k != "quant_method"} | {"format": "pack-quantized"}
+    config = {**CONFIGS["llama"], "dtype": "bfloat16", "compression_config": settings}
+    model, _ = bl.torch.hugging_face(config, sequence_length=8)
+    expected = 128 * 64 // 2 + 2 * 2 * 128 + 2 * 128 // 2 + 16
+    assert stored_bytes(model.model.layers[0].mlp.up_proj.weight) == expected
 
 
 def test_experts_of_gpt_oss(call):
@@ -817,6 +828,22 @@ def without(name, field):
             {**CONFIGS["llama"], "quantization_config": {"quant_method": "aqlm"}},
             ("--sequence-length", "8"),
             "names the method 'aqlm', whose bytes are not known; known are mxfp4, fp8",
+        ),
+        # Previously all weights counted in 32 bits, without a word.
+        (
+            {**CONFIGS["llama"], "quantization": {"group_size": 64, "bits": 4}},
+            ("--sequence-length", "8"),
+            "quantization of config.json names no method; known are mxfp4, fp8",
+        ),
+        (
+            {**CONFIGS["llama"], "compression_config": {"quant_method": "sparseml", "config_groups": {"g": GROUP}}},
+            ("--sequence-length", "8"),
+            "compression_config of config.json names the method 'sparseml', whose bytes are not known",
+        ),
+        (
+            {**CONFIGS["llama"], "quantization_config": {**COMPRESSED, "format": "dense"}},
+            ("--sequence-length", "8"),
+            "is no configuration of compressed-tensors: ValueError at 'format dense'",
         ),
         (
             {**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}},

@@ -29,6 +29,9 @@ Settings = Mapping[str, Any]
 Size = Callable[[int, int], int]
 """Function from rows (outputs) and columns (inputs) of a weight to bytes."""
 
+_FIELDS = ("quantization_config", "compression_config", "quantization")
+"""Fields of a configuration that quantize weights: of transformers, of older compressed-tensors, and of MLX."""
+
 _FLOAT16, _FLOAT32 = 2, 4  # bytes
 _BITSANDBYTES_BLOCK, _NESTED_BLOCK = 64, 256
 """Elements per scale, and scales per scale of scales."""
@@ -58,17 +61,20 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         InvalidInput: the bytes of the method, or of its settings, are unknown.
     """
     sections = [fields, *(section for section in fields.values() if isinstance(section, Mapping))]
-    config = next((section["quantization_config"] for section in sections if section.get("quantization_config")), None)
-    if config is None:
+    field = next((field for field in _FIELDS if any(section.get(field) for section in sections)), None)
+    if field is None:
         return
+    config = next(section[field] for section in sections if section.get(field))
     if not isinstance(config, Mapping):
-        raise InvalidInput(f"quantization_config of {source} is {config!r:.60}; it must be an object")
+        raise InvalidInput(f"{field} of {source} is {config!r:.60}; it must be an object")
     in_bits = config.get("load_in_4bit") or config.get("load_in_8bit")
-    method = "bitsandbytes" if in_bits else str(config.get("quant_method"))
+    default = "compressed-tensors" if field == "compression_config" else None
+    method = "bitsandbytes" if in_bits else str(config.get("quant_method", default))
     if method not in _SCHEMES:
+        named_method = "no method" if method == "None" else f"the method {method!r:.60}, whose bytes are not known"
         raise InvalidInput(
-            f"quantization_config of {source} names the method {method!r:.60}, whose bytes are not known; known are "
-            f"{', '.join(_SCHEMES)} (without the field, weights count in the configuration's dtype)"
+            f"{field} of {source} names {named_method}; known are {', '.join(_SCHEMES)} (without the field, weights count in "
+            "the configuration's dtype)"
         )
     if config.get("dequantize"):
         return
@@ -78,10 +84,10 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         count = sum(_store(name, module, schemes, unquantized) for name, module in model.named_modules())
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, re.error) as error:
         raise InvalidInput(
-            f"quantization_config of {source} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
+            f"{field} of {source} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
         ) from error
     if not count:
-        raise InvalidInput(f"quantization_config of {source} ({method}) quantizes no weight of {type(model).__name__}")
+        raise InvalidInput(f"{field} of {source} ({method}) quantizes no weight of {type(model).__name__}")
 
 
 def _store(name: str, module: nn.Module, schemes: list[Scheme], unquantized: set[str]) -> int:
@@ -298,6 +304,8 @@ def _compressed_weight_size(weights: Settings, packing: str, scale_bytes: int, s
         return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32
     if packing == "mxfp4-pack-quantized":
         return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 32))
+    if packing not in ("pack-quantized", "naive-quantized", "int-quantized", "float-quantized"):
+        raise ValueError(f"format {packing}")
     packed, zeros = packing == "pack-quantized", not weights.get("symmetric", True)
     order = packed and weights.get("actorder") in ("group", True)
 
