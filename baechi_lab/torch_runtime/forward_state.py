@@ -9,6 +9,7 @@ from concurrent.futures import wait
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from .activation_policy import ActivationPolicy
 from .deferred import Future
@@ -20,11 +21,12 @@ from .tree import Args, Kwargs
 class Observer:
     """Observes every planned call of a forward. The measured timeline is an observer."""
 
-    def start(self, op: int, arguments: object) -> None:
-        """The call is about to run on its device; its inputs are there."""
+    def start(self, op: int, arguments: object) -> set[Node]:
+        """The call is about to run on its device; its inputs are there. Returns the autograd nodes that `stop` is given."""
+        return set()
 
-    def stop(self, op: int, arguments: object, outputs: object) -> None:
-        """The call is submitted."""
+    def stop(self, op: int, nodes: set[Node], outputs: object) -> None:
+        """The call is submitted. A call that raises, as the last one of a recomputation does, gets no `stop`."""
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
         """Called when a forward begins. Returns the context to enter around the `run`-th run of a call in the backward pass."""
@@ -84,7 +86,7 @@ class LearnedSpecs:
 
 def run_observed(observer: Observer, op: int, run: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """Run a call and tell the observer."""
-    observer.start(op, (args, kwargs))
+    nodes = observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)
-    observer.stop(op, (args, kwargs), outputs)
+    observer.stop(op, nodes, outputs)
     return outputs

@@ -119,8 +119,9 @@ class Gpus(Observer):
     # the observer
     def start(self, op, arguments):
         self.local.taken = list(tensors(arguments))
+        return set()
 
-    def stop(self, op, arguments, outputs):
+    def stop(self, op, nodes, outputs):
         for tensor in self.local.taken:
             self.read(tensor, self.current(tensor.device), f"call {op}")
         for tensor in tensors(outputs):

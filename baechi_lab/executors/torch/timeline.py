@@ -167,8 +167,9 @@ class Measurement(Observer):
 
     # -- the observer --------------------------------------------------------------------------------
 
-    def start(self, op: int, arguments: object) -> None:
-        self.local.stop = inputs_of(arguments) if torch.is_grad_enabled() else set()
+    def start(self, op: int, arguments: object) -> set[Node]:
+        """Returns the autograd nodes of the arguments. They keep what a recomputation has saved, so nothing else holds them."""
+        nodes = inputs_of(arguments) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
         if self.storages is not None:
             self.storages.claim(tensors(arguments), self._device(op))
@@ -176,14 +177,15 @@ class Measurement(Observer):
             self.local.mode = None if torch._C._len_torch_dispatch_stack() else self.storages.mode()
             if self.local.mode is not None:  # a thread of a waiting call
                 self.local.mode.__enter__()
+        return nodes
 
     def compute_loss(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
         """Compute the loss of the model's outputs under observation."""
         if self.loss is None:
             return loss_of(outputs)
-        self.start(self.loss, outputs)
+        nodes = self.start(self.loss, outputs)
         loss = loss_of(outputs)
-        self.stop(self.loss, outputs, loss)
+        self.stop(self.loss, nodes, loss)
         if self.storages is not None:
             self.storages.keep(tensors(outputs))
         return loss
@@ -227,14 +229,14 @@ class Measurement(Observer):
     def _row(self, op: int) -> int:
         return int(self.number[self.micro_batch, op])
 
-    def stop(self, op: int, arguments: object, outputs: object) -> None:
+    def stop(self, op: int, nodes: set[Node], outputs: object) -> None:
         if self.storages is not None:
             if self.local.mode is not None:
                 self.local.mode.__exit__(None, None, None)
             self.storages.call(-1, self.storages.default_device)
         self.stop_marks[self._row(op)] = self._mark(op)
         if op in self.backward:
-            for node in nodes_between(outputs, self.local.stop):
+            for node in nodes_between(outputs, nodes):
                 self._hook(node, op)
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:

@@ -417,6 +417,29 @@ def test_a_value_that_is_read_twice_is_not_held_twice():
     assert run.timeline.peak_bytes[0] - resident_bytes == pytest.approx(3 * 40_000, abs=1000)
 
 
+class CheckpointedAttention(nn.Module):
+    """What a block saves is computed again until the last saved tensor is there, which ends the block in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attention() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def test_bug_a_measured_step_held_what_a_region_had_computed_again():
+    """The observer kept the autograd nodes of the call that recomputation ends in: a GPT-2 took 37 % more when measured."""
+    inputs = (torch.ones(8, 64, 64),)
+    step = TorchStep("regions", CheckpointedAttention, inputs, lambda y: y.square().mean(), optimizer=OPTIMIZERS["sgd"])
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    placed = bl.Placement(device=[0] * graph.n)
+    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
+    assert run.timeline.peak_bytes[0] == pytest.approx(allocated(step), rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["skips", "squared", "dilated"])
 def test_bug_budgets_of_recomputation_were_exceeded(name):
