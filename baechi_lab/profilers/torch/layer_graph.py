@@ -510,8 +510,12 @@ class _TensorWriter:
         for i in self.backward:
             for name in self.trace.calls[i].parameters:
                 users[name] = max(users.get(name, -1), i)
+        # A Function that runs calls again makes their gradients in its backward pass, which is that of its last call.
+        peaks = [memory.backward_peak for memory in self.profile.memory]
+        last_of = {i: max(group, key=peaks.__getitem__) for group in self.trace.groups for i in group if not peaks[i]}
         for i in np.flatnonzero(self.profile.parameter_gradients).tolist():
             user = max((users.get(name, -1) for name in self.trace.calls[i].parameters), default=-1)
+            user = last_of.get(user, user)
             op = self.weights.get(user, self.backward.get(user, i))
             persistent[op] += self.profile.parameter_gradients[i] * gradient_share
             if op != i and gradient_share == 1:

@@ -107,6 +107,8 @@ class MemoryWatch(Handler):
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        if in_backward():  # a Function runs modules again
+            return args, kwargs
         self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
         self.called, self.constants, self.owner = [], set(), {}
         self.fixed = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
@@ -179,6 +181,7 @@ class MemoryWatch(Handler):
             self.memory[calls[-1][0]].saved_bytes += sum(other_bytes.values())
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, calls[-1][0])
+            self.owner.update((t.grad_fn, calls[-1][0]) for t in tensors(outputs) if t.grad_fn is not None)
         return outputs
 
     def _classify(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ...torch_runtime.context import in_backward
 from ...torch_runtime.intercept import Frame
 from ...torch_runtime.storage import storage_key, storages, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
@@ -225,7 +226,8 @@ class WorkWatch(MemoryWatch):
 
     def end(self, frame: Frame, outputs: object) -> object:
         """Assigns what runs until the backward pass reaches a call to no call."""
-        self.counter.owner, self.counter.is_ended = None, True
+        if not in_backward():
+            self.counter.owner, self.counter.is_ended = None, True
         return outputs
 
     @contextmanager
