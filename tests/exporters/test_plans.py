@@ -266,7 +266,7 @@ def test_llama_cpp_puts_every_layer_where_it_was_planned(device):
 MIXTURE = ["self_attn", "mlp.gate", "mlp.experts"]
 TENSORS = {
     "self_attn": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm"),
-    "mlp.gate": ("ffn_gate_inp",),
+    "mlp.gate": ("ffn_gate_inp", "exp_probs_b"),
     "mlp.experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     "mlp": ("ffn_gate", "ffn_up", "ffn_down"),
     "mlp.gate_proj": ("ffn_gate",),
@@ -348,6 +348,8 @@ def weights_of(plan, modules, layers, gpus):
         ),  # Apertus
         (["self_attn.query_layernorm"], "self_attn.key_layernorm", ["attn_k_norm"], ["attn_q_norm"]),  # Hunyuan
         (["mlp.experts"], "mlp.gate.wg", ["ffn_gate_inp"], ["ffn_gate_exps"]),  # Hunyuan
+        (["mlp.experts"], "mlp.gate", ["ffn_gate_inp", "exp_probs_b"], ["ffn_gate_exps", "ffn_gate_shexp"]),  # DeepSeek
+        (["mlp.experts"], "mlp.router", ["ffn_gate_inp", "exp_probs_b"], ["ffn_gate_exps"]),  # AFMoE
         (["mamba.in_proj"], "mamba.dt_layernorm", ["ssm_dt_norm"], ["ssm_in", "ssm_dt"]),  # Jamba
         (["linear_attn.in_proj_qkvz"], "linear_attn.in_proj_ba", ["ssm_ba"], ["ssm_in", "ssm_out"]),  # Qwen 3 Next
         (["linear_attn.out_proj"], "linear_attn", [], ["ssm_out"]),  # weights that its own code reads have no one name

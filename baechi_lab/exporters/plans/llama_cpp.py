@@ -21,6 +21,9 @@ from .records import Request, Written, heaviest, is_call, stem
 ATTENTION = "attn_[qkvos].*"
 """All tensors of attention but the norm before it, which is `attn_norm`."""
 
+ROUTER = "(ffn_gate_inp|exp_probs_b)"
+"""A router's weight, and the bias by which DeepSeek, GLM or AFMoE choose experts."""
+
 _IN_ATTENTION = r"(^|\.)(self_attn|self_attention|attention|attn|self)\."
 _TENSORS = (
     (r"shared_experts?_gate$", "ffn_gate_inp_shexp"),
@@ -32,7 +35,7 @@ _TENSORS = (
     (r"experts\.(.*\.)?(up_proj|w3)$", "ffn_up_exps"),
     (r"experts\.(.*\.)?(down_proj|w2)$", "ffn_down_exps"),
     (r"experts(\.|$)", "ffn_.*_exps"),
-    (r"(^|\.)router(\.|$)", "ffn_gate_inp"),
+    (r"(^|\.)router(\.|$)", ROUTER),
     (r"(^|\.)(q_a_proj)$", "attn_q_a"),
     (r"(^|\.)q_b_proj$", "attn_q_b"),
     (r"(^|\.)kv_a_proj_with_mqa$", "attn_kv_a_mqa"),
@@ -202,7 +205,7 @@ def _tensor_name(path: str, moe: bool, norm: str) -> str | None:
     if re.search(r"(^|\.)post_attention_layernorm$", path):
         return norm
     if re.search(r"(^|\.)gate(\.wg)?$", path):
-        return "ffn_gate_inp" if moe else "ffn_gate"
+        return ROUTER if moe else "ffn_gate"
     fits = ((re.search(pattern, path), name) for pattern, name in _TENSORS)
     return next((match.expand(name) for match, name in fits if match), None)
 
