@@ -765,6 +765,23 @@ def test_bug_a_hub_was_asked_for_backbones(name, monkeypatch):
     assert not hub.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE")
 
 
+def test_bug_a_package_that_cannot_be_imported_was_a_foreign_error(monkeypatch):
+    """A torchvision that was built for another PyTorch: transformers says only that it cannot import the class."""
+    import transformers
+
+    lazy_attribute = type(transformers).__getattr__
+
+    def broken_attribute(module, name):
+        if name != "Sam3Model":
+            return lazy_attribute(module, name)
+        raise ModuleNotFoundError(f"Could not import module {name!r}") from RuntimeError("torchvision::nms is missing")
+
+    monkeypatch.setattr(type(transformers), "__getattr__", broken_attribute)
+    message = "^the configuration needs a package that cannot be imported: RuntimeError: torchvision::nms is missing$"
+    with pytest.raises(bl.errors.MissingPackage, match=message):
+        bl.torch.hugging_face({"model_type": "sam3", "architectures": ["Sam3Model"]})
+
+
 def test_other_threads_keep_the_network():
     """Only the thread that makes the model is without it."""
     addresses = []

@@ -116,7 +116,10 @@ def hugging_face(
         architectures = fields.get("architectures")
         if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
             raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
-        architecture = getattr(transformers, architectures[0], None)
+        try:
+            architecture = getattr(transformers, architectures[0], None)
+        except ImportError as error:
+            raise _refusal(error, fields, source, f"transformers cannot import {architectures[0]!r:.80}") from error
         if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
             raise UnknownNameError(
                 f"{source}: unknown architecture {architectures[0]!r:.80}; transformers {transformers.__version__} has no model "
@@ -230,17 +233,22 @@ _MISSING = re.compile(r"requires the (\S+) library|`(\S+)` is either not install
 
 
 def _refusal(error: BaseException, fields: Mapping[str, object], source: str, message: str) -> BaechiLabError:
-    """Returns the error to raise for an error of the library: a missing download, a missing package, or `message`."""
+    """Returns the error to raise for an error of the library: a missing download, a package that is missing or cannot be
+    imported, or `message`.
+    """
     if used_network(error):
         name = fields.get("backbone")
         missing_files = f"the files of {name!r:.80}, its 'backbone'," if isinstance(name, str) else "files of a hub"
         how = " (put the configuration of that model into 'backbone_config')" if isinstance(name, str) else ""
         return InvalidInput(f"{source} needs {missing_files} and nothing is downloaded{how}")
-    absent = (_MISSING.search(str(e)) for e in causes(error) if isinstance(e, ImportError))
-    package_match = next((match for match in absent if match), None)
+    import_errors = [e for e in causes(error) if isinstance(e, ImportError)]
+    package_match = next((match for match in map(_MISSING.search, map(str, import_errors)) if match), None)
     if package_match is not None:
         package = package_match[package_match.lastindex or 0]
         return MissingPackage(f"{source} needs the package {package!r}: pip install {package}")
+    if import_errors:  # transformers hides what the import of one of its modules raised
+        first_error = [*causes(error)][-1]
+        return MissingPackage(f"{source} needs a package that cannot be imported: {_describe_error(first_error)}")
     return InvalidInput(message)
 
 
