@@ -399,8 +399,9 @@ def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
 
 @contextmanager
 def _use_known_values(values: KnownValues) -> Iterator[None]:
-    """Makes fake tensors with known values real for `transformers`, and prints them as numbers (`f"expert_{index}"`).
+    """Makes fake tensors with known values real for `transformers`, and numbers in texts and lists.
 
+    They are printed as numbers (`f"expert_{index}"`), and `torch.tensor` takes them within a list.
     Otherwise `transformers` creates the mask of padded or packed sequences whenever a mask or positions are fake, because it
     must not read them.
     """
@@ -409,6 +410,10 @@ def _use_known_values(values: KnownValues) -> Iterator[None]:
         real = values.of(tensor) if tensor.dim() == 0 else None
         return object.__format__(tensor, spec) if real is None else format(real.tolist(), spec)
 
+    def tensor_of_numbers(data: object, **options: Any) -> torch.Tensor:
+        return new_tensor(_as_numbers(data) if isinstance(data, (list, tuple)) else data, **options)
+
+    new_tensor, torch.tensor = torch.tensor, tensor_of_numbers
     library = sys.modules.get("transformers.utils.import_utils")
     before = getattr(library, "is_fake_tensor", None)
     FakeTensor.__format__ = number  # type: ignore[method-assign]
@@ -417,9 +422,17 @@ def _use_known_values(values: KnownValues) -> Iterator[None]:
     try:
         yield
     finally:
+        torch.tensor = new_tensor
         del FakeTensor.__format__
         if before is not None:
             library.is_fake_tensor = before  # type: ignore[union-attr]
+
+
+def _as_numbers(data: object) -> object:
+    """Returns nested lists whose fake tensors are numbers. Reading an unknown one raises."""
+    if isinstance(data, FakeTensor):
+        return data.tolist()
+    return [_as_numbers(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 class OperatorObserver(TorchDispatchMode):

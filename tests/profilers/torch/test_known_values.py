@@ -65,6 +65,8 @@ def known_inf(x, tokens):
         (gathered, 4),
         (like, 3),
         (known_inf, 2),
+        (lambda x, tokens: torch.tensor([row.max() - 4 for row in tokens]).sum(), 2),  # a list of tensors
+        (lambda x, tokens: torch.tensor([[tokens[0, 0]], (tokens[1, 0],)]).sum(), 10),
     ],
 )
 def test_values_that_depend_on_no_weights_are_those_of_a_real_run(count, rows):
