@@ -507,16 +507,17 @@ def _with_entries(out: torch.Tensor, count: int) -> torch.Tensor:
 
 def channels_come_last(tensor: torch.Tensor) -> bool:
     """Whether the channels of each position are next to each other in memory."""
-    return tensor.is_contiguous(memory_format=_channels_last(tensor)) and not tensor.is_contiguous()
+    return tensor.is_contiguous(memory_format=channels_last_format(tensor)) and not tensor.is_contiguous()
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.memory_format:
+def channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Returns the format with channels last, of tensors that have one; else the contiguous one."""
     return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
 
 
 def _dense_like(source: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Returns a tensor such as `output` that is contiguous, or has channels last if `source` has."""
-    memory_format = _channels_last(source) if channels_come_last(source) else torch.contiguous_format
+    memory_format = channels_last_format(source) if channels_come_last(source) else torch.contiguous_format
     return output.contiguous(memory_format=memory_format)
 
 

@@ -25,7 +25,7 @@ from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 from ..precision import Precision
 from ..work import Kernel
-from .fake_tensors import OperatorObserver, channels_come_last
+from .fake_tensors import OperatorObserver, channels_come_last, channels_last_format
 from .kernels import kernel_bytes, kernel_of
 from .layers import find_loss_outputs
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
@@ -119,33 +119,49 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     backward = name == "convolution_backward"
     if not backward and name != "convolution":
         return 0
-    tensor, weight, transposed, groups = (*args[1:3], args[7], args[9]) if backward else (*args[:2], args[6], args[8])
+    tensor = args[1] if backward else args[0]
     if tensor.dtype not in (torch.float32, torch.bfloat16):
         return 0
-    if transposed:
-        return (
-            _gradients_of_transposed(args) if backward else _copies_of_transposed(tensor, weight, args[3], groups, out)
-        )  # type: ignore[arg-type]
+    # Inputs and gradients that are slices, permuted or in another order are copied before any kernel runs.
+    order = channels_last_format(tensor) if channels_come_last(tensor) else torch.contiguous_format
+    reordered_bytes = sum(t.nbytes for t in args[: 1 + backward] if not t.is_contiguous(memory_format=order))
+    return reordered_bytes + (_copies_of_gradients(args) if backward else _copies_of_convolution(args, out))  # type: ignore[arg-type]
+
+
+def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
+    """Returns the bytes that a convolution holds besides its input, in order, and its output."""
+    tensor, weight, strides, groups = args[0], args[1], args[3], args[8]
+    if args[6]:
+        return _copies_of_transposed(tensor, weight, strides, groups, out)
     if groups == 1 and _is_unfolded(tensor, weight):
-        positions = prod((args[0] if backward else out).shape[2:])  # type: ignore[union-attr]
-        return weight[0].numel() * positions * tensor.itemsize if prod(weight.shape[2:]) > 1 else 0
-    depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
-    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
-    if not backward:
-        output_bytes = _blocked_bytes(out)  # type: ignore[arg-type]
-        if channels_come_last(tensor):
-            return 0
-        while_running = output_bytes + weight.nbytes + input_bytes * (tensor.shape[1] >= BLOCK)
-        return max(while_running - out.nbytes, output_bytes)  # type: ignore[attr-defined]
-    gradient, gradient_bytes = args[0], _blocked_bytes(args[0])
-    same_order = channels_come_last(gradient) == channels_come_last(tensor)
-    reordered_bytes = 0 if same_order else gradient.nbytes
+        return _unfolded_bytes(tensor, weight, out)
     if channels_come_last(tensor):
-        return reordered_bytes + LARGE_WINDOW_COPIES * weight.nbytes * (depthwise and window > 3)
+        return 0
+    output_bytes = _blocked_bytes(out)
+    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else 0
+    return max(output_bytes + weight.nbytes + input_bytes - out.nbytes, output_bytes)
+
+
+def _copies_of_gradients(args: Args) -> int:
+    """Returns the bytes that the gradients of a convolution hold besides their inputs, in order, and their outputs."""
+    gradient, tensor, weight, groups = *args[:3], args[9]
+    if args[7]:
+        return _gradients_of_transposed(args)
+    if groups == 1 and _is_unfolded(tensor, weight):
+        return _unfolded_bytes(tensor, weight, gradient)
+    depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
+    if channels_come_last(tensor):
+        return LARGE_WINDOW_COPIES * weight.nbytes * (depthwise and window > 3)
+    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
-    copies = input_bytes + gradient_bytes if copies_both else max(input_bytes, gradient_bytes)
-    return reordered_bytes + max(copies, _copied_weight_bytes(args))
+    pair = input_bytes, _blocked_bytes(gradient)
+    return max(sum(pair) if copies_both else max(pair), _copied_weight_bytes(args))
+
+
+def _unfolded_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """Returns the bytes of the unfolded windows of one sample; none of windows of one element."""
+    return weight[0].numel() * prod(out.shape[2:]) * tensor.itemsize if prod(weight.shape[2:]) > 1 else 0
 
 
 def _copies_of_transposed(
