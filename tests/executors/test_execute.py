@@ -1,6 +1,7 @@
 """`bl.execute` on logical CPU devices: results, measured timeline, refusals."""
 
 import itertools
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,12 @@ def test_losses_equal_the_unplaced_step(run, unplaced_losses):
     assert len(run.step_seconds) == 4 and np.all(run.step_seconds > 0)
     assert len(run.outputs) == 2 + 2 + 4  # warm-up, traced, measured
     np.testing.assert_allclose([float(o[0]) for o in run.outputs], unplaced_losses[:8], rtol=1e-6)
+
+
+def test_bug_the_limit_of_a_cpu_was_tensorflow_s_placeholder(run):
+    """TensorFlow says 256 MiB of every CPU, and enforces nothing: a device has the memory of the machine."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert set(run.timeline.memory_bytes.tolist()) == {machine_bytes}
 
 
 def test_variables_come_back_trained(run, step):

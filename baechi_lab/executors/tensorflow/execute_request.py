@@ -14,7 +14,7 @@ from ...errors import ExecutionError
 from ...workers.failures import first_line
 from ...workers.messages import Message, Send
 from ...workers.transport import read_step
-from .devices import Selection, select
+from .devices import Selection, cpu_memory, select
 from .kernels import original_name
 from .session import PLACED_FREELY, PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, time_call
 from .trace import Trace, read_trace
@@ -45,7 +45,8 @@ def serve(request: Message, send: Send) -> None:
     except (tf.errors.OpError, ValueError) as error:
         raise ExecutionError(f"the placed graph cannot be loaded: {first_line(error)}") from error
     try:
-        limits = {name: limit for name, _, limit in session.devices()}
+        # TensorFlow states 256 MiB for every CPU, and enforces no limit there.
+        limits = {name: cpu_memory() if kind == "CPU" else limit for name, kind, limit in session.devices()}
         missing = [name for name in selection.devices if name not in limits]
         if missing:
             raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(limits))}")
