@@ -88,6 +88,11 @@ class Background:
             self._loop = None
 
     @property
+    def on_loop(self) -> bool:
+        """Whether results arrive on an asyncio loop, and not in the thread of the job."""
+        return self._loop is not None
+
+    @property
     def busy(self) -> bool:
         """Whether a job is waiting or running."""
         return self._ticket is not None

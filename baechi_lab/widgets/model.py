@@ -42,6 +42,8 @@ from .setting import GIVEN_SUBJECT, OWN, Setting, named_hardware
 
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
+FIRST_PLACER, LARGE_GRAPH = "m-etf", 5_000
+"""The placer of `auto` whose placement is shown first, and the ops of a graph from which `auto` takes seconds."""
 
 
 class WorkbenchModel:
@@ -69,6 +71,7 @@ class WorkbenchModel:
         self.memo = Memo(64)
         self.history = History(setting)
         self.outcome: Outcome | None = None
+        self.first: Outcome | None = None
         self.before: Outcome | None = None
         self.advice: tuple[Advice, ...] = ()
         self.fitted: Setting | None = None
@@ -104,7 +107,8 @@ class WorkbenchModel:
             self.emit("problem", None)
 
     def _progress(self, text: str, share: float) -> None:
-        self.emit("progress", (text, share))
+        until_then = f"; {FIRST_PLACER} is shown until then" if text and self.preliminary else ""
+        self.emit("progress", (f"{text}{until_then}", share))
 
     # -- setting ---------------------------------------------------------------------------------------
 
@@ -208,10 +212,18 @@ class WorkbenchModel:
     def open(self) -> Outcome:
         """Compute the first outcome; if it does not fit, make the smallest change that fits, and emit it as `fitted`.
 
+        Where `auto` takes seconds, the first outcome is that of one of its placers, and `auto` goes on in the background.
+
         Raises:
             InfeasiblePlacement: no change that was tried fits.
             BaechiLabError: as the stages raise it.
         """
+        self.first = self._first_outcome()
+        if self.first is not None:
+            self.outcome = self.first
+            self.emit("outcome", self.first)
+            self.refresh()
+            return self.first
         refusal: InfeasiblePlacement | None = None
         try:
             outcome, advice = self._compute(self.setting, None)
@@ -235,6 +247,40 @@ class WorkbenchModel:
         self.emit("fitted", f"{fitting.changed} changed so that it fits")
         return fitting.outcome
 
+    def _first_outcome(self) -> Outcome | None:
+        """Returns the outcome of `FIRST_PLACER` under the setting, which that of `auto` can only improve, else None.
+
+        It is None where `auto` is fast, has another goal, is simulated in another order than its own, or where the placement
+        does not fit in the groups that `auto` places; and without a loop, because the outcome of `auto` could not arrive on it.
+        """
+        setting = self.setting
+        first_setting = setting.replace(placer=FIRST_PLACER, params={})
+        has_defaults = (
+            setting.scheduler is None and not setting.pipeline and first_setting.replace(placer="auto") == setting
+        )
+        if self.inline or not self.worker.on_loop or not has_defaults:
+            return None
+        if source(setting, self.subject, self.memo)[1].n < LARGE_GRAPH:
+            return None
+        try:
+            outcome = compute(first_setting, self.subject, self.memo)
+        except InfeasiblePlacement:
+            return None
+        return outcome if outcome.timeline.feasible and not outcome.base.finer_groups else None
+
+    @property
+    def preliminary(self) -> bool:
+        """Whether the shown outcome is that of `FIRST_PLACER`, because `auto` has none yet for the setting."""
+        first, outcome = self.first, self.outcome
+        return outcome is not None and outcome is first and outcome.setting.replace(placer="auto") == self.setting
+
+    def final_outcome(self) -> Outcome | None:
+        """Returns the newest outcome, and computes it before if a preliminary one is shown."""
+        if self.preliminary:
+            self.cancel()
+            self.compute_now()
+        return self.outcome
+
     def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, tuple[Advice, ...]]:
         report: Report = silent if ticket is None else ticket.report
         try:
@@ -254,8 +300,9 @@ class WorkbenchModel:
         """Makes a computed outcome the shown one."""
         outcome, self.advice = outcome_and_advice
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
-        if self.outcome is not None and self.outcome.setting != outcome.setting:
+        if self.outcome is not None and self.outcome is not self.first and self.outcome.setting != outcome.setting:
             self.before = self.outcome
+        self.first = None
         self.outcome = outcome
         self._computed.append(outcome.setting)
         self.clear_problem()

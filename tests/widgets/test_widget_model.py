@@ -1,5 +1,6 @@
 """The workbench's state without widgets: settings as code, undo, moves, background work, stale results."""
 
+import asyncio
 import threading
 
 import numpy as np
@@ -14,6 +15,7 @@ from baechi_lab.widgets.history import History
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.moves import move, shortest_names
 from baechi_lab.widgets.setting import Setting, link_name, stored_graphs, with_speeds
+from baechi_lab.widgets.tasks import Tasks
 
 
 def model_of(graph, cluster, **fields):
@@ -327,6 +329,90 @@ def test_files_are_read_again_when_they_change(tmp_path, pair):
     assert model.compute_now().timeline.makespan_us == 2
 
 
+# -- a large graph --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """A graph that counts as large, three devices, and the steps of m-etf and auto."""
+    monkeypatch.setattr("baechi_lab.widgets.model.LARGE_GRAPH", 24)
+    graph = bl.generators.layered_dag(24, seed=4)
+    cluster = bl.Cluster.uniform(3, link=bl.Link(5.0, 1e-4))
+    coarse = bl.optimize(graph, cluster)
+    steps = {p: bl.simulate(graph, cluster, bl.place(coarse, cluster, p)).makespan_us for p in ("m-etf", "auto")}
+    assert steps["auto"] < steps["m-etf"]
+    return graph, Setting(cluster, placer="auto"), steps
+
+
+async def _computed(model):
+    while model.stale:
+        await asyncio.sleep(0.01)
+
+
+def test_a_large_graph_shows_one_of_auto_s_placers_until_auto_has_its_result(large):
+    """Only pictures and numbers are those of m-etf: history, code and tasks are those of the setting."""
+    graph, setting, steps = large
+
+    async def main():
+        model, outcomes, texts = WorkbenchModel(graph, setting), [], []
+        tasks = Tasks(model)
+        model.on("outcome", lambda outcome: outcomes.append((outcome.base.placer, outcome.timeline.makespan_us)))
+        model.on("progress", lambda progress: texts.append(progress[0]))
+        model.open()
+        assert model.preliminary and model.stale and model.advice == ()
+        assert model.setting == setting and not model.history.can_undo and "'auto'" in model.code()
+        with pytest.raises(bl.InvalidInput, match="not there yet"):
+            tasks.compare(["single"])
+        await _computed(model)
+        assert outcomes == [("m-etf", steps["m-etf"]), (model.outcome.base.placer, steps["auto"])]
+        assert not model.preliminary and model.before is None and not model.history.can_undo
+        assert any("answers; m-etf is shown until then" in text for text in texts)
+
+    asyncio.run(main())
+
+
+def test_a_change_ends_the_search_for_the_first_result(large):
+    graph, setting, steps = large
+
+    async def main():
+        model, outcomes = WorkbenchModel(graph, setting), []
+        model.open()
+        model.on("outcome", lambda outcome: outcomes.append(outcome.setting.placer))
+        model.change(placer="m-topo")
+        assert model.stale and not model.preliminary
+        await _computed(model)
+        assert outcomes == ["m-topo"] and model.before is None
+        model.undo()
+        await _computed(model)
+        assert model.outcome.timeline.makespan_us == steps["auto"] and model.before.setting.placer == "m-topo"
+
+    asyncio.run(main())
+
+
+def test_code_that_asks_for_the_outcome_of_a_large_graph_gets_auto_s(large):
+    graph, setting, steps = large
+
+    async def main():
+        model = WorkbenchModel(graph, setting)
+        model.open()
+        assert model.final_outcome().timeline.makespan_us == steps["auto"] and not model.stale
+
+    asyncio.run(main())
+    model = WorkbenchModel(graph, setting)  # without a loop, on which a result could arrive later
+    assert model.open().timeline.makespan_us == steps["auto"]
+
+
+@pytest.mark.parametrize("changes", [{"scheduler": "pct"}, {"params": {"optimized": False}}, {"micro_batches": 2}])
+def test_what_auto_might_make_slower_than_its_placer_is_not_shown_first(large, changes):
+    graph, setting, _ = large
+
+    async def main():
+        assert WorkbenchModel(graph, setting)._first_outcome() is not None
+        assert WorkbenchModel(graph, setting.replace(**changes))._first_outcome() is None
+
+    asyncio.run(main())
+
+
 # -- background -----------------------------------------------------------------------------------------
 
 
@@ -386,8 +472,6 @@ def test_guard_shows_our_sentences_plainly_and_lets_interrupts_pass():
 
 
 def test_results_arrive_on_the_loop():
-    import asyncio
-
     results = []
 
     async def main():

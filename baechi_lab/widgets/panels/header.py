@@ -16,7 +16,7 @@ from ..comparing import name_of
 from ..compute import Outcome
 from ..glossary import explained
 from ..guard import Guard, Problem
-from ..model import WorkbenchModel
+from ..model import FIRST_PLACER, WorkbenchModel
 from ..setting import Setting
 from ..tasks import Tasks
 from ..views.verdict_view import VerdictView
@@ -164,7 +164,10 @@ class Header:
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
         self.facts.value = f'<div class="bl-stale">{text}</div>' if stale else text
-        say(self.mark, "out of date: the numbers are those of an earlier setting" if stale else "")
+        text = "out of date: the numbers are those of an earlier setting"
+        if self.model.preliminary:
+            text = f"the numbers are those of {FIRST_PLACER}; auto has no answer yet"
+        say(self.mark, text if stale else "")
         self.again.layout.display = "none"
 
     def _progress(self, progress: tuple[str, float]) -> None:
