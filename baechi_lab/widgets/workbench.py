@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from .pictures import graph_picture, memory_picture, page, text_picture, timelin
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, PicturedBox
+from .views.controls_view import ControlsView
 from .views.details_view import DetailsView
 from .views.folder import Folder
 from .views.splitter import Splitter
@@ -61,8 +63,9 @@ class Workbench(PicturedBox):
         cluster: the devices to start with, by default four of 8 GiB behind PCIe.
         setting: any other field of `baechi_lab.widgets.Setting`: `placer="m-sct"`, `passes=()`, `batch_size=64`, ...
 
-    The first result is computed before the constructor returns; later ones in the background. `model` is the state
-    without widgets, `outcome` the newest result, `code` the library code of the current state.
+    The first result is computed before the constructor returns; later ones in the background. Of a graph of 5,000 ops or
+    more, placer `auto` first shows the placement of m-etf in a notebook, and its own when that is there. `model` is the
+    state without widgets, `outcome` the newest result, `code` the library code of the current state.
 
     Raises:
         InvalidInput: there is no graph, or a setting is unknown.
@@ -312,12 +315,22 @@ class Workbench(PicturedBox):
         self.timeline.dim_all_but(None)
         self.model.select(())
 
+    def _display_(self) -> object:
+        """Returns what marimo displays, which shows no containers of ipywidgets: header, setting and views."""
+        marimo: Any = sys.modules["marimo"]
+        header, buttons, setting = map(ControlsView, (self.header.widget, self.header.buttons, self.setting.widget))
+        sentence = "marimo shows the setting and the views of the workbench; its other tabs need JupyterLab."
+        views = marimo.vstack([buttons, self.graph, self.details, self.timeline, self.memory])
+        return marimo.vstack(
+            [marimo.md(sentence), header, self.header.verdict, marimo.hstack([setting, views], widths=[1, 3])]
+        )
+
     # -- for code --------------------------------------------------------------------------------------
 
     @property
     def outcome(self) -> Outcome | None:
-        """The newest outcome."""
-        return self.model.outcome
+        """The newest outcome; that of `auto` is waited for."""
+        return self.model.final_outcome()
 
     @property
     def code(self) -> str:

@@ -129,7 +129,7 @@ class SettingPanel:
         self.devices = _slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
         # The slider's own readout changes a number that is out of range without a message.
         self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
-        self.count.tooltip = "how many devices, as a number"
+        self.count.tooltip = "number of devices"
         self.memory = _text(
             "memory each", "8GB, or one per device: 8GB, 4GB", "one size for all devices, or one for each"
         )
