@@ -164,7 +164,7 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
             f"{MOST_OPS // graph.n:,}"
         )
     coarse = optimized(setting, graph, memo, report)
-    report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
+    report(f"placing {placed_parts(coarse)} with {setting.placer}", 0.5)
     coarse, base = placed_in_groups(setting, graph, coarse, memo, report)
     placement = laid_out(setting, graph, base)
     report("simulating", 0.85)
@@ -196,6 +196,16 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
         seconds=seconds,
         as_groups_us=as_groups(setting, graph, coarse, base, memo),
     )
+
+
+def placed_parts(coarse: OpGraph) -> str:
+    """Says how many groups, or ops without groups, are placed.
+
+    >>> placed_parts(OpGraph.from_edges([1.0, 1.0]))
+    '2 ops'
+    """
+    name = "op" if coarse.group_of is None else "group"
+    return f"{coarse.n:,} {name}{'' if coarse.n == 1 else 's'}"
 
 
 def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
@@ -295,7 +305,7 @@ def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = sil
     """Returns the coarse graph, or the graph itself if there are no passes."""
     if not setting.passes:
         return graph
-    report(f"optimizing {graph.n} ops", 0.4)
+    report(f"optimizing {graph.n:,} ops", 0.4)
     stage = Optimize(passes=setting.passes, forward_only=setting.forward_only)
     return memo.recall("optimize", stage, graph, setting.share)[0]  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from ..graph import Run
 from .background import Background, Ticket
 from .codegen import torch_names
 from .comparing import CURRENT, compare_placers, name_of
-from .compute import Outcome, TrainingStep, compute, is_torch_step, source
+from .compute import Outcome, TrainingStep, compute, is_torch_step, placed_parts, source
 from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
@@ -265,7 +265,7 @@ class Tasks:
         outcome = self.outcome()
 
         def work(ticket: Ticket) -> Log:
-            ticket.report(f"the decisions about {outcome.coarse.n} groups")
+            ticket.report(f"the decisions about {placed_parts(outcome.coarse)}")
             return explain(outcome)
 
         def show_log(log: Log) -> None:

@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, standsLeft, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -43,6 +43,12 @@ test("a text is shortened to the pixels there are", () => {
   assert.equal(shortened("0123456789", 57, 10), "0123456789");
   assert.equal(shortened("0123456789a", 57, 10), "012345678…");
   assert.equal(shortened("0123456789a", 16, 10), "");
+});
+
+test("a text that would go over the right edge stands at the left, where there is more room", () => {
+  assert.equal(standsLeft(700, 260, 132, 992), false); // ends at 960
+  assert.equal(standsLeft(780, 260, 132, 992), true); // would end at 1040
+  assert.equal(standsLeft(150, 260, 132, 300), false); // 150 pixels at the right, 18 at the left
 });
 
 test("text is black on light colours and white on dark ones", () => {

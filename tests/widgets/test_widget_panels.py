@@ -1,6 +1,7 @@
 """Views, panels and the workbench as ipywidgets, without a browser: traits in, model changes out."""
 
 import html
+import json
 import re
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.comparison import DEFAULT_PLACERS
-from baechi_lab.graph.units import exact_bytes
+from baechi_lab.graph.units import exact_bytes, format_us
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
 from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.panels.params_form import ParamsForm
@@ -440,7 +441,7 @@ def test_compare_panel(bench):
     bench.compare.hold.click()
     place = [row["cells"][0] for row in shown.rows].index("m-etf")
     receive(shown, type="action", row=place, action="Use")
-    assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.pinned.value
+    assert bench.outcome.placement.placer == "m-etf" and "ops are elsewhere" in bench.compare.pinned.value
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
@@ -491,11 +492,17 @@ def test_that_nothing_fits_is_said_when_the_sweep_is_over(bench, monkeypatch):
     rows = bl.sweep(bench.model.outcome.graph, cluster=bench.model.setting.cluster, memory_bytes=[1], placer=["m-etf"])
     tasks.job = "the sweep"
     monkeypatch.setattr(tasks.worker, "_ticket", object())
+    bench.model.emit("task", ("1 of 2 combinations", 0.5))
     panel.show(rows)
     assert "nothing fits so far" in panel.verdict.value and "bl-bad" not in panel.verdict.value
+    # What is left to do is said until the end, also while another setting is shown.
+    assert "1 of 2 combinations" in panel.state.value
+    bench.model.change(placer="m-topo")
+    assert "1 of 2 combinations" in panel.state.value
     monkeypatch.setattr(tasks.worker, "_ticket", None)
     panel.show(rows)
     assert "no setting fits" in panel.verdict.value and "bl-bad" in panel.verdict.value
+    assert f"{len(rows)} combinations computed, 0 of them fit." in panel.state.value
 
 
 def test_a_row_of_a_sweep_opens_as_it_was_swept(diamond, pair):
@@ -724,13 +731,38 @@ def test_after_a_cancelled_computation_the_header_offers_to_compute():
     assert bench.outcome.placement.placer == "single"
 
 
-def test_marimo_shows_the_views_and_says_what_is_missing(bench, monkeypatch):
-    """It shows no containers of ipywidgets: it had the static picture alone, without a word."""
-    marimo = SimpleNamespace(vstack=list, md=str)
+def controls_of(tree):
+    """The nodes of a tree of controls by their labels."""
+    below = [node for child in tree.get("children", ()) for node in controls_of(child).values()]
+    return {node["label"]: node for node in (tree, *below) if node.get("label")}
+
+
+def test_marimo_shows_setting_and_views_and_says_what_is_missing(bench, monkeypatch):
+    """It shows no containers of ipywidgets: their controls are drawn once more, as elements of the page."""
+    marimo = SimpleNamespace(vstack=list, hstack=lambda parts, widths: parts, md=str)
     monkeypatch.setitem(sys.modules, "marimo", marimo)
-    sentence, *views = bench._display_()
-    assert views == [bench.graph, bench.timeline, bench.memory] and "without its controls" in sentence
+    sentence, header, verdict, (setting, views) = bench._display_()
+    assert verdict is bench.header.verdict and "other tabs need JupyterLab" in sentence
+    assert views[1:] == [bench.graph, bench.details, bench.timeline, bench.memory]
     assert not hasattr(bench.graph, "_display_")  # marimo's own way shows a view
+    placer = controls_of(setting.tree)["placer"]
+    assert placer["options"][placer["value"]] == "single"
+    receive(setting, id=placer["id"], value=placer["options"].index("m-etf"))
+    assert bench.outcome.placement.placer == "m-etf" and json.dumps(setting.tree)
+    facts = str(header.tree)
+    assert format_us(bench.outcome.timeline.makespan_us) in facts
+    # A rejected input is shown as it was, with the reason in the header; folded controls come when they are unfolded.
+    memory, answers = controls_of(setting.tree)["memory each"], setting.tree["answers"]
+    receive(setting, id=memory["id"], value="nonsense")
+    assert controls_of(setting.tree)["memory each"] == memory and setting.tree["answers"] == answers + 1
+    assert "is not an amount of memory" in str(header.tree) and "link" not in controls_of(setting.tree)
+    receive(setting, id=controls_of(setting.tree)["▸ Advanced"]["id"])
+    fusion = controls_of(setting.tree)["fusion"]
+    assert not fusion["pressed"]
+    receive(setting, id=fusion["id"])
+    assert bench.model.setting.passes == ("fusion",)
+    receive(views[0], id=controls_of(views[0].tree)["Undo"]["id"])
+    assert bench.model.setting.passes == () and not controls_of(setting.tree)["fusion"]["pressed"]
 
 
 def test_static_pictures_have_words(bench):

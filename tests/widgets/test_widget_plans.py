@@ -68,3 +68,11 @@ def test_the_binary_files_of_a_plan_are_saved_beside_its_text(bench, tmp_path):
     saved = {path.name: path.read_bytes() for path in (tmp_path / "plans").iterdir()}
     assert saved == {"chakra.txt": form.plan.text.encode(), **{f"chakra{key}": x for key, x in form.plan.files.items()}}
     assert len(form.plan.files) == 2
+
+
+def test_there_is_no_plan_of_an_outdated_placement(bench):
+    bench.model.change(cluster=bench.model.setting.cluster.with_memory(1))  # nothing fits: the last result stays
+    form = bench.export.plans
+    form.format.value = "dot"
+    form.show.click()
+    assert form.plan is None and "no placement of the setting yet" in bench.header.problem.value

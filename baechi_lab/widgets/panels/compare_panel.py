@@ -17,7 +17,7 @@ from ...viz.colors import device_colors
 from ...viz.layout import BYTES, UNITS
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference, name_of
-from ..compute import Outcome
+from ..compute import Outcome, placed_parts
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
@@ -179,8 +179,12 @@ class ComparePanel:
             for n, a, b, d in zip(change.names, change.before, change.after, change.duration_us, strict=True)
         ]
         summary = table(("", "held", "current"), side_by_side(pinned, current))
-        title = f"<b>{len(rows)} of {pinned.coarse.n} groups are elsewhere</b>"
-        rows_html = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(pinned, current))
+        title = f"<b>{len(rows):,} of {placed_parts(pinned.coarse)} are elsewhere</b>"
+        rows_html = table(
+            ("op" if pinned.coarse.group_of is None else "group", "moved", "time"),
+            rows[:MOST_GROUPS],
+            empty=same_in_words(pinned, current),
+        )
         self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{rows_html}'
 
 

@@ -111,7 +111,7 @@ class ExplorePanel:
     def _ready(self) -> None:
         """Enable batch sizes if there is a model to build, and fill in memory: that of the setting, and half of it."""
         setting, subject = self.model.setting, self.model.subject
-        if self.table is None:
+        if self.table is None and not self.sweeping:
             say(self.state, f"{HINT}{MEASURED_ANEW}" if setting.profile == "measured" else HINT)
         if self.memory.value == self.offered:  # otherwise the user has typed it
             largest_memory = int(setting.cluster.memory_bytes.max())
@@ -142,6 +142,11 @@ class ExplorePanel:
             arguments["replicas"] = _whole_numbers("replicas", self.replicas.value)
         return arguments
 
+    @property
+    def sweeping(self) -> bool:
+        """Whether a sweep is in progress."""
+        return self.tasks.worker.busy and self.tasks.job == SWEEP
+
     def _start(self) -> None:
         guard = Guard(self.model.fail)
         with guard:
@@ -157,7 +162,7 @@ class ExplorePanel:
             self.progress_shown = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
-        self.table, self.progress_shown = rows, False
+        self.table = rows
         # The axes of the heat map, unless the user chose them: the first axis that varies, and the last one as rows.
         varied = varied_axes(rows)
         if self.fresh and varied:
@@ -190,7 +195,7 @@ class ExplorePanel:
     def _refresh(self) -> None:
         """Say whether the table still belongs to the setting, and which row is the best."""
         if self.table is not None:
-            if not (self.tasks.worker.busy and self.tasks.job == SWEEP and self.progress_shown):
+            if not self.sweeping:  # then the progress is shown
                 say(self.state, self._table_in_words())
             (self.results.add_class if self.outdated else self.results.remove_class)("bl-outdated")
         self._judge()
@@ -205,9 +210,8 @@ class ExplorePanel:
             say(self.verdict, f"Best that fits: {described(best_row)}{slower}", "note" if slower else "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
-            sweeping = self.tasks.worker.busy and self.tasks.job == SWEEP
-            message = str(error).replace("no setting fits", "nothing fits so far", 1) if sweeping else str(error)
-            say(self.verdict, message, "note" if sweeping else "bad")
+            message = str(error).replace("no setting fits", "nothing fits so far", 1) if self.sweeping else str(error)
+            say(self.verdict, message, "note" if self.sweeping else "bad")
             self.take.layout.display = "none"
 
     def _keep_question(self) -> None:

@@ -75,10 +75,10 @@ class PlanForm:
     def _show(self) -> None:
         self._clear()
         with Guard(self.model.fail):
-            if self.model.outcome is None:
-                raise InvalidInput("there is no placement yet")
+            outcome = self.model.outcome
+            if outcome is None or self.model.stale:
+                raise InvalidInput("there is no placement of the setting yet")
             try:
-                outcome = self.model.outcome
                 name = self.format.value
                 timeline = outcome.once if name == "chakra" else None
                 model = outcome.step.model() if name == "device_map" and is_torch_step(outcome.step) else None

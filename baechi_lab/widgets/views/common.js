@@ -428,6 +428,12 @@ function shortened(text, width, size) {
   return fits < 4 ? "" : `${text.slice(0, fits - 1)}…`;
 }
 
+/** Whether what belongs to `x` stands at its left: it is not whole at the right, and there is more room at the left.
+ * @param {number} x @param {number} wide @param {number} from @param {number} to */
+function standsLeft(x, wide, from, to) {
+  return x + wide > to && x - from > to - x;
+}
+
 /** Black or white, whichever reads better on `#RRGGBB`. @param {string} colour */
 function textOn(colour) {
   const channel = (/** @type {number} */ k) => parseInt(colour.slice(k, k + 2), 16);

@@ -125,8 +125,8 @@ function render({ model, el }) {
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
     drawLimit(context, limit, largest, yOf, width, theme);
-    drawScale(context, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
+    drawScale(context, largest, yOf, width, theme);
     drawPeak(context, peak, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
@@ -223,12 +223,13 @@ function render({ model, el }) {
     context.lineTo(x - 4, y - 6);
     context.lineTo(x + 4, y - 6);
     context.fill();
-    const text = shortened(peak.name.split("/").slice(-3).join("/"), 260, 10);
-    const left = x > width - 200;
     context.font = `10px ${theme.font}`;
+    const room = Math.max(x - axis.gutter, width - 8 - x) - 11;
+    const text = shortened(peak.name.split("/").slice(-3).join("/"), Math.min(260, room), 10);
+    const wide = context.measureText(text).width + 4;
+    const left = standsLeft(x, wide + 7, axis.gutter, width - 8);
     context.textAlign = left ? "right" : "left";
     const where = x + (left ? -7 : 7);
-    const wide = context.measureText(text).width + 4;
     context.fillStyle = theme.background;
     context.globalAlpha = 0.75;
     context.fillRect(left ? where - wide + 2 : where - 2, Math.max(y - 3, top + 5) - 6, wide, 12);
