@@ -144,3 +144,10 @@ def test_a_notebook_becomes_a_page(tmp_path, monkeypatch):
         "    ````python\n    check(1)\n    ````",
         "    ````text\n    bold\n    ````",
     ]
+
+
+def test_the_table_of_browser_tests_names_tests_that_exist():
+    folder = ROOT / "tests" / "ui"
+    defined = {name for path in folder.glob("*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
+    named = set(re.findall(r"\b(test_\w+)\b(?!\.py)", (folder / "README.md").read_text(encoding="utf-8")))
+    assert len(named) > 30 and named <= defined, named - defined

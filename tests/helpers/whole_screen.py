@@ -71,6 +71,16 @@ EMPTIED = """() => {  // canvases without any mark when the page is shown: this 
     .forEach((c) => window.emptied.push(`${c.ariaLabel} ${c.width} x ${c.height}`)));
   document.querySelectorAll('.bl-workbench .bl-stage').forEach((stage) => sizes.observe(stage));
 }"""
+RECORD_TEXTS = """(canvas) => {  // what a canvas draws from now on: [text, left and right edge, width of the canvas]
+  const drawn = canvas.drawnTexts = [];
+  const context = canvas.getContext('2d');
+  context.fillText = (text, x, y) => {
+    const wide = context.measureText(text).width;
+    const left = x - ({ center: wide / 2, right: wide, end: wide }[context.textAlign] ?? 0);
+    drawn.push([text, left, left + wide, canvas.clientWidth]);
+    CanvasRenderingContext2D.prototype.fillText.call(context, text, x, y);
+  };
+}"""
 TABS = ("Graph", "Timeline", "Compare", "Run", "Explore", "Explain", "Fit", "Export")
 
 
@@ -78,6 +88,19 @@ def tab(page, name):
     """Open a part of the workbench, and wait until it is shown: the kernel says what is."""
     page.click(f'.bl-workbench .bl-tab:text-is("{name}")')
     page.wait_for_selector(f".bl-panes.bl-at-{name.lower()}")
+
+
+def texts_of(page, view):
+    """The texts that a view draws while the mouse lies on it; each ends within the canvas."""
+    canvas = page.locator(f'canvas[aria-label="{view}"]')
+    canvas.scroll_into_view_if_needed()
+    canvas.evaluate(RECORD_TEXTS)
+    canvas.hover()
+    page.wait_for_function("(canvas) => canvas.drawnTexts.length", arg=canvas.element_handle())
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    texts = canvas.evaluate("(canvas) => { delete canvas.getContext('2d').fillText; return canvas.drawnTexts; }")
+    assert [text for text, left, right, width in texts if left < 0 or right > width] == []
+    return {text for text, *_ in texts}
 
 
 def themed(page, theme):

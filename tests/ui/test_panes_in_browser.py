@@ -5,18 +5,26 @@ Screenshots are kept in .pytest_cache/screenshots/.
 
 from __future__ import annotations
 
+import re
+
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import CONTRAST, tab, themed
+from whole_screen import CONTRAST, tab, texts_of, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.memo import Memo
 from baechi_lab.step_summary import change_in_words
 from baechi_lab.viz.nested.tree import build_tree
-from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME
+from baechi_lab.widgets.causes import cause
+from baechi_lab.widgets.compute import compute
+from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME, format_heat, op_heat
 from baechi_lab.widgets.heat import MEMORY as MEMORY_HEAT
 from baechi_lab.widgets.levels import live_bytes
+from baechi_lab.widgets.panels.plan_form import MOST_SHOWN, RUNTIMES
+from baechi_lab.widgets.schedule import critical_chain
+from baechi_lab.widgets.setting import HARDWARE_PRESETS, Setting
 
 pytestmark = [
     pytest.mark.ui,
@@ -36,6 +44,7 @@ for figure in (viz.gantt(alone), viz.memory(alone), viz.fit_options(bl.fit(graph
     figure.show()
 """
 CELLS = [SETUP, 'bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())\nbench', FIGURES]
+CLUSTER = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
 GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", "Timeline", "Memory"))
 
 
@@ -179,11 +188,16 @@ def test_an_error_with_a_remedy_moves_nothing(page, width, height):
     assert page.problems == []
 
 
+FACTS = """() => Object.fromEntries([...document.querySelectorAll('.bl-details dt')]
+  .map((name) => [name.textContent, name.nextElementSibling.textContent]))"""
+
+
 def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
+    """Every fact of the op, what it reads and makes, who reads that, and its time on every device."""
     graph, line = outcome
     details = page.locator(".bl-details")
     page.wait_for_selector('.bl-details:has-text("Select an op")')
-    op = int(graph.consumers[-1])
+    op = int(np.intersect1d(graph.consumers, graph.tensor_producer)[-1])  # it reads, and is read
     page.locator('input[aria-label="search ops by name"]').fill(graph.names[op])
     page.locator('input[aria-label="search ops by name"]').press("Enter")
     page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[op]}")')
@@ -192,7 +206,30 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     times = f"{format_us(float(line.start_us[row]))} to {format_us(float(line.end_us[row]))}"
     page.wait_for_selector(f'.bl-details:has-text("{times}")')
     pointer, tensors = graph.inputs
-    producer = graph.names[int(graph.tensor_producer[tensors[pointer[op]]])]
+    device_of = line.device[np.argsort(line.op)]
+    facts = page.evaluate(FACTS)
+    assert facts["type"] == graph.op_types[op] and facts["device"] == f"gpu:{line.device[row]}"
+    assert facts["takes"] == format_us(float(line.end_us[row] - line.start_us[row]))
+    assert facts["critical path"] == ("yes" if op in critical_chain(graph, line).ops else "no")
+    assert facts["why then"] == cause(graph, line, op).sentence
+
+    def rows(title):
+        return details.locator(f'section[aria-label="{title}"] li').all_text_contents()
+
+    read = tensors[pointer[op] : pointer[op + 1]]
+    producers = graph.tensor_producer[read]
+    assert rows("Reads") == [
+        f"{graph.names[p]}{format_bytes(int(graph.tensor_bytes[t]))}, gpu:{device_of[p]}"
+        for p, t in zip(producers, read, strict=True)
+    ]
+    made = np.flatnonzero(graph.tensor_producer == op)
+    assert rows("Makes") == [f"tensor {graph.tensor_names[t]}{format_bytes(int(graph.tensor_bytes[t]))}" for t in made]
+    readers = [int(r) for r, t in zip(graph.consumers, graph.edge_tensor, strict=True) if t in made]
+    assert [text.split(", ")[-1] for text in rows("Read by")] == [f"gpu:{device_of[r]}" for r in readers]
+    # The devices are equal: the op takes as long on each of them.
+    assert rows("Time on each device") == [f"gpu:{d}{facts['takes']}" for d in range(4)]
+    assert details.locator("li.bl-here").all_text_contents() == [f"gpu:{line.device[row]}{facts['takes']}"]
+    producer = graph.names[int(producers[0])]
     shot(page, "details")
     details.locator(f'button.bl-link:text-is("{producer}")').first.click()
     page.wait_for_selector(f'.bl-details-name:text-is("{producer}")')
@@ -216,9 +253,13 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.nodes === n", arg=str(owner.max() + 1))
     choice = page.locator('select[aria-label="Heat"]')
+    shown = compute(Setting(CLUSTER, placer="m-etf", passes=()), graph, Memo(8))
     for by in HEATS:
         choice.select_option(by)
-        page.wait_for_function(f"(by) => document.querySelector('{GRAPH}').dataset.heat.startsWith(by)", arg=by)
+        of_boxes = np.bincount(owner, op_heat(shown, by))
+        hottest = f"{by} {int(of_boxes.argmax())}"
+        page.wait_for_function(f"(hottest) => document.querySelector('{GRAPH}').dataset.heat === hottest", arg=hottest)
+        page.wait_for_selector(f'.bl-heat-key:has-text("{format_heat(by, float(of_boxes.max()))}")')
         if by in (TIME, CRITICAL):
             shot(page, f"heat-{by.split()[0]}")
     sent_bytes = np.bincount(
@@ -282,7 +323,15 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     tab(page, "Timeline")
     page.wait_for_selector(".bl-panes.bl-at-timeline")
     memory = page.locator(MEMORY)
-    memory.scroll_into_view_if_needed()
+    # Every row has its peak and its limit, also where that is far above; a scale of bytes; and a hatching per category.
+    drawn = texts_of(page, "Memory")
+    assert {f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes} < drawn
+    assert f"limit {format_bytes(10**9)} ↑" in drawn
+    ticks = [text for text in drawn if re.fullmatch(r"[\d.]+ (B|kB|MB)", text)]
+    assert ticks, drawn
+    hatch = "(swatches) => swatches.map((e) => getComputedStyle(e).backgroundImage.includes('gradient'))"
+    hatched = page.locator(f".bl-view:has({MEMORY}) .bl-toolbar .bl-swatch").evaluate_all(hatch)
+    assert hatched == [False, True, True, True]
     memory.focus()
     page.keyboard.press("l")
     fullest = int(line.peak_bytes.argmax())
@@ -312,18 +361,64 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
 
 
 def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
-    graph, _ = outcome
-    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
-    plan = bl.write_plan(graph, bl.place(graph, cluster, "m-etf"), "dot", cluster=cluster)
+    """Every format's plan is that of `bl.write_plan`, or the reason why it has none."""
+    graph, line = outcome
+    placement = bl.place(graph, CLUSTER, "m-etf")
     tab(page, "Export")
-    page.click('button:text-is("Show the plan")')
-    page.wait_for_function(
-        "(line) => [...document.querySelectorAll('.bl-pane-export .bl-code')].some((e) => e.textContent.includes(line))",
-        arg=plan.text.splitlines()[0],
-    )
-    for sentence in plan.unsupported:
-        page.locator(".bl-pane-export", has_text=sentence).wait_for()
+    choice = page.locator('.bl-pane-export .widget-inline-hbox:has(label:text-is("plan for")) select')
+    for name, runtime in RUNTIMES.items():
+        choice.select_option(label=f"{name}: {runtime}")
+        page.click('button:text-is("Show the plan")')
+        try:
+            plan = bl.write_plan(graph, placement, name, cluster=CLUSTER, timeline=line if name == "chakra" else None)
+        except bl.BaechiLabError as error:
+            page.wait_for_selector('.bl-pane-export .bl-bad:has-text("No plan for")')
+            assert " ".join(str(error).split())[:60] in page.locator(".bl-pane-export .bl-bad").inner_text()
+            continue
+        code = page.locator(".bl-pane-export .bl-code").last
+        jb.eventually(page, lambda code=code, plan=plan: _same_text(code, plan.text))
+        for sentence in plan.unsupported:
+            page.locator(".bl-pane-export", has_text=sentence).wait_for()
     shot(page, "export")
+    assert page.problems == []
+
+
+def _same_text(element, text):
+    cut = ["..."] if len(text) > MOST_SHOWN else []
+    assert element.text_content().split() == [*text[:MOST_SHOWN].split(), *cut]
+
+
+SETTING_LABELS = """() => [...document.querySelectorAll('.bl-setting :is(label, .bl-switch)')].filter((e) => e.textContent.trim())
+  .map((e) => [e.textContent.trim(), e.title || e.querySelector('[title]')?.title || ''])"""
+
+
+def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
+    """Model, hardware, placer and one control of micro-batches; all else unfolds. Every word has a tooltip."""
+    graph, line = outcome
+    tab(page, "Graph")
+    jb.settle(page)
+    first_level = ["hardware", "devices", "memory each", "placer", "micro-batches"]
+    assert all(control(page, label).is_visible() for label in first_level)
+    advanced = ["speeds", "link", "transfers", "forward only", "scheduler", "schedule", "replicas"]
+    assert not any(control(page, label).is_visible() for label in advanced)
+    page.click('.bl-setting button:has-text("Advanced")')
+    for label in advanced:
+        control(page, label).wait_for()
+    labels = dict(page.evaluate(SETTING_LABELS))
+    assert {*first_level, *advanced, "colocation", "fusion"} <= set(labels)
+    assert [label for label, hint in labels.items() if len(hint) < 8 or hint == label] == []
+    page.click('.bl-setting button:has-text("Advanced")')
+    hardware = control(page, "hardware").locator("select")
+    for name, preset in HARDWARE_PRESETS.items():
+        hardware.select_option(name)
+        cluster = preset.cluster
+        step_us = bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us
+        page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(step_us)}")')
+        page.wait_for_selector(".bl-stale", state="detached")
+    for _ in HARDWARE_PRESETS:
+        page.click('.bl-strip button:text-is("Undo")')
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(line.makespan_us)}")')
+    page.wait_for_selector(".bl-stale", state="detached")
     assert page.problems == []
 
 
@@ -418,8 +513,7 @@ def test_an_error_moves_nothing(page, height):
 def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     """Every row is an option of `bl.fit`, a faster step than the header's says so, and a slower one gives something up."""
     graph, line = outcome
-    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
-    fit = bl.fit(graph, cluster, every_option=True, placement=bl.place(graph, cluster, "m-etf"))
+    fit = bl.fit(graph, CLUSTER, every_option=True, placement=bl.place(graph, CLUSTER, "m-etf"))
     tab(page, "Fit")
     page.click('button:text-is("Will it fit?")')
     rows = page.locator(".bl-pane-fit .bl-table tr:has(td)")
@@ -441,9 +535,9 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     words = page.locator(f'.bl-pane-fit .bl-note:has-text("{option.kind}, {option.choice}: ")')
     words.wait_for()
     page.wait_for_selector(f'.bl-pane-fit .bl-title:has-text("{format_us(option.step_us)}")')
-    names = {"bl": bl, "graph": graph, "cluster": cluster}
+    names = {"bl": bl, "graph": graph, "cluster": CLUSTER}
     placement = eval(words.inner_text().partition(": ")[2], names)  # noqa: S307 (our own text)
-    timeline = bl.simulate(names["g"], cluster, placement)
+    timeline = bl.simulate(names["g"], CLUSTER, placement)
     assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
     assert ", ".join(format_bytes(int(peak)) for peak in timeline.peak_bytes) in shown[fit.options.index(option)]
     assert page.problems == []
@@ -452,8 +546,7 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
 def test_figures_show_every_device_on_one_scale_without_a_background(page, outcome):
     """The plot of a device without ops is empty, but there; no legend lies below the buttons; a dark page shines through."""
     graph, _ = outcome
-    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
-    alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
+    alone = bl.simulate(graph, CLUSTER, bl.place(graph, CLUSTER, "single"))
     page.evaluate("() => [...document.querySelectorAll('.jp-Cell')].at(-1).scrollIntoView()")
     page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
     gantt, memory, _ = (page.locator(".js-plotly-plot").nth(k) for k in range(3))

@@ -107,8 +107,13 @@ def test_advice_micro_batches_and_presets_have_the_library_s_numbers(lab, page):
     micro_batches.fill("4")
     micro_batches.press("Enter")
     placement = bl.place(graph, cluster, "auto", objective="step", micro_batches=4)
-    shows_step(page, bl.simulate(graph, cluster, placement, micro_batches=4).makespan_us)
+    step_us = bl.simulate(graph, cluster, placement, micro_batches=4).makespan_us
+    shows_step(page, step_us)
     page.wait_for_selector('.bl-header .bl-facts:has-text("auto took the answer of")')
+    # The timeline is that of the numbers above it.
+    page.wait_for_selector(
+        f'.bl-view:has({TIMELINE}) .bl-title:has-text("simulated {format_us(step_us)}")', state="attached"
+    )
     assert not page.locator('.bl-header [role="alert"]').is_visible()
     # Another cluster is one choice.
     preset = "4 x RTX 4090, PCIe"
@@ -155,6 +160,30 @@ def test_one_device_is_judged_in_the_order_of_the_schedule(page):
     control(page, "schedule").locator("select").select_option("what is ready first")
     page.wait_for_selector('.bl-header:has-text("does not fit")')
     page.click('.bl-setting button:has-text("Advanced")')
+    assert page.problems == []
+
+
+ORDERED = """
+graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0], [(1, 2, 8)], names=["x", "y", "z"])
+bench.model.subject = graph
+bench.model.change(
+    cluster=bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0)), placer="single", micro_batches=None, schedule=None, scheduler="fifo")
+"""
+
+
+def test_another_order_of_the_same_placement_is_advised_with_its_step(page):
+    """x before y by number: 10 + 10 + 1 + 10; y first, whose reader waits: 10 + 1 + 10.
+
+    The workbench is that of the tests above.
+    """
+    jb.execute(page, ORDERED)
+    shows_step(page, 30.0)
+    jb.execute(page, "bench.model.change(moves=(('z', 'gpu:1'),))")
+    shows_step(page, 31.0)
+    page.locator('.bl-advice:has-text("ame placement, order pct: 31.0 -> 21.0 us")').locator("button").click()
+    shows_step(page, 21.0)
+    page.click('.bl-advice:has-text("Applied: ") button:text-is("Undo this")')
+    shows_step(page, 31.0)
     assert page.problems == []
 
 
