@@ -62,6 +62,11 @@ _DEVICE = torch.ops.prim.device.default
 _ONE_AT_A_TIME = threading.RLock()
 """Held while PyTorch is patched: estimates of several threads run one after another."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_REDUCED_IN_PLACE = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+)
+"""Losses whose mean or sum, one number, lies in memory as large as their input."""
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
 _BAG_GRADIENT = torch.ops.aten._embedding_bag_backward.default
@@ -479,6 +484,8 @@ class OperatorObserver(TorchDispatchMode):
             out = _with_entries(out, sum(t._values().shape[0] for t in args if isinstance(t, torch.Tensor)))
         elif func is _BAG_GRADIENT and out.layout is torch.sparse_coo and not out._values().shape[0]:
             out = _with_entries(out, args[1].shape[0])  # one per index
+        elif func in _REDUCED_IN_PLACE and not out.dim() and self.values.of(out) is None:
+            out = args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
         if self.finite and func._schema.is_mutable:
             self.finite.pop(args[0], None)
         if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:

@@ -45,6 +45,14 @@ PRODUCT_COPIES = 4
 """Copies of a weight's gradient that oneDNN holds where it computes it as a product of unfolded windows."""
 UNFOLDED_NUMBERS = 20480
 """Numbers of a sample up to which PyTorch unfolds its windows."""
+_INTERMEDIATE_RESULTS = {
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "dist", "logsumexp"), 1),
+    "binary_cross_entropy_with_logits": 2,
+    "soft_margin_loss_backward": 3,
+}
+"""Operators -> tensors of the input's size that they make, the result among them if it is not reduced."""
+_CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
+"""Operators that convert inputs to one type, with or without an underscore."""
 _NOT_RUN = frozenset({"detach", "alias"})
 """Operators that autograd and the interception apply to retained tensors."""
 
@@ -81,11 +89,14 @@ class Counter(OperatorObserver):
                 self.changes += [scratch_bytes, -scratch_bytes]
 
     def scratch_bytes(self, func: OpOverload, args: Args, out: object, kernel: Kernel) -> int:
-        """Returns the bytes that an operator holds besides its inputs and outputs: copies of a convolution's tensors."""
+        """Returns the bytes that an operator holds besides its inputs and outputs: copies and intermediate results."""
+        name = func.overloadpacket.__name__
+        intermediate_bytes = _intermediate_bytes(name, args, out)
         if self.on_cpu:
-            return copied_bytes_on_cpu(func.overloadpacket.__name__, args, out)
+            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
-        return int(kernel.moved_bytes) if func is _CONVOLUTION and is_copied and kernel.precision != "fp32" else 0
+        is_convolution = func is _CONVOLUTION and is_copied and kernel.precision != "fp32"
+        return intermediate_bytes + (int(kernel.moved_bytes) if is_convolution else 0)
 
     def know_quantized(self, model: nn.Module) -> None:
         """Registers parameters that are stored in fewer bytes than their type has."""
@@ -109,6 +120,23 @@ def is_model_operator(func: OpOverload) -> bool:
     return func.namespace != "prim" and func.overloadpacket.__name__ not in _NOT_RUN
 
 
+def _intermediate_bytes(name: str, args: Args, out: object) -> int:
+    """Returns the bytes of what losses and norms compute per element, beside their result."""
+    if name not in _INTERMEDIATE_RESULTS:
+        return 0
+    elements = prod(torch.broadcast_shapes(*(t.shape for t in args[:2] if isinstance(t, torch.Tensor))))
+    is_reduced = out.numel() < elements  # type: ignore[attr-defined]
+    return elements * args[0].itemsize * (_INTERMEDIATE_RESULTS[name] - (not is_reduced))
+
+
+def _converted_bytes(name: str, args: Args, out: object) -> int:
+    """Returns the bytes of inputs that a CPU converts to the result's type before it computes, such as masks of bool."""
+    if name.rstrip("_") not in _CONVERTING:
+        return 0
+    dtype = out.dtype  # type: ignore[attr-defined]
+    return sum(t.numel() * dtype.itemsize for t in tensors(args) if t.dtype is not dtype and t.dim())
+
+
 def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     """Returns the bytes that a convolution holds besides its inputs and outputs: mostly oneDNN's copies in another order.
 
@@ -122,9 +150,9 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     tensor = args[1] if backward else args[0]
     if tensor.dtype not in (torch.float32, torch.bfloat16):
         return 0
-    # Inputs and gradients that are slices, permuted or in another order are copied before any kernel runs.
+    # What is sliced, permuted or in another order than the input should be is copied before any kernel runs.
     order = channels_last_format(tensor) if channels_come_last(tensor) else torch.contiguous_format
-    reordered_bytes = sum(t.nbytes for t in args[: 1 + backward] if not t.is_contiguous(memory_format=order))
+    reordered_bytes = sum(t.nbytes for t in args[: 2 + backward] if not t.is_contiguous(memory_format=order))
     return reordered_bytes + (_copies_of_gradients(args) if backward else _copies_of_convolution(args, out))  # type: ignore[arg-type]
 
 
@@ -136,7 +164,7 @@ def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
     if groups == 1 and _is_unfolded(tensor, weight):
         return _unfolded_bytes(tensor, weight, out)
     if channels_come_last(tensor):
-        return 0
+        return 0 if _is_product(weight, strides) else weight.nbytes
     output_bytes = _blocked_bytes(out)
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else 0
     return max(output_bytes + weight.nbytes + input_bytes - out.nbytes, output_bytes)
@@ -151,12 +179,19 @@ def _copies_of_gradients(args: Args) -> int:
         return _unfolded_bytes(tensor, weight, gradient)
     depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
     if channels_come_last(tensor):
-        return LARGE_WINDOW_COPIES * weight.nbytes * (depthwise and window > 3)
+        if depthwise:
+            return weight.nbytes * (LARGE_WINDOW_COPIES if window > 3 else 2)
+        return 0 if _is_product(weight, args[4]) else weight.nbytes + _copied_weight_bytes(args)
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
     pair = input_bytes, _blocked_bytes(gradient)
     return max(sum(pair) if copies_both else max(pair), _copied_weight_bytes(args))
+
+
+def _is_product(weight: torch.Tensor, strides: list[int]) -> bool:
+    """Whether a convolution is a product of matrices: windows of one element, at each position."""
+    return prod(weight.shape[2:]) == max(strides) == 1
 
 
 def _unfolded_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
@@ -171,7 +206,7 @@ def _copies_of_transposed(
 
     They are the output twice, or copies of the input, of the weights and of one sample.
     """
-    if groups > 1 or prod(weight.shape[2:]) == max(strides) == 1:
+    if groups > 1 or _is_product(weight, strides):
         return out.nbytes
     samples, few = tensor.shape[0], weight.shape[1] < BLOCK
     if weight.shape[-1] > LARGEST_WINDOW:
@@ -185,7 +220,7 @@ def _copies_of_transposed(
 def _gradients_of_transposed(args: Args) -> int:
     """Returns the bytes that the gradients of a transposed convolution hold besides their inputs and outputs."""
     gradient, tensor, weight, strides = args[0], args[1], args[2], args[4]
-    if prod(weight.shape[2:]) == max(strides) == 1:
+    if _is_product(weight, strides):
         return 0
     gradient_bytes = _blocked_bytes(gradient) if gradient.shape[1] >= BLOCK else gradient.nbytes
     copies = _blocked_bytes(tensor) + gradient_bytes * (gradient.shape[1] >= BLOCK // 2)
@@ -200,7 +235,7 @@ def _copied_weight_bytes(args: Args) -> int:
     """
     gradient, tensor, weight, strides, transposed = args[0], args[1], args[2], args[4], args[7]
     window, depthwise = weight.shape[2:], weight.shape[1] == 1 < args[9]
-    if depthwise or (prod(window) == 1 and max(strides) == 1):
+    if depthwise or _is_product(weight, strides):
         return 0
     is_high = len(window) > 1 and (window[-2] > tensor.shape[-2] or (len(window) == 3 and window[0] > 1))
     if window[-1] > LARGEST_WINDOW or (is_high and not transposed):
