@@ -24,6 +24,8 @@ _VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 _CONSTANTS = frozenset({"Const", "HostConst", *_VARIABLES})
 _RANDOM = re.compile(r"Random|Multinomial|Dropout|Rng")
 _SUMS = frozenset({"Add", "AddN", "AddV2", "AccumulateNV2"})
+_COMPARISONS = frozenset("Equal NotEqual Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr LogicalNot".split())
+_SCALAR_BYTES = 8
 
 
 def roles(graph: OpGraph) -> NDArray[np.int8]:
@@ -35,6 +37,7 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
       do not depend on the batch (learning rates), or if they come after the gradients and are no gradient (no `forward_of`):
       gradients are clipped by their common norm after accumulation. Sums of gradients of one variable belong to the
       micro-batch.
+      A comparison of scalars that only updates read (is the loss small?) is an update: it compares the whole batch's.
     - SETUP: ops that do not depend on the batch: variables, constants, and ops computed only from those (reads,
       casts of weights), except random numbers, other backward ops, and the ops of their groups. If every source of a graph is
       one of these, only variables and their reads are SETUP, since the batch must be among the constants. A variable is
@@ -102,7 +105,7 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
 def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
     """Returns bool[n]: ops that only updates read and that run once: those independent of the batch or after the gradients."""
     pointer, successor = (a.tolist() for a in graph.successors)
-    may = (~batch | (descends & (graph.forward_of < 0))).tolist()
+    may = (~batch | (descends & (graph.forward_of < 0)) | _compares_scalars(graph)).tolist()
     is_update, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
     for op in graph.order[::-1].tolist():
         if may[op] and has_readers[op] and not is_update[op]:
@@ -115,3 +118,11 @@ def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) ->
             is_update[op] = any(is_update[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     # A variable that is only updated is read before its update, so it stays SETUP.
     return np.array(is_update, dtype=np.bool_) & (graph.persistent_bytes == 0)
+
+
+def _compares_scalars(graph: OpGraph) -> Bools:
+    """Returns bool[n]: comparisons whose inputs are scalars."""
+    compares = np.array([t in _COMPARISONS for t in graph.op_types], dtype=np.bool_)
+    large = graph.tensor_bytes[graph.edge_tensor] > _SCALAR_BYTES
+    compares[graph.consumers[large]] = False
+    return compares

@@ -13,6 +13,7 @@ from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
 from baechi_lab.executors.tensorflow.schedule_order import control_dependencies
 from baechi_lab.executors.tensorflow.session import parse_graph
 from baechi_lab.passes.roles import FORWARD, roles
+from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 from baechi_lab.simulator.schedules import list_schedules
 
@@ -494,6 +495,7 @@ def _whole_and_divided(make, batch, worker, micro_batches=4, steps=3):
 def _assert_equal_steps(make, batch, worker, count=4, steps=3):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", GuessedCosts)
         whole_run, divided_run = _whole_and_divided(make, batch, worker, count, steps)
     losses = [[float(o[0]) for o in run.outputs] for run in (whole_run, divided_run)]
     assert len(set(losses[0])) > 1
@@ -1031,12 +1033,27 @@ def _mixing_losses():
         rounds = lambda i, state: (i + 1, tf.tanh(state + outputs * len(words)))  # noqa: E731
         return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, rounds, [0, tf.zeros([len(words), 5])])[1] ** 2)
 
+    def until_all_are_small(weight, words):
+        return tf.reduce_mean(
+            tf.while_loop(lambda x: tf.reduce_max(tf.abs(x)) > 1.0, lambda x: [0.7 * x], [3.0 * words[:, 0] @ weight])[
+                0
+            ]
+        )
+
+    def mean_of_the_words_that_count(weight, words):
+        def add(t, total):
+            counts = tf.cast(tf.gather(words, t, axis=1)[:, 0] > 0, tf.float32)
+            squares = tf.reduce_sum((tf.gather(words, t, axis=1) @ weight) ** 2, 1)
+            return t + 1, total + tf.reduce_sum(squares * counts) / tf.reduce_sum(counts)
+
+        return tf.while_loop(lambda t, _: t < 3, add, [0, 0.0])[1]
+
     return {
         square_of_a_share: "combines the samples in another way",
         curve_of_a_share: "combines the samples in another way",
         gradient_penalty_of_the_batch: "op 'norm/Sqrt' is not linear",
         gradient_penalty_of_a_mean: "adds a sum over the batch to a mean over it",
-        number_of_samples_in_rounds: "reads a number in its rounds that depends on the number of samples",
+        number_of_samples_in_rounds: "reads a value of the whole batch for each of its samples",
         weights_by_position: "reads positions of samples in the batch",
         root_of_the_number_of_samples: "reads a value of the whole batch for each of its samples",
         centred_in_a_branch: "reads a value of the whole batch for each of its samples",
@@ -1067,12 +1084,14 @@ def _mixing_losses():
         of_each_class: "counts or joins entries by their values",
         scan: "carries values from one sample to the next",
         rows: "carries values from one sample to the next",
-        rounds: "reduces an axis in its rounds that is as long as the batch",
+        rounds: "reads a value of the whole batch for each of its samples",
+        until_all_are_small: "chooses its number of rounds by a value of the batch",
+        mean_of_the_words_that_count: "reads a value of the whole batch for each of its samples",
         by_frequency: "counts or joins entries by their values",
     }
 
 
-@pytest.mark.parametrize("kind", range(37))
+@pytest.mark.parametrize("kind", range(39))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(
@@ -1098,6 +1117,135 @@ def test_bug_gradient_penalties_were_warned_of(kind, worker):
         return tf.reduce_mean((tf.norm(gradient + 1e-3, axis=1) - 1.0) ** 2) - tf.reduce_mean(outputs)
 
     _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
+def _losses_in_loops():
+    import tensorflow as tf
+
+    def over_words(term, weight, words):
+        """The sum over words of `term`: of the outputs for one word of each sample."""
+        add = lambda t, total: (t + 1, total + term(tf.gather(words, t, axis=1) @ weight))  # noqa: E731
+        return tf.while_loop(lambda t, _: t < 3, add, [0, 0.0])[1]
+
+    def mean(weight, words):
+        return over_words(lambda outputs: tf.reduce_mean((outputs - 1.0) ** 2), weight, words) / 3.0
+
+    def total(weight, words):
+        return 0.07 * over_words(lambda outputs: tf.reduce_sum(tf.abs(outputs)), weight, words)
+
+    def number_of_samples(weight, words):
+        sums = over_words(lambda outputs: tf.reduce_sum((outputs - 1.0) ** 2), weight, words)
+        return sums / tf.cast(tf.shape(words)[0], tf.float32)
+
+    def longest(weight, words):
+        """As many rounds as the longest sample of the batch has words; other micro-batches would need fewer."""
+        longest = tf.reduce_max(tf.reduce_sum(tf.cast(words[:, :, 0] > 0, tf.int32), 1))
+        next_state = lambda t, state: (t + 1, tf.tanh(state + tf.gather(words, t, axis=1) @ weight))  # noqa: E731
+        first = [0, tf.zeros([tf.shape(words)[0], 5])]
+        return tf.reduce_mean(tf.while_loop(lambda t, _: t < longest, next_state, first)[1] ** 2)
+
+    def states(weight, words):
+        inputs = tf.transpose(tf.einsum("btc,cv->btv", words, weight), [1, 0, 2])
+        return tf.reduce_mean(tf.scan(lambda state, x: tf.tanh(state + x), inputs) ** 2)
+
+    return [mean, total, number_of_samples, longest, states]
+
+
+@pytest.mark.parametrize("kind", range(5), ids=["mean", "sum", "number of samples", "longest", "states"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_bug_losses_in_loops_were_warned_of(kind, count, worker):
+    """Means over the batch that the rounds of a loop add up are means, and sums are sums."""
+    _assert_equal_steps(lambda: _gradient_step(_losses_in_loops()[kind]), (WORDS,), worker, count)
+
+
+def test_bug_probabilities_of_dropout_were_warned_of():
+    """Softmax works along outputs: 4 outputs of 4 samples, of which a layer with a random state drops some."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dropout(0.25), keras.layers.Softmax()]
+    model = keras.Sequential(layers)
+    model.compile("sgd", loss="mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _unrolled(model, WORDS[:4, 0], WORDS[:4, 1], count=2, reduction=None)
+    assert tf.executing_eagerly()
+
+
+def test_bug_an_unrolled_recurrent_layer_was_warned_of(worker):
+    """Its gradient joins tensors of samples with sums over samples, in another order than the loss does."""
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3, 4)), keras.layers.GRU(4, unroll=True), keras.layers.Dense(5)])
+        model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    _assert_equal_steps(make, (WORDS, LABELS[:, 0]), worker)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_bug_connectionist_temporal_classification_was_warned_of(count, worker):
+    """Its loss of each sample comes from loops over time, and from scattering by labels."""
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6, 4)), keras.layers.Dense(6)])
+        model.compile(keras.optimizers.SGD(0.1), loss=keras.losses.CTC())
+        return model
+
+    _assert_equal_steps(make, (np.concatenate([WORDS, WORDS[::-1]], 1), LABELS[:, :2] + 1), worker, count)
+
+
+def _update_if_small(threshold):
+    """A step that updates where the loss of the batch is below a moving mean of losses, which starts at `threshold`."""
+    import tensorflow as tf
+
+    mean = tf.Variable(threshold, name="mean")
+
+    def update(weight, gradient, loss):
+        if tf.logical_and(loss < 1.02 * mean, tf.reduce_all(tf.math.is_finite(gradient))):
+            weight.assign_sub(0.5 * gradient)
+        mean.assign(0.5 * mean + 0.5 * loss)
+
+    return _gradient_step(_squares, update)
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_an_update_may_depend_on_the_loss_of_the_batch(updates, worker):
+    """The batch's loss decides, where some micro-batches alone would decide otherwise."""
+    weight = np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5)
+    losses = ((WORDS[:, 0] @ weight - 1.0) ** 2).reshape(4, -1).mean(1)  # of each micro-batch
+    threshold = losses.mean() / 1.02 * (1.001 if updates else 0.999)
+    assert losses.min() < 1.02 * threshold < losses.max()
+    _assert_equal_steps(lambda: _update_if_small(np.float32(threshold)), (WORDS,), worker)
+
+
+@pytest.mark.parametrize("kind", ["any", "all"])
+def test_an_update_may_depend_on_a_property_of_any_or_all_samples(kind, worker):
+    """Only one sample of eight has it, or has it not: 0.5 below the largest first entry of the batch."""
+    import tensorflow as tf
+
+    limit = np.sort(WORDS[:, 0, 0])[-2:].mean()
+
+    def make():
+        def loss(weight, words):
+            loss.large = words[:, 0, 0] > limit
+            return _squares(weight, words)
+
+        def update(weight, gradient, _):
+            decides = tf.reduce_any(loss.large) if kind == "any" else tf.reduce_all(~loss.large)
+            if decides:
+                weight.assign_sub(0.1 * gradient)
+            else:
+                weight.assign_add(gradient)
+
+        return _gradient_step(loss, update)
+
+    _assert_equal_steps(make, (WORDS,), worker)
 
 
 @pytest.mark.parametrize("batched", [False, True])

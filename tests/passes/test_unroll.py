@@ -208,6 +208,19 @@ def test_a_write_that_the_backward_pass_waits_for_belongs_to_the_micro_batch():
     assert UPDATE not in roles(graph)
 
 
+@pytest.mark.parametrize(("loss_bytes", "compares"), [(4, UPDATE), (400, FORWARD)])
+def test_a_comparison_of_the_loss_that_decides_on_the_update_runs_once(loss_bytes, compares):
+    """One of each of 100 samples does not: it has a result per sample."""
+    names = ["w", "x", "loss", "gradient", "limit", "less", "update"]
+    types = ["VarHandleOp", "Placeholder", "Mean", "MeanGrad", "Const", "Less", "IfUpdate"]
+    edges = [(0, 2, 8), (1, 2, 400), (2, 3, 4), (2, 5, loss_bytes), (4, 5, 4), (5, 6, 1), (3, 6, 8), (0, 6, 8)]
+    graph = bl.OpGraph.from_edges(
+        [0, 0, 5, 9, 0, 1, 1], edges, names=names, op_types=types, forward_of=[-1, -1, -1, 2, -1, -1, -1]
+    )
+    assert dict(zip(names, roles(graph).tolist(), strict=True))["less"] == compares
+    assert ("less" in unroll(graph, 2).names) == (compares == UPDATE)
+
+
 def test_random_numbers_are_drawn_for_every_micro_batch():
     graph = bl.OpGraph.from_edges(
         [1.0] * 4,

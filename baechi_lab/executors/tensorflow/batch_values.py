@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +57,13 @@ class Total:
     """One value for all samples. With b times as many samples it is b ** `power` times as large (None: unknown).
 
     `exact`: the undivided batch's value equals the sum (power 1) or mean (power 0) of the micro-batches' values; otherwise only
-    its magnitude is known. `counts`: the possible numbers of entries added up. `penalty`: a constant was added to a sum.
-    `share`: the power that remains if the graph contains a number of entries as a constant.
+    its magnitude is known. `counts`: the possible numbers of entries added up. `share`: the power that remains if the graph
+    contains a number of entries as a constant.
     """
 
     power: int | None
     exact: bool = True
     counts: frozenset[float] = frozenset({1.0})
-    penalty: bool = False
     share: int | None = None
 
 
@@ -155,6 +154,13 @@ _SIZE_ARGUMENTS = frozenset(
 """Arguments that are sizes or positions, which are those of a micro-batch."""
 _SHAPE_CONSTANT = re.compile(r"(^|/)Shape(_\d+)?$")
 """Names that TensorFlow gives to the constant that it puts in the place of `tf.shape` where sizes are known."""
+_WORKS_ALONG = "may work along the samples of the batch"
+_READS_SIZES = "reads a number in its rounds that depends on the number of samples"
+_CARRIES_VALUES = "carries values from one sample to the next"
+_REDUCES_AXIS = "reduces an axis in its rounds that is as long as the batch"
+_SCATTERS_ENTRIES = "puts entries at places that depend on the data"
+UNPROVEN = frozenset({_SCATTERS_ENTRIES, _WORKS_ALONG, _READS_SIZES, _CARRIES_VALUES, _REDUCES_AXIS})
+"""Problems that an op may have, as far as the graph shows."""
 _NORMALISING = ("FusedBatchNorm", "batch_norm", "batchnorm", "BatchNorm")
 
 
@@ -216,6 +222,16 @@ class BatchValues:
         if tensor[1] >= len(shapes) or shapes[tensor[1]].unknown_rank:
             return None
         return tuple(int(d.size) for d in shapes[tensor[1]].dim)
+
+    def drawn_axis(self, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
+        """Returns the axis of samples of random numbers, which is longer for the undivided batch, or as long as the batch."""
+        undivided = None if self.undivided_values is None else self.undivided_values.nodes.get(tensor[0])
+        if self.undivided_values is not None and undivided is not None and undivided.op == self.nodes[tensor[0]].op:
+            sizes = zip(shape, self.undivided_values.shape(tensor) or (), strict=False)
+            axes = [axis for axis, (size, undivided_size) in enumerate(sizes) if size != undivided_size]
+        else:
+            axes = [axis for axis, size in enumerate(shape) if size == self.batch and size > 1]
+        return axes[0] if axes else None
 
     def of_batch_size(self, tensor: Tensor) -> Value:
         """Returns the value of a constant that is another one for the undivided batch; None for any other tensor.
@@ -375,7 +391,9 @@ class _OpRule:
         self.inputs = list(data_inputs(node))
         self.values = [batch_values.of(tensor) for tensor in self.inputs]
         self.shapes = [batch_values.shape(tensor) for tensor in self.inputs]
-        self._branch_results: list[list[Value]] | None = None
+        self._results: list[Value] | None = None  # of a loop or conditional
+        self._graphs: dict[str, tuple[GraphDef, list[Tensor], GraphDef | None]] = {}  # of its bodies
+        self._trained_arguments: set[Tensor] = set()
 
     def apply(self) -> None:
         """Stores the values of the outputs."""
@@ -393,11 +411,11 @@ class _OpRule:
             return
         if not any(self.values) and self._follows_batch_size():
             return
-        if not any(self.values) or self._reads_sizes():
+        drawn_by_shape = random and not any(isinstance(v, Samples) and v.axis is not None for v in self.values)
+        if drawn_by_shape or not any(self.values) or self._reads_sizes():
             shape = known_values.shape((node.name, 0)) if random else ()
             if shape:
-                axes = [a for a, size in enumerate(shape) if size == known_values.batch]
-                known_values.values[node.name, 0] = Samples(axes[0] if axes and known_values.batch > 1 else None)
+                known_values.values[node.name, 0] = Samples(known_values.drawn_axis((node.name, 0), shape))
             return
         for output in range(len(output_types(node))):
             value = self._output(output)
@@ -431,6 +449,8 @@ class _OpRule:
             return Samples(0) if output == 0 else Total(0)
         if op in CONTROL_FLOW_OPS:
             return self._control_flow(output)
+        if op.startswith(_LISTS):
+            return self._list(output)
         if op in REDUCTIONS:
             return self._reduction()
         if op == "L2Loss" and isinstance(self.values[0], Samples):
@@ -450,61 +470,155 @@ class _OpRule:
             return None
         return Total(1 if self.node.op == "Size" else None, exact=self.node.op == "Size")
 
-    def _control_flow(self, output: int) -> Value:
-        """Value of an output of a loop or conditional. Bodies of loops are not analyzed: scalars are totals of unknown kind."""
-        import tensorflow as tf
+    def _list(self, output: int) -> Value:
+        """Value of an output of an op on a list of tensors. The value of a list is that of its tensors, stacked."""
+        op, of_list = self.node.op, self.values[0]
+        if op in ("TensorListSetItem", "TensorListPushBack"):
+            item = self.values[-1]
+            if isinstance(item, Samples) and item.axis is not None:
+                item = replace(item, axis=item.axis + 1)
+            return _joined(of_list, item, is_scalar=False)
+        reads_item = op == "TensorListGetItem" or (op == "TensorListPopBack" and output == 1)
+        if reads_item and isinstance(of_list, Samples):
+            return replace(of_list, axis=of_list.axis - 1) if of_list.axis else replace(of_list, axis=None)
+        return None if op == "TensorListLength" else of_list
 
-        if not self.node.op.endswith("While"):
-            if self._branch_results is None:
-                self._branch_results = [self._branch(name) for name in called_functions(self.node)]
+    def _control_flow(self, output: int) -> Value:
+        """Value of an output of a loop or conditional."""
+        if self._results is None:
+            if not self.node.op.endswith("While"):
+                branches = [self._branch(name) for name in called_functions(self.node)]
                 self._share_condition()
-            return self._joined([results[output] for results in self._branch_results], output)
-        shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
-        one = shape == () and kind != _VARIANT
-        if reason := self._mixing_loop():
-            self._problem(reason, None)
-        if one and self.values[output] is None and not tf.dtypes.as_dtype(kind).is_floating:
-            return None
-        self._share_totals()
-        return Total(None, exact=False) if one else Samples(None)
+                self._results = [self._of_branches(values, k) for k, values in enumerate(zip(*branches, strict=True))]
+            elif self._loops_over_samples():
+                self._results = self._loop_over_samples()
+            else:
+                self._results = self._loop()
+        return self._results[output]
 
     def _branch(self, name: str) -> list[Value]:
         """Returns the values of the outputs of a branch of a conditional, whose problems are those of the conditional."""
+        body = self._analyzed(name, self.inputs[1:], self.values[1:])  # the first input is the condition
+        for tensor in body.shared_arguments():
+            self.batch_values.shared[self.inputs[1:][body.arguments.index(tensor)]] = body.values.shared[tensor, 0]
+        self._add_problems(body)
+        return [body.values.of(tensor) for tensor in body.results]
+
+    def _analyzed(self, name: str, inputs: Sequence[Tensor], values: Sequence[Value]) -> _Body:
+        """Returns the analysis of a body whose arguments are `inputs` and have these values."""
         batch_values = self.batch_values
         functions = {function.signature.name: function for function in batch_values.graph_def.library.function}
-        graph, results = body_graph(functions[name], batch_values.graph_def)
-        arguments = {
-            argument.name: k + 1 for k, argument in enumerate(functions[name].signature.input_arg)
-        }  # the first input is the condition
-        inner = BatchValues(
-            graph, batch_values.micro_batches, batch=batch_values.batch, undivided=self._undivided_branch(name)
-        )
-        for argument, k in arguments.items():
-            if (value := self.values[k]) is not None:
+        if name not in self._graphs:
+            self._graphs[name] = (*body_graph(functions[name], batch_values.graph_def), self._undivided_body(name))
+        graph, results, undivided = self._graphs[name]
+        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch, undivided=undivided)
+        arguments = [argument.name for argument in functions[name].signature.input_arg]
+        for argument, tensor, value in zip(arguments, inputs, values, strict=True):
+            if value is not None:
                 inner.values[argument, 0] = value
-            if self.inputs[k][0] in batch_values.trained:
+            if tensor[0] in batch_values.trained or tensor in self._trained_arguments:
                 inner.trained.add(argument)
         for node in graph.node:
             _OpRule(inner, inner.nodes[node.name], {}).apply()
-        for reason in inner.problems.values():
+        return _Body(inner, arguments, results)
+
+    def _add_problems(self, body: _Body) -> None:
+        for reason in body.values.problems.values():
             self._problem(reason, None)
-        varying = {argument for argument, _ in inner.values if argument in arguments}
-        for tensor, power in inner.shared.items():
-            if tensor[0] in arguments:
-                batch_values.shared[self.inputs[arguments[tensor[0]]]] = power
-            elif varying & ancestors(inner.nodes, [node.name for node in graph.node], {tensor[0]}):
+        if body.values.shared.keys() - {(name, 0) for name in body.arguments}:
+            self._problem("reads a value of the whole batch for each of its samples", None)
+        for reason in body.values.unclear.values():
+            self.batch_values.unclear[self.node.name] = reason
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> list[Value]:
+        """Returns the values of the outputs of a loop: of its arguments, joined with what its rounds make of them.
+
+        Rounds are analyzed until no value changes any more, which takes a few of them: a value only becomes less known.
+        """
+        names = [self.node.attr[key].func.name for key in ("body", "cond")]
+        function = Library(self.batch_values.graph_def).functions[names[0]]
+        is_constant = [is_handed_on(function, k) for k in range(len(self.inputs))]
+        values = self.values
+        while True:
+            body = self._analyzed(names[0], self.inputs, values)
+            results = [body.values.of(tensor) for tensor in body.results]
+            joined = [
+                self._carried(k, before, after) for k, (before, after) in enumerate(zip(values, results, strict=True))
+            ]
+            trained = {t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained}
+            if list(map(_kind, joined)) == list(map(_kind, values)) and trained <= self._trained_arguments:
+                break
+            values, self._trained_arguments = joined, self._trained_arguments | trained
+        self._add_problems(body)
+        condition = self._analyzed(names[1], self.inputs, values)
+        self._add_problems(condition)
+        if condition.values.of(condition.results[0]) is not None:
+            nodes = condition.values.nodes
+            leading = ancestors(nodes, list(nodes), {condition.results[0][0]})
+            at = [k for k, name in enumerate(condition.arguments) if name in leading and values[k] is not None]
+            if all(is_constant[k] and self._is_known_of_batch(k) for k in at):
+                self.batch_values.shared.update({self.inputs[k]: 0 for k in at})
+            else:
+                self._problem("chooses its number of rounds by a value of the batch", None)
+        for name in body.shared_arguments():
+            k = body.arguments.index(name)
+            if is_constant[k]:
+                self.batch_values.shared[self.inputs[k]] = body.values.shared[name, 0]
+            else:
                 self._problem("reads a value of the whole batch for each of its samples", None)
-        return [inner.of(tensor) for tensor in results]
+        rounds = Library(self.batch_values.graph_def).rounds(self.node) or 1
+        return [
+            replace(value, counts=value.counts | {count * rounds for count in value.counts}, share=None)
+            if isinstance(value, Total)
+            else value
+            for value in values
+        ]
+
+    def _carried(self, k: int, before: Value, after: Value) -> Value:
+        """Returns the value of an argument of a loop whose rounds turn `before` into `after`."""
+        if before is None and isinstance(after, Total) and after.power == 1:
+            initial = self.batch_values.constant(self.inputs[k])
+            if initial is not None and not np.any(initial):
+                return after  # a sum that begins at 0
+        return _joined(before, after, self._is_scalar(k))
+
+    def _loops_over_samples(self) -> bool:
+        """Whether a loop takes one sample after the other from a list."""
+        return any(
+            isinstance(value, Samples) and value.axis == 0 and kind == _VARIANT
+            for value, kind in zip(self.values, output_types(self.node), strict=True)
+        )
+
+    def _loop_over_samples(self) -> list[Value]:
+        """Returns the values of the outputs of a loop whose rounds are those of single samples. The body is not analyzed."""
+        if reason := self._mixing_loop():
+            self._problem(reason, None)
+        self._share_totals()
+        results: list[Value] = []
+        for k, kind in enumerate(output_types(self.node)):
+            if self.values[k] is None and not _is_float(kind) and kind != _VARIANT:
+                results.append(None)
+            elif kind == _VARIANT:
+                results.append(Samples(0))
+            else:
+                results.append(Total(None, exact=False) if self._is_scalar(k) else Samples(None))
+        return results
 
     def _share_condition(self) -> None:
         """Lets all micro-batches choose the branch of the undivided batch, if its inputs alone tell which."""
-        condition = self.values[0]
-        if isinstance(condition, Total) and condition.share == 0 and self.inputs[0][0] not in self.batch_values.trained:
+        if self._is_known_of_batch(0):
             self.batch_values.shared[self.inputs[0]] = 0
-        elif condition is not None:
+        elif self.values[0] is not None:
             self._problem("chooses what to compute by a value of the batch", None)
 
-    def _undivided_branch(self, name: str) -> GraphDef | None:
+    def _is_known_of_batch(self, k: int) -> bool:
+        """Whether all micro-batches can read input `k` of the undivided batch, which its inputs alone tell."""
+        value = self.values[k]
+        return isinstance(value, Total) and value.share == 0 and self.inputs[k][0] not in self.batch_values.trained
+
+    def _undivided_body(self, name: str) -> GraphDef | None:
         """Returns the body of the undivided batch that corresponds to branch or body `name`; None if it is unknown."""
         undivided = self.batch_values.undivided_values
         node = None if undivided is None else undivided.nodes.get(self.node.name)
@@ -514,66 +628,46 @@ class _OpRule:
         functions = {function.signature.name: function for function in undivided.graph_def.library.function}
         return body_graph(functions[branch], undivided.graph_def)[0]
 
-    def _joined(self, values: Sequence[Value], output: int) -> Value:
+    def _of_branches(self, values: Sequence[Value], output: int) -> Value:
         """Returns the value of an output of a conditional whose branches have these values."""
-        counts = frozenset[float]().union(*(v.counts for v in values if v is not None))
-        if all(value is None for value in values) and self.values[0] is None:
-            return None
-        if {value.power for value in values if isinstance(value, Total)} == {0}:
-            values = [value or Total(0) for value in values]  # the mean of what is the same for all
-        first = values[0]
-        if isinstance(first, Samples) and all(
-            isinstance(v, Samples) and (v.axis, v.power) == (first.axis, first.power) for v in values
-        ):
-            return replace(first, counts=counts)
-        if isinstance(first, Total) and all(
-            isinstance(v, Total) and (v.power, v.exact, v.share) == (first.power, first.exact, first.share)
-            for v in values
-        ):
-            return replace(first, counts=counts, penalty=any(isinstance(v, Total) and v.penalty for v in values))
-        shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
-        return Total(None, exact=False) if shape == () and kind != _VARIANT else Samples(None, counts)
+        is_scalar = self._is_scalar(output)
+        if all(value is None for value in values) and self.values[0] is not None:
+            return Total(None, exact=False) if is_scalar else Samples(None)
+        return reduce(partial(_joined, is_scalar=is_scalar), values)
+
+    def _is_scalar(self, output: int) -> bool:
+        is_list = output_types(self.node)[output] == _VARIANT
+        return self.batch_values.shape((self.node.name, output)) == () and not is_list
 
     def _mixing_loop(self) -> str | None:
-        """How a loop may combine samples: by a size that it reads, what it carries through its rounds, or a reduction."""
-        import tensorflow as tf
-
+        """How a loop over samples may combine them: by a size that it reads, a reduction, or what its rounds carry."""
         if self._rounds_read_sizes():
-            return "reads a number in its rounds that depends on the number of samples"
+            return _READS_SIZES
         library, batch = Library(self.batch_values.graph_def), self.batch_values.batch
         body = library.functions[self.node.attr["body"].func.name]
-        producers = [self.batch_values.nodes[name] for name, _ in self.inputs]
-        items = [self.batch_values.of(next(data_inputs(p))) for p in producers if p.op == "TensorListFromTensor"]
-        axes = {value.axis for value in items if isinstance(value, Samples)}
-        over_samples = 0 in axes if axes else library.rounds(self.node) in (None, batch)
-        kinds = [tf.dtypes.as_dtype(kind) for kind in output_types(self.node)]
-        if over_samples and any(kind.is_floating and not is_handed_on(body, k) for k, kind in enumerate(kinds)):
-            return "carries values from one sample to the next"
+        if any(_is_float(kind) and not is_handed_on(body, k) for k, kind in enumerate(output_types(self.node))):
+            return _CARRIES_VALUES
         shapes = {reference: shape for reference, (shape, _) in tensor_specs(body).items()}
         for node in body.node_def if batch > 1 else ():
             reduced = node.op in REDUCTIONS and shapes.get(node.input[0], ()).count(batch)
             if reduced and shapes.get(f"{node.name}:output:0", ()).count(batch) < reduced:
-                return "reduces an axis in its rounds that is as long as the batch"
+                return _REDUCES_AXIS
         return None
 
     def _rounds_read_sizes(self) -> bool:
         """Whether floats that the rounds of a loop read are other ones for the undivided batch."""
-        import tensorflow as tf
-
-        types = [tf.dtypes.as_dtype(kind) for kind in output_types(self.node)]
         sizes = (isinstance(v, Total) and v.share == 0 and v.power != 0 for v in self.values)
-        if any(is_size and kind.is_floating for is_size, kind in zip(sizes, types, strict=True)):
+        if any(is_size and _is_float(kind) for is_size, kind in zip(sizes, output_types(self.node), strict=True)):
             return True
         name = self.node.attr["body"].func.name
-        undivided, graph_def = self._undivided_branch(name), self.batch_values.graph_def
+        undivided, graph_def = self._undivided_body(name), self.batch_values.graph_def
         if undivided is None:
             return False
         functions = {function.signature.name: function for function in graph_def.library.function}
         graph, _ = body_graph(functions[name], graph_def)
         inner = BatchValues(graph, self.batch_values.micro_batches, undivided=undivided)
-        constants = [node for node in graph.node if node.op == "Const"]
-        floats = [node.name for node in constants if tf.dtypes.as_dtype(node.attr["dtype"].type).is_floating]
-        return any(inner.of_batch_size((constant, 0)) is not None for constant in floats) or bool(inner.positions)
+        constants = [node for node in graph.node if node.op == "Const" and _is_float(node.attr["dtype"].type)]
+        return any(inner.of_batch_size((node.name, 0)) is not None for node in constants) or bool(inner.positions)
 
     def _reduction(self) -> Value:
         value, shape = self.values[0], self.shapes[0]
@@ -684,17 +778,12 @@ class _OpRule:
             counts = self._counts(first.counts, self.shapes[0], set(range(len(self.shapes[0] or ()))))
             if len({v.power for v in trained}) > 1:
                 return self._problem("joins a sum over the batch and a mean over it", Total(None, exact=False))
-            joins_constant = (
-                op in ("Pack", "ConcatV2") and first.power == 1 and len(trained) < len(self.values) - (op == "ConcatV2")
-            )
-            penalty = joins_constant or any(v.penalty for v in trained)
-            return replace(first, exact=all(v.exact for v in trained), counts=counts, penalty=penalty)
+            return replace(first, exact=all(v.exact for v in trained), counts=counts)
         if op in _SUMS:
             if len({v.power for v in trained}) > 1:
                 return self._problem("adds a sum over the batch to a mean over it", Total(None, exact=False))
-            penalty = any(v.penalty for v in trained) or (len(trained) < len(self.values) and first.power == 1)
             counts = reduce(_added_counts, (v.counts for v in trained))
-            return replace(first, exact=all(v.exact for v in trained), counts=counts, penalty=penalty)
+            return replace(first, exact=all(v.exact for v in trained), counts=counts)
         if len(trained) == 1 and op in _SELECTIONS and self.inputs[0][0] not in self.batch_values.trained:
             return first
         if len(trained) == 1 and op in (_PRODUCTS | _DIVISIONS | _MATRIX | {"Einsum"}):
@@ -729,7 +818,7 @@ class _OpRule:
         divisor = factor if divides else 1.0 / factor
         divides_by_count = any(abs(count - divisor) <= 1e-5 * count for count in total.counts)
         if divides and divides_by_count:
-            return replace(total, power=0, penalty=False)
+            return replace(total, power=0)
         is_undivided_count = any(
             abs(count * self.batch_values.micro_batches - divisor) <= 1e-5 * divisor for count in total.counts
         )
@@ -815,10 +904,12 @@ class _OpRule:
             and not per_row
             and any(v.axis is not None for k, v in samples if k or not op.startswith("Unsorted"))
         ):
-            return self._problem("counts or joins entries by their values", Samples(None, counts, power))
+            scatters = op.startswith(("ScatterNd", "TensorScatter"))
+            problem = _SCATTERS_ENTRIES if scatters else "counts or joins entries by their values"
+            return self._problem(problem, Samples(None, counts, power))
         if rank is None or any(v.axis is None for _, v in samples):
             if self.node.name in self.batch_values.trained and self._may_work_along_samples():
-                return self._problem("may work along the samples of the batch", Samples(None, counts, power))
+                return self._problem(_WORKS_ALONG, Samples(None, counts, power))
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]
         k, axis = samples[0][0], samples[0][1].axis
@@ -1024,6 +1115,41 @@ class _OpRule:
         if not self.batch_values.is_normalizing(self.node):
             self.batch_values.problems.setdefault(self.node.name, reason)
         return value
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The analysis of a body of a loop or conditional: names of its arguments, and the tensors that it returns."""
+
+    values: BatchValues
+    arguments: list[str]
+    results: list[Tensor]
+
+    def shared_arguments(self) -> list[str]:
+        """Returns the arguments of which every micro-batch reads its share of the undivided batch's."""
+        return [name for name in self.arguments if (name, 0) in self.values.shared]
+
+
+def _kind(value: Value) -> Value:
+    """Returns a value without its numbers of entries."""
+    return value and replace(value, counts=frozenset())
+
+
+def _joined(one: Value, other: Value, is_scalar: bool) -> Value:
+    """Returns the value of a tensor that has one of two values."""
+    known = [value for value in (one, other) if value is not None]
+    kinds = {_kind(value) for value in known}
+    always = len(known) == 2 or not any(isinstance(value, Total) and value.power != 0 for value in known)
+    counts = frozenset[float]().union(*(value.counts for value in known))
+    if len(kinds) < 2 and always:  # the mean of what is the same for all is the same
+        return replace(known[0], counts=counts) if known else None
+    return Total(None, exact=False, counts=counts) if is_scalar else Samples(None, counts)
+
+
+def _is_float(kind: int) -> bool:
+    import tensorflow as tf
+
+    return bool(tf.dtypes.as_dtype(kind).is_floating)
 
 
 def _added_counts(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:

@@ -91,7 +91,9 @@ def largest_difference(
     axes: Sequence[int | None],
     reads: Sequence[GradientRead],
 ) -> tuple[str, float] | None:
-    """Returns an op whose gradient is not the undivided batch's, with the relative difference. None if no such op is known.
+    """Returns the op whose gradient differs most from the undivided batch's, with the relative difference; None if unknown.
+
+    The difference is 0 if all gradients are compared, not all of them are 0, and they are equal within the tolerance.
 
     Args:
         unrolled, undivided: the steps of all micro-batches and of the undivided batch.
@@ -128,7 +130,7 @@ def largest_difference(
     differences = [float(np.linalg.norm(a - b)) / max(norm, least) for (a, b), norm in zip(pairs, norms, strict=True)]
     worst = int(np.argmax(differences))
     if differences[worst] <= tolerance:
-        return None
+        return ("", 0.0) if len(compared) == len(reads) and max(norms) > 0 else None
     return compared[worst][0].op, differences[worst]
 
 

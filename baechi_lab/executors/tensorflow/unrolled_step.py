@@ -35,6 +35,7 @@ from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
 from .batch_totals import BatchTotals
 from .batch_values import (
+    UNPROVEN,
     Loss,
     Samples,
     Total,
@@ -97,8 +98,7 @@ def unrolled_step(
     undivided_graph = None if undivided is None else parse_graph(undivided.graph_def)
     unroller = _Unroller(step, graph, placed, pipe, reduction, axes, undivided_graph)
     unrolled = unroller.step()
-    if undivided is not None and not unroller.warned:
-        unroller.warn_of_other_gradients(unrolled, undivided, axes, batch)
+    unroller.compare_gradients(unrolled, undivided, axes, batch)
     return unrolled
 
 
@@ -133,6 +133,7 @@ class _Unroller:
         self.graph_def.library.CopyFrom(self.source_def.library)
         self.roles = roles(graph)
         self.warned = False
+        self.unproven: list[str] = []  # warnings that are withdrawn if gradients turn out to be the undivided batch's
         self._refuse_early_updates()
         self.once = [name for name in self.nodes if name not in self.repeated]
         self.rows = rows_tensors(
@@ -264,7 +265,7 @@ class _Unroller:
                 f"op {name!r} in the backward pass of step {self.source.name!r} {reason}: gradients are those of the "
                 "micro-batches, and may differ from those of the undivided batch"
             )
-            self._warn(message, 7)
+            self.unproven.append(message)
             return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
@@ -284,6 +285,9 @@ class _Unroller:
                 f"the loss of step {label!r} may be neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
                 f"{reason}: gradients are those of the {self.reduction}, and may differ from those of the undivided batch"
             )
+            if other_ops is None and UNPROVEN.issuperset(loss.problems.values()):
+                self.unproven.append(message)
+                return
         elif other_ops is not None:
             message = (
                 f"the graph of step {label!r} depends on the number of samples: it has {other_ops} for the undivided batch, so "
@@ -300,6 +304,8 @@ class _Unroller:
                 f"the graph of step {label!r} does not say whether its loss is a mean or a sum over the batch: gradients are "
                 "averaged over micro-batches; return the loss alone, or give reduction='mean' or 'sum'"
             )
+            self.unproven.append(message)
+            return
         elif reduction == "mean" and powers == {1}:
             message = (
                 f"the loss {name!r} of step {label!r} looks like a sum over the batch; gradients are averaged over "
@@ -318,15 +324,38 @@ class _Unroller:
         self.warned = True
         warnings.warn(message, stacklevel=stacklevel + 1)
 
-    def warn_of_other_gradients(
-        self, unrolled: Step, undivided: Step, axes: Mapping[str, int | None], batch: object | None
+    def compare_gradients(
+        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
     ) -> None:
-        """Computes what updates read from the backward pass, and warns if it is not what the undivided batch gives."""
-        if any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
-            return  # statistics of the batch are warned of
+        """Computes what updates read from the backward pass, and warns if it is not what the undivided batch gives.
+
+        Warnings of what the graph does not show are withdrawn if it is, on `batch` and on samples of the example inputs.
+        """
+        if self.warned:
+            return
+        batches = [batch, None] if self.unproven and batch is not None else [batch]
+        differences = [self._gradient_difference(unrolled, undivided, axes, inputs) for inputs in batches]
+        for inputs, difference in zip(batches, differences, strict=True):
+            if difference is not None and difference[1] > 0 and not self.unproven:
+                op, share = difference
+                batch_name = "samples of the example inputs" if inputs is None else "the first batch"
+                message = (
+                    f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op "
+                    f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
+                )
+                self._warn(message, 5)
+        if self.unproven and not all(difference is not None and difference[1] == 0 for difference in differences):
+            self._warn(self.unproven[0], 5)
+
+    def _gradient_difference(
+        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
+    ) -> tuple[str, float] | None:
+        """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
+        if undivided is None or any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
+            return None  # statistics of the batch are warned of
         tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
         if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
-            return
+            return None
         gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
         reads = [
             GradientRead(name, position, tensor in self.rows)
@@ -336,15 +365,7 @@ class _Unroller:
         ]
         axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
         arrays = sample_batches(self.source, axis_of_input, self.count, batch)
-        difference = largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
-        if difference is not None:
-            op, share = difference
-            batch_name = "samples of the example inputs" if batch is None else "the first batch"
-            message = (
-                f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op {op!r} "
-                f"reads differs by {share:.1%}, computed on {batch_name}"
-            )
-            self._warn(message, 5)
+        return largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
 
     def _is_float(self, tensor: Tensor) -> bool:
         import tensorflow as tf
@@ -486,10 +507,12 @@ class _Unroller:
                     )
 
     def _logical(self, name: str) -> str | None:
-        """Returns the op that combines a boolean over micro-batches (all finite, or any not finite); None if unknown."""
+        """Returns the op that combines a boolean over micro-batches (all finite, any sample of a kind); None if unknown."""
         node = self.nodes[name]
-        sources = [source for source, _ in data_inputs(node)]
-        if node.op in _FINITE or (node.op in ("All", "Any") and self.nodes[sources[0]].op in _FINITE):
+        tensors = list(data_inputs(node))
+        sources = [source for source, _ in tensors]
+        of_samples = bool(tensors) and isinstance(self.values.of(tensors[0]), Samples)
+        if node.op in _FINITE or (node.op in ("All", "Any") and (of_samples or self.nodes[sources[0]].op in _FINITE)):
             return "LogicalAnd" if node.op in ("All", "IsFinite") else "LogicalOr"
         inner = {self._logical(source) for source in sources} if node.op in _LOGICAL else {None}
         if node.op == "LogicalNot":
