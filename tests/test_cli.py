@@ -729,6 +729,19 @@ def test_place_says_that_groups_leave_nothing_to_divide(call, graph_file):
     assert note not in call("place", graph_file, *CLUSTER, "--no-optimize")[1]
 
 
+@pytest.mark.filterwarnings("always")
+def test_bug_warnings_of_a_step_were_printed_twice_with_lines_of_this_package(call, tmp_path):
+    """They are notes below the results, as those of a class of their own are."""
+    names, types = ["x", "batch_norm/Rsqrt", "gradient"], ["Placeholder", "Rsqrt", "RsqrtGrad"]
+    graph = bl.OpGraph.from_edges(
+        [0, 10, 10], [(0, 1, 100), (1, 2, 100)], names=names, op_types=types, forward_of=[-1, -1, 1]
+    )
+    bl.save_graph(graph, tmp_path / "norm.json")
+    code, out, err = call("compare", tmp_path / "norm.json", "--placers", "single", "--micro-batches", "2")
+    assert code == 0 and "Warning" not in out + err
+    assert err.count("note: op 'batch_norm/Rsqrt' normalises by the statistics of its batch") == err.count("\n") == 1
+
+
 def test_descriptions_are_as_wide_as_the_terminal(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert all(len(line) <= 60 for line in call("profile", "--help")[1].splitlines())

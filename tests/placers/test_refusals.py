@@ -4,6 +4,7 @@
 """
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -293,3 +294,11 @@ def test_what_fits_only_because_messages_delay_ops_is_not_refused_with_a_proof()
     with pytest.raises(bl.InfeasiblePlacement, match="no proof: the processor time of messages"):
         bl.place(graph, cluster, "m-etf")
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "auto")).feasible
+
+
+def test_bug_the_number_of_placements_of_a_large_graph_overflowed():
+    """4 ** 1,100 placements are no float; NumPy warned of it on the command line."""
+    graph = bl.OpGraph.from_edges(np.ones(1100), [(i, i + 1, 8) for i in range(1099)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert first_fitting(graph, bl.Cluster.uniform(4, memory_bytes=100)) == (None, "")

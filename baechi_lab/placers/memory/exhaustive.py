@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice, product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,9 @@ def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, s
     [0, 1]
     """
     allowed = allowed_group_devices(graph, cluster, groups_of(graph))
-    count = float(np.prod(allowed.sum(axis=1, dtype=np.float64)))
-    return (None, "") if count > MAX_SIMULATIONS or graph.n > MAX_OPS else _try_all_placements(graph, cluster)
+    few_ops = graph.n <= MAX_OPS
+    few = few_ops and prod(allowed.sum(axis=1).tolist()) <= MAX_SIMULATIONS  # exactly: a float would overflow
+    return _try_all_placements(graph, cluster) if few else (None, "")
 
 
 @lru_cache(maxsize=16)
