@@ -1248,6 +1248,52 @@ def test_an_update_may_depend_on_a_property_of_any_or_all_samples(kind, worker):
     _assert_equal_steps(make, (WORDS,), worker)
 
 
+def test_bug_a_count_of_steps_was_taken_for_a_forward_op_and_added_up(worker):
+    """The gradient of `reduce_max` has an op `gradient_tape/Cast_1`, as if it were that of the optimizer's `Cast_1`."""
+    import tensorflow as tf
+
+    def make():
+        count = tf.Variable(0, dtype=tf.int64, name="count")
+
+        def loss(weight, words):
+            outputs = words[:, 0] @ weight
+            return tf.reduce_mean(tf.reduce_max(outputs, 1) - tf.reduce_min(outputs, 1))
+
+        def update(weight, gradient, _):
+            for _ in range(2):
+                count.assign(count + tf.cast(tf.constant(1), tf.int64))
+            weight.assign_sub(0.1 * gradient)
+
+        return _gradient_step(loss, update)
+
+    step = bl.trace(make(), WORDS)
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    (first, *_) = counting = [name for name in graph.names if name.startswith("Cast")]
+    assert len(counting) == 2 and f"gradient_tape/{first}" in graph.names
+    assert graph.index[first] not in graph.forward_of
+    whole_run, divided_run = _whole_and_divided(make, (WORDS,), worker)
+    assert [run.info["variables"]["count"] for run in (whole_run, divided_run)] == [6, 6]  # 2 in each of 3 steps
+
+
+@pytest.mark.filterwarnings("ignore:the estimate has loops")
+def test_bug_updates_in_a_loop_over_a_data_set_ran_for_every_micro_batch():
+    """The step divides its batch itself, and updates after 4 samples; micro-batches of 2 would update after 2, unnoticed."""
+    import tensorflow as tf
+
+    weight = tf.Variable(tf.ones([4, 5]), name="w")
+
+    @tf.function
+    def step(words):
+        for part in tf.data.Dataset.from_tensor_slices(words).batch(4):
+            with tf.GradientTape() as tape:
+                loss = _squares(weight, part)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return tf.reduce_sum(weight)
+
+    with pytest.raises(bl.InvalidInput, match="Dataset' of step 'step' writes a variable"):
+        _unrolled(step, WORDS[:2])
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_one_entry_of_each_sample_may_be_chosen(batched):
     """Without a word, as in Q-learning: the indices of samples are 0, 1, 2, ..."""

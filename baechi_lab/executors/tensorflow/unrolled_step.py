@@ -593,8 +593,8 @@ class _Unroller:
 
     def _summed_output(self, name: str, output: int, replica: int) -> str:
         copies = [join(copy, output) for copy in self._names(name)]
-        if self.count == 1:
-            return copies[0]
+        if self.count == 1 or (name not in self._varying and not self._is_float((name, output))):
+            return copies[0]  # a number that is the same for all micro-batches is not added up
         if self.shares.group(name) >= 0:
             return self.rings.of((name, output), replica)
         return self.sums.of((name, output), output_types(self.nodes[name])[output], copies)

@@ -2,7 +2,7 @@
 
 TensorFlow names gradient ops `gradient_tape/<name scope of the forward op>/...`, and in the gradient of a called function
 `gradients/<forward op>_grad/...`. The search starts at the longest prefix of that path that is a forward op or a scope of
-forward ops. Within a scope, the best candidate is a forward op of fitting type (`Relu` for `ReluGrad`), then one whose data
+forward ops. An op that no gradient can pass through, such as a count of an optimizer, is no forward op. Within a scope, the best candidate is a forward op of fitting type (`Relu` for `ReluGrad`), then one whose data
 the gradient op reads, then the last one. Ops without such a name (sums of gradients, constants) take the pair of a backward
 op that reads them or that they read. O(ops x depth of names), plus the ops of each scope once.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...graph.opgraph import OpGraph
 from .inlining import CONTROL_FLOW_OPS
-from .nodes import data_inputs
+from .nodes import data_inputs, output_types
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _TAPE = "gradient_tape/"
 _SEED = "gradients/grad_ys_"  # start of a function's gradient
 _PLUMBING = frozenset({"Const", "VarHandleOp", "ReadVariableOp", "Placeholder", "NoOp"})
+_DIFFERENTIATED = frozenset({"VarHandleOp", "Placeholder"})
 _MAX_SCOPE = 200  # in a larger scope, only ops that share data with the gradient op are candidates
 
 
@@ -76,6 +77,7 @@ class _Pairing:
         for i, sources in enumerate(self.sources):
             for s in sources:
                 self.readers[s].append(i)
+        self.differentiable = self._differentiable()
         self.scopes: dict[str, list[int]] = defaultdict(list)
         self.leaves: dict[str, list[int]] = defaultdict(list)
         for i, node in enumerate(nodes):
@@ -113,6 +115,23 @@ class _Pairing:
                 read_by_loops.add(i)
         return forward_of
 
+    def _differentiable(self) -> list[bool]:
+        """Returns for each op whether a gradient may pass through it: it gives floats that depend on a variable or an input.
+
+        Ops that read gradients, as those of an optimizer, are none. Counts of steps are no floats.
+        """
+        import tensorflow as tf
+
+        varies, reads_gradients = [False] * len(self.nodes), self.backward[:]
+        for i, node in enumerate(self.nodes):
+            varies[i] = node.op in _DIFFERENTIATED or any(varies[s] for s in self.sources[i])
+            reads_gradients[i] |= any(reads_gradients[s] for s in self.sources[i])
+        gives_floats = (
+            any(tf.dtypes.as_dtype(kind).is_floating or tf.dtypes.as_dtype(kind).is_complex for kind in output_types(node))
+            for node in self.nodes
+        )
+        return [a and b and not c for a, b, c in zip(varies, gives_floats, reads_gradients, strict=True)]
+
     def _by_tape(self, i: int) -> int:
         before_tape, _, after_tape = self.nodes[i].name.partition(_TAPE)
         path = (before_tape + after_tape.replace(_TAPE, "")).split("/")
@@ -120,7 +139,7 @@ class _Pairing:
         for depth in range(len(path), 0, -1):
             prefix = "/".join(path[:depth])
             exact = self.index.get(prefix, -1)
-            is_forward = exact >= 0 and not self.backward[exact] and self.nodes[exact].op not in _PLUMBING
+            is_forward = exact >= 0 and self.differentiable[exact] and self.nodes[exact].op not in _PLUMBING
             if is_forward and (depth < len(path) or self._fits(i, exact)):
                 return exact
             inside = self.scopes.get(prefix)

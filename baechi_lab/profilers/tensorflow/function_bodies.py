@@ -60,8 +60,12 @@ def op_types(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> tuple[str, ...]:
 
 
 def variable_writes(graph_def: GraphDef, node: NodeDef) -> Iterator[NodeDef]:
-    """Yields the ops that write variables when `node` runs: itself, or ops of its bodies."""
-    bodies = used_functions(graph_def, [node]) if node.op in CONTROL_FLOW_OPS else []
+    """Yields the ops that write variables when `node` runs: itself, or ops of the functions that it runs.
+
+    Conditionals and loops run functions, and so do ops of data sets (`for batch in dataset`).
+    """
+    runs_functions = any(value.HasField("func") or value.list.func for value in node.attr.values())
+    bodies = used_functions(graph_def, [node]) if runs_functions else []
     return (op for op in (node, *(op for body in bodies for op in body.node_def)) if writes_variable(op.op))
 
 
