@@ -525,7 +525,7 @@ class _OpRule:
     def _add_problems(self, body: _Body) -> None:
         for reason in body.values.problems.values():
             self._problem(reason, None)
-        if body.values.shared.keys() - {(name, 0) for name in body.arguments}:
+        if body.reads_whole_batch():
             self._problem("reads a value of the whole batch for each of its samples", None)
         for reason in body.values.unclear.values():
             self.batch_values.unclear[self.node.name] = reason
@@ -1128,6 +1128,20 @@ class _Body:
     def shared_arguments(self) -> list[str]:
         """Returns the arguments of which every micro-batch reads its share of the undivided batch's."""
         return [name for name in self.arguments if (name, 0) in self.values.shared]
+
+    def reads_whole_batch(self) -> bool:
+        """Whether an op reads a value of the undivided batch that is computed in the body, so that no micro-batch knows it.
+
+        The number of samples in the scale of a total is that of the micro-batch, as the total is.
+        """
+        values = self.values
+        varying = {name for name in self.arguments if values.of((name, 0)) is not None}
+        inside = values.shared.keys() - {(name, 0) for name in self.arguments}
+        leading = ancestors(values.nodes, list(values.nodes), {name for name, _ in inside})
+        if varying & leading:
+            return True
+        inputs = [set(data_inputs(node)) for node in values.nodes.values()]
+        return any(isinstance(values.of(tensor), Samples) for read in inputs if read & inside for tensor in read)
 
 
 def _kind(value: Value) -> Value:

@@ -593,7 +593,8 @@ class _Unroller:
 
     def _summed_output(self, name: str, output: int, replica: int) -> str:
         copies = [join(copy, output) for copy in self._names(name)]
-        if self.count == 1 or (name not in self._varying and not self._is_float((name, output))):
+        is_same = name not in self._varying and (name, output) not in self.rows and not self._is_float((name, output))
+        if self.count == 1 or is_same:
             return copies[0]  # a number that is the same for all micro-batches is not added up
         if self.shares.group(name) >= 0:
             return self.rings.of((name, output), replica)

@@ -2,9 +2,10 @@
 
 TensorFlow names gradient ops `gradient_tape/<name scope of the forward op>/...`, and in the gradient of a called function
 `gradients/<forward op>_grad/...`. The search starts at the longest prefix of that path that is a forward op or a scope of
-forward ops. An op that no gradient can pass through, such as a count of an optimizer, is no forward op. Within a scope, the best candidate is a forward op of fitting type (`Relu` for `ReluGrad`), then one whose data
-the gradient op reads, then the last one. Ops without such a name (sums of gradients, constants) take the pair of a backward
-op that reads them or that they read. O(ops x depth of names), plus the ops of each scope once.
+forward ops. An op through which no gradient can pass, such as a count of an optimizer, is no forward op. Within a scope, the
+best candidate is a forward op of fitting type (`Relu` for `ReluGrad`), then one whose data the gradient op reads, then the
+last one. Ops without such a name (sums of gradients, constants) take the pair of a backward op that reads them or that they
+read. O(ops x depth of names), plus the ops of each scope once.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ class _Pairing:
             varies[i] = node.op in _DIFFERENTIATED or any(varies[s] for s in self.sources[i])
             reads_gradients[i] |= any(reads_gradients[s] for s in self.sources[i])
         gives_floats = (
-            any(tf.dtypes.as_dtype(kind).is_floating or tf.dtypes.as_dtype(kind).is_complex for kind in output_types(node))
+            any(
+                tf.dtypes.as_dtype(kind).is_floating or tf.dtypes.as_dtype(kind).is_complex
+                for kind in output_types(node)
+            )
             for node in self.nodes
         )
         return [a and b and not c for a, b, c in zip(varies, gives_floats, reads_gradients, strict=True)]
