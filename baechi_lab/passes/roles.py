@@ -103,13 +103,22 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
 
 
 def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
-    """Returns bool[n]: ops that only updates read and that run once: those independent of the batch or after the gradients."""
+    """Returns bool[n]: ops that only updates read and that run once: those independent of the batch or after the gradients.
+
+    The step may return what they compute as well, such as the common norm of its gradients.
+    """
     pointer, successor = (a.tolist() for a in graph.successors)
-    may = (~batch | (descends & (graph.forward_of < 0)) | _compares_scalars(graph)).tolist()
-    is_update, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
+    after_gradients = descends & (graph.forward_of < 0)
+    returns = np.array([t == "Identity" for t in graph.op_types], dtype=np.bool_)
+    returns &= after_gradients & (np.diff(graph.successors[0]) == 0)
+    may, is_returned = (~batch | after_gradients | _compares_scalars(graph)).tolist(), returns.tolist()
+    is_update = update.tolist()
     for op in graph.order[::-1].tolist():
-        if may[op] and has_readers[op] and not is_update[op]:
-            is_update[op] = all(is_update[k] for k in successor[pointer[op] : pointer[op + 1]])
+        if may[op] and not is_update[op]:
+            readers = successor[pointer[op] : pointer[op + 1]]
+            is_update[op] = any(is_update[k] for k in readers) and all(is_update[k] or is_returned[k] for k in readers)
+            for k in readers if is_update[op] else ():
+                is_update[k] = True
     # Sums of gradients of one variable are cheaper before the accumulation. Terms that an optimizer adds to gradients, such as
     # a penalty on the weight, are added once.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)

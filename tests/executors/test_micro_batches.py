@@ -1295,6 +1295,30 @@ def test_bug_updates_in_a_loop_over_a_data_set_ran_for_every_micro_batch():
         _unrolled(step, WORDS[:2])
 
 
+def test_bug_gradients_were_clipped_in_micro_batches_if_their_norm_was_returned(worker):
+    """The norm is that of the batch's gradient, above the limit, for the update and for who reads it."""
+    import tensorflow as tf
+
+    def make():
+        weight = tf.Variable(np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5), name="w")
+
+        @tf.function
+        def step(words):
+            with tf.GradientTape() as tape:
+                loss = _squares(weight, words)
+            (clipped,), norm = tf.clip_by_global_norm([tape.gradient(loss, weight)], 0.1)
+            weight.assign_sub(clipped)
+            return loss, norm
+
+        return step
+
+    _assert_equal_steps(make, (WORDS,), worker)
+    whole_run, divided_run = _whole_and_divided(make, (WORDS,), worker)
+    norms = [[float(outputs[1]) for outputs in run.outputs] for run in (whole_run, divided_run)]
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+    assert min(norms[0]) > 0.1
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_one_entry_of_each_sample_may_be_chosen(batched):
     """Without a word, as in Q-learning: the indices of samples are 0, 1, 2, ..."""
