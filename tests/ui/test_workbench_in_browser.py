@@ -13,7 +13,7 @@ import urllib.request
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, faults, tab, themed
+from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, faults, tab, texts_of, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
@@ -184,6 +184,8 @@ def test_a_slider_moves_the_batch_size(page, expected):
     slider.focus()
     slider.press("ArrowRight")
     shows(page, f"step {format_us(expected.timeline(64).makespan_us)}", 60_000)
+    # A step of another batch does other work: it is not held against the setting before.
+    assert "against the setting before" not in page.locator(".bl-header .bl-facts").inner_text()
     slider.press("ArrowLeft")
     shows(page, f"step {format_us(expected.timeline(32).makespan_us)}")
 
@@ -605,6 +607,15 @@ def test_the_setting_before_lies_below_on_one_axis(page, expected):
     shows(page, f"step {format_us(before.makespan_us)}")
 
 
+RECORD_ROWS = """([pane, state]) => {  // every number of rows and every text of the state that the pane has from now on
+  const host = document.querySelector(pane);
+  window.recordedRows = [];
+  window.recordedTexts = [];
+  new MutationObserver(() => {
+    window.recordedRows.push(host.querySelectorAll('.bl-sorted-table tbody tr').length);
+    window.recordedTexts.push(...[...host.querySelectorAll(state)].map((e) => e.textContent));
+  }).observe(host, { childList: true, subtree: true, characterData: true });
+}"""
 COMPARED = """() => {
   const rows = [...document.querySelectorAll('.bl-pane-compare .bl-sorted-table tr')];
   const head = [...rows[0]?.children ?? []].map((cell) => cell.innerText.replace(/ [▲▼]$/, ''));
@@ -615,6 +626,7 @@ COMPARED = """() => {
 
 def test_compare_shows_bl_compare(page, expected):
     tab(page, "Compare")
+    page.evaluate(RECORD_ROWS, [".bl-pane-compare", ".bl-note"])
     page.click('.bl-pane button:text-is("Compare")')
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     table = bl.compare(expected.graph(), cluster, passes=("colocation",), progress=False)  # what the page asks
@@ -634,6 +646,10 @@ def test_compare_shows_bl_compare(page, expected):
         assert float(row[step].replace(",", "")) == pytest.approx(value / factor, abs=0.51 * 10.0**-digits)
     assert "best" in shown["rows"][0][0] and page.locator('.bl-sorted-table [title^="took the answer of"]').count() == 1
     assert page.locator(".bl-pane-compare .bl-lanes").count() == len(table)
+    rows_over_time = page.evaluate("() => window.recordedRows")  # a row is there as soon as its placer ends
+    assert rows_over_time == sorted(rows_over_time) and {0, 1, 2} & set(rows_over_time) != {0}
+    right = "(row) => [...row.children].slice(1, 3).every((cell) => ['right', 'end'].includes(getComputedStyle(cell).textAlign))"
+    assert page.locator(".bl-pane-compare .bl-sorted-table tbody tr").first.evaluate(right)
     hint = page.locator('.bl-setting label > span:text-is("transfers")').get_attribute("title")
     assert hint.startswith("sequential: a device sends or receives one tensor at a time")
     page.wait_for_selector(".bl-pane-compare .bl-chart rect", timeout=60_000)
@@ -684,6 +700,8 @@ def test_a_real_run_arrives_live(page, expected):
     for name, peak in zip(line.device_names, line.peak_bytes, strict=True):
         assert f"{name}, simulated: peak {format_bytes(int(peak))}" in peaks
         assert re.search(rf"{name}, measured: peak [1-9]", peaks), peaks
+    drawn = texts_of(page, "Memory")
+    _holds(drawn, *(f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes), "simulated", "measured")
     page.wait_for_selector(".bl-pane-run .bl-chart circle")
     shot(page, "05-run")
     # The estimate is for other hardware than this: one click profiles here.
@@ -695,6 +713,10 @@ def test_a_real_run_arrives_live(page, expected):
         timeout=120_000,
     )
     page.wait_for_function("() => document.querySelector('.bl-workbench textarea').value.includes(\"mode='measured'\")")
+    # How far repeats were apart is said, and that transfers are still those of a preset: no ratio to the simulated step.
+    page.wait_for_selector('.bl-header .bl-facts:has-text("measured here, ")')
+    page.wait_for_selector('.bl-pane-run :text("transfers those of the preset PCIe")')
+    assert "measured / simulated" not in page.locator(".bl-pane-run").inner_text()
     page.click('button:text-is("Undo")')
     shows(page, f"step {format_us(line.makespan_us)}")
 
@@ -745,6 +767,11 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     page.click('button:text-is("Compute")')
     page.click('button:text-is("Keep the best")', timeout=60_000)
     page.wait_for_selector('.bl-header .bl-facts:has-text("placed by search in")', timeout=20_000)
+    # It started from what was shown, so that its best is no longer.
+    value, unit = re.search(r"step ([0-9.]+) (us|ms|s)\b", facts.inner_text().replace("\n", " ")).groups()
+    best_us = float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
+    assert best_us <= expected.timeline().makespan_us * 1.0001
+    assert "start=" in page.locator(".bl-workbench textarea").input_value()
     page.click('button:text-is("Undo")')
     shows(page, f"step {format_us(expected.timeline().makespan_us)}")
     assert page.problems == []
@@ -767,8 +794,22 @@ def test_explore_sweeps_and_names_the_best(page, expected):
         page.locator(
             f'.widget-inline-hbox:has(label:text-is("{label}"), label > :text-is("{label}")) input[type="text"]'
         ).last.fill(text)
+    # A number of devices that no cluster has is rejected, and the error goes with its cause.
+    devices = page.locator('.widget-inline-hbox:has(label > :text-is("devices")) input[type="text"]').last
+    devices.fill("1, 999")
     page.click('button:text-is("Sweep")')
-    page.wait_for_selector('.bl-note:has-text("4 combinations computed")', timeout=120_000)
+    page.wait_for_selector('.bl-header [role="alert"]:has-text("999")')
+    devices.fill("1, 2")
+    page.evaluate(RECORD_ROWS, [".bl-pane-explore", ".bl-note"])
+    page.click('button:text-is("Sweep")')
+    page.wait_for_selector('.bl-header [role="alert"]', state="hidden")
+    page.wait_for_selector('.bl-note:has-text("4 combinations computed, 4 of them fit.")', timeout=120_000)
+    # Rows come as they end, and until the last one the line says how many there are of how many.
+    rows_over_time = page.evaluate("() => window.recordedRows")
+    assert rows_over_time == sorted(rows_over_time) and {1, 2, 3} & set(rows_over_time)
+    texts = page.evaluate("() => window.recordedTexts")
+    under_way = [text for text in texts if "of 4 combinations" in text]
+    assert under_way and not any("combinations computed" in text for text in texts[: texts.index(under_way[-1])])
     best, us = page.locator('.bl-good:has-text("Best that fits")'), expected.timeline(64, devices=1).makespan_us
     # One device needs no transfers, and 64 samples take less than twice as long as 32.
     jb.eventually(page, lambda: _holds(best.inner_text(), "batch size 64, 1 device", format_us(us)))
@@ -886,7 +927,7 @@ def test_nothing_was_loaded_from_elsewhere(page, lab):
         assert answer.status == 200
 
 
-def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab):
+def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab, expected):
     """The widgets' kernel is gone: what is left of them is hidden, and the picture that was saved with them stays."""
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     saved = lab.folder / "saved.ipynb"
@@ -898,7 +939,8 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab):
     fallback.wait_for(state="attached", timeout=60_000)  # it is there, and nobody sees it
     assert not fallback.is_visible() and picture.is_visible()
     # What the picture shows stands beside it for screen readers, since JupyterLab's image has no alternative text.
-    assert "placed by m-topo on 2 devices" in page.locator(".jp-OutputArea").last.aria_snapshot()
+    said = f"placed by m-topo on 2 devices, {format_us(expected.timeline().makespan_us)}"  # of the last setting
+    assert said in page.locator(".jp-OutputArea").last.aria_snapshot()
     shot(page, "21-saved")
 
 
@@ -921,6 +963,12 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
         "() => { const d = document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset; "
         "return Number(d?.frames) > 0 && Number(d?.nodes) > 5 && Number(d?.nodes) < 300; }"
     )
+    # A stored graph keeps its costs: there is no hardware to choose for them.
+    page.wait_for_selector('.bl-setting :text("the times of ops are those that are stored in the graph")')
+    page.click('.bl-setting button:has-text("Advanced")')
+    control(page, "speeds").wait_for()
+    assert not control(page, "costs for").is_visible()
+    page.click('.bl-setting button:has-text("Advanced")')
     page.click('.bl-workbench .bl-tab:text-is("Explain")')
     page.click('.bl-pane button:text-is("Explain")')
     page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n}")', timeout=60_000)
