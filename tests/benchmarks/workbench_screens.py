@@ -70,6 +70,7 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
     cell = f"import baechi_lab as bl\n{GRAPHS[name]}\nbl.Workbench(graph, bl.Cluster.uniform(4))"
     jb.open_notebook(page, lab.add_notebook(f"{name}.ipynb", [cell]))
     jb.run_all(page, 'canvas[aria-label="Graph"]', 400_000)  # models are built and traced
+    page.wait_for_selector(".bl-stale", state="detached")  # the result of `auto`
     for tab_name, words in ASK.items():
         tab(page, tab_name)
         page.locator(f'.bl-pane .jupyter-button:visible:text-is("{words}")').first.click()

@@ -217,3 +217,39 @@ def test_a_start_that_does_not_fit_opens_on_its_remedy(lab, page):
     page.wait_for_selector('.bl-header [role="alert"]:has-text("fit")')
     assert not page.locator('button:text-is("Undo that")').is_visible()
     assert page.problems == []
+
+
+LARGE = """
+import baechi_lab as bl
+from baechi_lab.widgets import model
+model.LARGE_GRAPH = 24
+graph = bl.generators.layered_dag(24, seed=4)
+bench = bl.Workbench(graph, bl.Cluster.uniform(3, link=bl.Link(5.0, 1e-4)))
+bench
+"""
+RECORD_FACTS = """() => {
+  window.recordedFacts = [];
+  new MutationObserver(() => {
+    const text = document.querySelector('.bl-header .bl-facts')?.textContent;
+    if (text && text !== window.recordedFacts.at(-1)) window.recordedFacts.push(text);
+  }).observe(document.body, { childList: true, subtree: true });
+}"""
+
+
+def test_a_large_graph_is_drawn_before_auto_has_its_result(lab, page):
+    """First the step of m-etf, then that of auto; nothing to undo, and no setting before."""
+    graph, cluster = bl.generators.layered_dag(24, seed=4), bl.Cluster.uniform(3, link=bl.Link(5.0, 1e-4))
+    coarse = bl.optimize(graph, cluster)
+    steps = [bl.simulate(graph, cluster, bl.place(coarse, cluster, p)).makespan_us for p in ("m-etf", "auto")]
+    assert steps[1] < steps[0]
+    jb.open_notebook(page, lab.add_notebook("large.ipynb", [LARGE]))
+    page.evaluate(RECORD_FACTS)
+    jb.run_all(page, '.bl-header .bl-facts:has-text("auto took the answer of")', 120_000)
+    shows_step(page, steps[1])
+    facts = page.evaluate("() => window.recordedFacts")
+    assert len(facts) == 2 and "placed by m-etf in" in facts[0], facts
+    for step_us, text in zip(steps, facts, strict=True):
+        _holds(text, f"step {format_us(step_us)}")
+        assert "against the setting before" not in text
+    assert page.locator('.bl-strip button:text-is("Undo")').is_disabled()
+    assert page.problems == []

@@ -971,7 +971,7 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
     page.click('.bl-setting button:has-text("Advanced")')
     page.click('.bl-workbench .bl-tab:text-is("Explain")')
     page.click('.bl-pane button:text-is("Explain")')
-    page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n}")', timeout=60_000)
+    page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n:,}")', timeout=60_000)
     shot(page, "13-gnmt")
 
 

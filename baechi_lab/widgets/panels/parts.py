@@ -133,7 +133,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
     top = "".join(f"<th>{explained(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked else ""}">'
-        + "".join(f"<td>{html.escape(UNIT.sub(chr(0xA0), c))}</td>" for c in cells)
+        # A name of scopes breaks between them.
+        + "".join(f"<td>{html.escape(UNIT.sub(chr(0xA0), c)).replace('/', '/<wbr>')}</td>" for c in cells)
         + "</tr>"
         for k, cells in enumerate(rows)
     )
