@@ -44,7 +44,7 @@ from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
-from .recurrent import KINDS, run_layers
+from .recurrent import KINDS, gru_workspace, lstm_workspace_bytes, run_layers
 from .routing import EvenRouting, expert_counts
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ _REDUCED_IN_PLACE = frozenset(
 """Losses whose mean or sum, one number, lies in memory as large as their input."""
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
+_RECURRENT = torch.ops.baechi_lab.recurrent_layer.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _BAG_GRADIENT = torch.ops.aten._embedding_bag_backward.default
 _DENSE_LIKE = {
     torch.ops.aten.native_batch_norm.default: 0,
@@ -484,6 +486,11 @@ class OperatorObserver(TorchDispatchMode):
             out = _with_entries(out, sum(t._values().shape[0] for t in args if isinstance(t, torch.Tensor)))
         elif func is _BAG_GRADIENT and out.layout is torch.sparse_coo and not out._values().shape[0]:
             out = _with_entries(out, args[1].shape[0])  # one per index
+        elif func is _LSTM and args[-1]:  # in training
+            workspace = out[3].new_empty(lstm_workspace_bytes(args[0], out[0].shape[-1], self.on_cpu))
+            out = (*out[:3], workspace)
+        elif self.on_cpu and func is _RECURRENT and out[2].shape[-1] == 3 * out[0].shape[-1]:
+            out = (*out[:2], gru_workspace(out[0]))
         elif func in _REDUCED_IN_PLACE and not out.dim() and self.values.of(out) is None:
             out = args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
         if self.finite and func._schema.is_mutable:

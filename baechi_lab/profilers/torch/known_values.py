@@ -30,6 +30,7 @@ MOST_ELEMENTS = 1 << 24
 _aten = torch.ops.aten
 _INDEX = _aten.index.Tensor
 _SELECT = _aten.masked_select.default
+_CTC = _aten._ctc_loss.Tensor
 _FILLED: dict[OpOverload, int | None] = {
     _aten.zeros_like.default: 0,
     _aten.ones_like.default: 1,
@@ -121,6 +122,11 @@ class KnownValues:
                 shape = torch.broadcast_shapes(args[0].shape, mask.shape)
                 count = int(mask.expand(shape).sum())
             return (args[0].new_empty(count),)
+        if func is _CTC and (lengths := self.of(args[3])) is not None:
+            with _without_modes():
+                states = 2 * int(lengths.max()) + 1
+            samples = args[0].shape[1] if args[0].dim() > 2 else 1
+            return ((args[0].new_empty(samples), args[0].new_empty(samples, args[0].shape[0], states)),)
         real = self._compute(func, args, kwargs, None)
         if real is None:
             return None

@@ -30,6 +30,7 @@ from .kernels import kernel_bytes, kernel_of
 from .layers import find_loss_outputs
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
 from .quantization import stored_bytes
+from .recurrent import lstm_scratch_bytes
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -49,6 +50,7 @@ _INTERMEDIATE_RESULTS = {
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "dist", "logsumexp"), 1),
     "binary_cross_entropy_with_logits": 2,
     "soft_margin_loss_backward": 3,
+    "linalg_matrix_exp": 13,
 }
 """Operators -> tensors of the input's size that they make, the result among them if it is not reduced."""
 _CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
@@ -93,6 +95,8 @@ class Counter(OperatorObserver):
         name = func.overloadpacket.__name__
         intermediate_bytes = _intermediate_bytes(name, args, out)
         if self.on_cpu:
+            if name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"):
+                return _scratch_bytes_of_lstm(name, args)
             return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision != "fp32"
@@ -127,6 +131,15 @@ def _intermediate_bytes(name: str, args: Args, out: object) -> int:
     elements = prod(torch.broadcast_shapes(*(t.shape for t in args[:2] if isinstance(t, torch.Tensor))))
     is_reduced = out.numel() < elements  # type: ignore[attr-defined]
     return elements * args[0].itemsize * (_INTERMEDIATE_RESULTS[name] - (not is_reduced))
+
+
+def _scratch_bytes_of_lstm(name: str, args: Args) -> int:
+    """Returns the bytes that a CPU holds while an LSTM layer runs; for its gradients also those of weights and outputs."""
+    input, weight_hh = args[0], args[2]
+    scratch_bytes = lstm_scratch_bytes(input, weight_hh.shape[1])
+    if name == "mkldnn_rnn_layer":
+        return scratch_bytes
+    return scratch_bytes + sum(t.nbytes for t in (*args[1:3], *args[7:10]))
 
 
 def _converted_bytes(name: str, args: Args, out: object) -> int:

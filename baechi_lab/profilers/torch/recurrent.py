@@ -16,6 +16,9 @@ from torch.nn import functional
 
 T = TypeVar("T")
 
+_PAGE, _LINE = 4096, 16
+"""Bytes of a page of memory, and float32 numbers of a cache line."""
+
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
 
@@ -78,6 +81,35 @@ def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[obj
 
 
 torch.library.register_autograd("baechi_lab::recurrent_layer", _gradients, setup_context=_save)
+
+
+def lstm_workspace_bytes(input: torch.Tensor, hidden: int, on_cpu: bool) -> int:
+    """Returns the bytes that an LSTM layer keeps for its backward pass: gates, and states of all steps.
+
+    OneDNN keeps eleven tensors of states, in whole pages of memory; measured with PyTorch 2.13. A GPU keeps at least the cells.
+    """
+    steps, batch, _ = input.shape
+    if not on_cpu:
+        return steps * batch * 5 * hidden * input.itemsize
+    gates, states = steps * batch * _padded(4 * hidden), (steps + 1) * batch * 11 * _padded(hidden)
+    return (gates + states) * input.itemsize + 3 * _PAGE
+
+
+def gru_workspace(output: torch.Tensor) -> torch.Tensor:
+    """Returns what a GRU layer keeps on a CPU, operator by operator: three gates before and two after sigmoid, and two states."""
+    return output.new_empty(*output.shape[:2], 7 * output.shape[2])
+
+
+def lstm_scratch_bytes(input: torch.Tensor, hidden: int) -> int:
+    """Returns the bytes that oneDNN holds while an LSTM layer runs: its weights in another order, and gates of all steps."""
+    steps, batch, width = input.shape
+    return (width + hidden + steps * batch) * _padded(4 * hidden) * input.itemsize + 4 * _PAGE
+
+
+def _padded(numbers: int) -> int:
+    """Returns the length of a row in oneDNN's recurrent layers: whole cache lines, and one more against aliasing."""
+    rounded = -(-numbers // _LINE) * _LINE
+    return rounded + _LINE * (rounded % 256 == 0)
 
 
 def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor, ...]:

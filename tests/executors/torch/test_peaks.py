@@ -301,6 +301,19 @@ def test_bug_estimates_left_out_what_operators_hold_beside_their_shapes(name):
     assert -TARGET_BELOW <= simulated / allocated(step) - 1 <= TARGET_WORST
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("hidden", [96, 256])
+def test_bug_estimates_for_a_cpu_left_out_what_recurrent_layers_keep(kind, hidden):
+    """OneDNN's LSTM keeps eleven tensors of states: 73 % too low. A GRU runs operator by operator: 15 % too low."""
+    inputs = torch.ones(40, 8, 64)
+    options = {"optimizer": OPTIMIZERS["sgd"], "mode": "training"}
+    step = TorchStep("layers", partial(kind, 64, hidden, 2), inputs, lambda y: y[0].square().mean(), **options)
+    graph = bl.torch.profile(step, hardware="cpu-core")
+    cluster = bl.Cluster.uniform(1, kind="cpu-core")
+    simulated = bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n)).peak_bytes[0]
+    assert -TARGET_BELOW <= simulated / allocated(step) - 1 <= (TARGET_WORST if kind is nn.LSTM else 0.4)
+
+
 def probabilities():
     return nn.Sequential(
         nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 600), nn.Softmax(-1)

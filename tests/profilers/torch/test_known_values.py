@@ -157,3 +157,22 @@ def test_experts_get_the_same_share_of_the_rows():
     work = {k: sum(kernel.flops for (_, i), kernel in estimate.kernels if calls[i] == f"experts.{k}") for k in range(3)}
     assert work == dict.fromkeys(range(3), 2 * 4 * 4 * 4)
     assert even_choice((2, 3), 1, torch.tensor([[True, False, False], [False, True, False]])).tolist() == [[1], [2]]
+
+
+class Transcriber(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 5)
+
+    def forward(self, x, targets, lengths):
+        steps = torch.full(lengths.shape, len(x))
+        return torch.nn.functional.ctc_loss(self.layer(x).log_softmax(-1), targets, steps, lengths)
+
+
+def test_bug_ctc_losses_were_refused():
+    """Of 6 steps and 2 samples, whose longest text has 3 signs: the scores of 2 * 3 + 1 states at each step are kept."""
+    inputs = (torch.ones(6, 2, 4), torch.tensor([[1, 2, 3], [1, 2, 0]]), torch.tensor([3, 2]))
+    graph = bl.torch.profile(Transcriber(), inputs, hardware="a100", mode="training")
+    saved = next(t for t in graph.outputs(graph.index["ctc_loss"]) if graph.tensor_names[t] == "saved")
+    scores, losses, lengths = 6 * 2 * 7 * 4, 2 * 4, 2 * 8
+    assert scores <= graph.tensor_bytes[saved] <= scores + losses + 2 * lengths
