@@ -66,6 +66,9 @@ buttons = {placer: ipywidgets.Button(description=f"Open {placer}") for placer in
 
 def open_workbench(placer):
     copy = g.replace(name="a graph that nothing is remembered of")
+    for workbench in opened.children:  # its advice is searched in the background
+        workbench.model.cancel()
+        workbench.model.worker.wait()
     opened.children = ()
     began = time.process_time()
     opened.children = (Workbench(copy, Cluster.uniform(4), placer=placer),)
@@ -197,7 +200,7 @@ def test_first_picture(benchmark, page):
 def test_first_picture_of_a_workbench(benchmark, page):
     """From opening a workbench on 22,856 ops to its drawn graph, with m-etf and `auto` in turns; then to the result of `auto`."""
     seconds = {"m-etf": [], "auto": [], "auto, its own result": []}
-    for placer in ("m-etf", "auto") * 4:
+    for placer in ("m-etf", "auto") * 3:
         page.evaluate(OPENED, placer)
         seconds[placer].append(page.evaluate("() => window.took"))
         if placer == "auto":
@@ -215,8 +218,9 @@ OPENED = """async (placer) => {
   const frame = () => new Promise((done) => requestAnimationFrame(done));
   const canvas = () => document.querySelector('.bl-workbench canvas[aria-label="Graph"]');
   const old = canvas();
+  const pressed = [...document.querySelectorAll('button')].find((b) => b.textContent.startsWith(`Open ${placer}`));
   window.began = performance.now();
-  [...document.querySelectorAll('button')].find((b) => b.textContent.startsWith(`Open ${placer}`)).click();
+  pressed.click();
   while (!canvas() || canvas() === old || !(Number(canvas().dataset.nodes) > 0)) await frame();
   await frame();
   window.took = (performance.now() - window.began) / 1000;
