@@ -173,6 +173,7 @@ class BatchValues:
     total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot compute what it
     computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided`: the graph of the undivided
     batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
+    `normalizes`: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
     """
 
     graph_def: GraphDef
@@ -187,6 +188,7 @@ class BatchValues:
     unclear: dict[str, str] = field(default_factory=dict)
     undivided: GraphDef | None = None
     positions: set[str] = field(default_factory=set)
+    normalizes: bool = False
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph_def.node}
@@ -446,6 +448,7 @@ class _OpRule:
         if op in _SHAPES:
             return self._size(output)
         if op.startswith("FusedBatchNorm"):
+            self.batch_values.normalizes |= self.node.attr["is_training"].b
             return Samples(0) if output == 0 else Total(0)
         if op in CONTROL_FLOW_OPS:
             return self._control_flow(output)
@@ -1112,7 +1115,9 @@ class _OpRule:
         return samples.step != 1 or samples.start % batch != 0 or len(samples) % batch != 0
 
     def _problem(self, reason: str, value: Value) -> Value:
-        if not self.batch_values.is_normalizing(self.node):
+        if self.batch_values.is_normalizing(self.node):
+            self.batch_values.normalizes = True
+        else:
             self.batch_values.problems.setdefault(self.node.name, reason)
         return value
 

@@ -256,7 +256,7 @@ class _Unroller:
 
     def _warn_of_mixing_gradients(self, loss: Loss, axes: Mapping[str, int | None]) -> None:
         """Warns of a backward pass that combines samples where the loss does not; statistics of the batch are warned of."""
-        if loss.problems or any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
+        if loss.problems or self.values.normalizes:
             return
         ops = [self.graph.names[i] for i in self.graph.order.tolist() if self.roles[i] != UPDATE]
         backward = set(ops) - self.forward.keys()
@@ -293,6 +293,8 @@ class _Unroller:
                 f"the graph of step {label!r} depends on the number of samples: it has {other_ops} for the undivided batch, so "
                 "gradients may differ from those of the undivided batch"
             )
+            self.unproven.append(message)
+            return
         elif powers == {1} and loss.unclear and reduction is None:
             name, reason = next(iter(loss.unclear.items()))
             message = (
@@ -351,7 +353,7 @@ class _Unroller:
         self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
     ) -> tuple[str, float] | None:
         """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
-        if undivided is None or any(self.values.is_normalizing(self.nodes[name]) for name in self.forward):
+        if undivided is None or self.values.normalizes:
             return None  # statistics of the batch are warned of
         tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
         if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
