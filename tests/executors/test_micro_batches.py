@@ -1319,6 +1319,16 @@ def test_bug_gradients_were_clipped_in_micro_batches_if_their_norm_was_returned(
     assert min(norms[0]) > 0.1
 
 
+def test_bug_rows_of_a_table_were_counted_as_samples(worker):
+    """The table has 4 rows, as many as a micro-batch has samples, for the undivided batch as well."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        return _squares(weight, words) * tf.cast(tf.shape(weight)[0], tf.float32)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker, count=2)
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_one_entry_of_each_sample_may_be_chosen(batched):
     """Without a word, as in Q-learning: the indices of samples are 0, 1, 2, ..."""

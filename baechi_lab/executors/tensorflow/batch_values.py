@@ -212,7 +212,12 @@ class BatchValues:
         if entries is None or at is None or np.ndim(entries) != 1 or np.size(at) != 1:
             return False
         axis = int(np.ravel(at)[0])
-        return axis in axes.values() and axis < len(entries) and int(entries[axis]) == self.batch
+        if axis not in axes.values() or axis >= len(entries) or int(entries[axis]) != self.batch:
+            return False
+        if self.undivided_values is None or sizes[0] not in self.undivided_values.nodes:
+            return True
+        undivided_entries = self.undivided_values.constant(sizes)  # the same ones for a table, for example
+        return undivided_entries is None or not np.array_equal(undivided_entries, entries)
 
     def of(self, tensor: Tensor) -> Value:
         """Returns the tensor's value; None if it is the same for all micro-batches."""
