@@ -19,12 +19,7 @@ FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
 def framework_of(subject: object) -> str:
-    """Returns the framework of a step or a module: `torch` for PyTorch's, else `tensorflow`.
-
-    >>> import torch
-    >>> framework_of(torch.nn.Linear(2, 2)), framework_of(lambda x: x)
-    ('torch', 'tensorflow')
-    """
+    """Returns the framework of a step or a module: `torch` for PyTorch's, else `tensorflow`."""
     torch = sys.modules.get("torch")  # a module of it exists only if it is loaded
     is_module = torch is not None and isinstance(subject, torch.nn.Module)
     return "torch" if is_module else str(getattr(subject, "framework", "tensorflow"))
@@ -36,9 +31,6 @@ def framework_part(package: str, framework: str) -> Any:
     Raises:
         UnknownNameError: the framework is unknown.
         MissingPackage: the framework is not installed.
-
-    >>> framework_part("executors", "tensorflow").attached_cluster(virtual=2, kind="cpu").n
-    2
     """
     if framework not in FRAMEWORKS:
         raise UnknownNameError.of("framework", framework, FRAMEWORKS)

@@ -27,11 +27,6 @@ def lazy_names(
         package: the package's `__name__`.
         needs: optional packages that its names need; a missing one raises `MissingPackage`.
         extra: the extra that installs them (`pip install '.[extra]'` in a checkout); empty if every installation has them.
-
-    >>> import baechi_lab
-    >>> look_up, names = lazy_names("baechi_lab")
-    >>> look_up("place") is baechi_lab.place, "place" in names()
-    (True, True)
     """
     module = sys.modules[package]
     sources = _sources(module)

@@ -39,9 +39,6 @@ def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | 
 
     Returns:
         The simulated timeline, or None where some op may run nowhere.
-
-    >>> one_device(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Cluster.uniform(2)).makespan_us
-    15.0
     """
     from .placers.single import on_one_device
     from .simulator import simulate
@@ -126,12 +123,6 @@ def step_parts(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int])
     Args:
         timeline: of the step.
         ops, transfers: the critical path in order of time, ops of the timeline and rows of its transfers.
-
-    >>> from baechi_lab import Link, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
-    >>> line = simulate(g, Cluster.uniform(2, link=Link(3.0, 0.0)), Placement(device=[0, 1]))
-    >>> [(part.kind, part.device, part.us) for part in step_parts(line, [0, 1], [0])]
-    [('compute', 0, 5.0), ('compute', 1, 10.0), ('transfer', -1, 3.0)]
     """
     stretches = _stretches(timeline, ops, transfers)
     sums: dict[tuple[str, int], float] = {}

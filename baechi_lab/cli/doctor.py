@@ -46,11 +46,7 @@ class Extra:
 
     @property
     def command(self) -> str:
-        """The command that installs the packages of the extra, in any folder.
-
-        >>> Extra("onnx", "").command
-        "pip install 'onnx>=1.16'"
-        """
+        """The command that installs the packages of the extra, in any folder."""
         return "pip install " + " ".join(f"'{requirement.partition(';')[0]}'" for requirement in self.requirements)
 
     @property

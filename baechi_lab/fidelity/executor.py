@@ -81,11 +81,6 @@ def execution_of(
 
     Op types are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two ends, negative if
     receiving starts before sending has ended. `start_order`: order of the tasks without inputs. `share`, `in_turns`: see `Core`.
-
-    >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
-    >>> placed = Placement(device=[0, 0, 1, 0, 1])
-    >>> execution_of(both, placed, 3, np.array([10.0])).end_us.tolist()  # sent after 1
-    [2.0, 7.0, 25.0, 11.0, 22.0]
     """
     core = partial(Core, share, in_turns)
     return _Executor(extended, placement.device.tolist(), kernels, wire_us.tolist(), core).run(start_order)
@@ -103,11 +98,7 @@ def executions_in_orders(
 
 
 def random_start_order(draw: np.random.Generator, count: int) -> list[int]:
-    """Returns the numbers below `count`, cut into up to `PIECES` runs that are shuffled and reversed at random.
-
-    >>> random_start_order(np.random.default_rng(4), 9)
-    [7, 6, 5, 0, 1, 2, 3, 4, 8]
-    """
+    """Returns the numbers below `count`, cut into up to `PIECES` runs that are shuffled and reversed at random."""
     cuts = np.sort(draw.integers(0, count + 1, draw.integers(PIECES)))
     pieces = np.split(np.arange(count), cuts)
     turned = (pieces[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(pieces)).tolist())

@@ -36,12 +36,7 @@ class Pairs:
 
 
 def pairs_in(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns oneDNN gradients and their forward ops, which match by type and are connected by an edge.
-
-    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (0, 2, 8)], op_types=["_MklMaxPool", "_MklMaxPoolGrad", "Relu"])
-    >>> [side.tolist() for side in pairs_in(graph)]
-    [[1], [0]]
-    """
+    """Returns oneDNN gradients and their forward ops, which match by type and are connected by an edge."""
     types = graph.op_types
     rows = {
         reader: source
@@ -92,14 +87,7 @@ def mean_pairs(measurements: Sequence[Pairs | None]) -> Pairs | None:
 def graph_under_placement(
     graph: OpGraph, placement: Placement, pairs: Pairs | None, beside_us: NDArray[np.float64] | None
 ) -> tuple[OpGraph, Placement, NDArray[np.float64] | None]:
-    """Returns `graph` with the kernels that run under a placement, the placement, and the matching `beside_us`.
-
-    >>> graph = OpGraph.from_edges([2.0, 3.0], [(0, 1, 8)], op_types=["_MklMaxPool", "_MklMaxPoolGrad"])
-    >>> pairs = Pairs(np.array([1]), np.array([0]), np.array([20.0]), np.array([64]), ("MaxPoolGrad",))
-    >>> apart, _, longer_us = graph_under_placement(graph, Placement(device=[0, 1]), pairs, np.array([2.5, 4.0]))
-    >>> apart.duration_us.tolist(), apart.op_types[1], longer_us.tolist()
-    ([2.0, 20.0], 'MaxPoolGrad', [2.5, 21.0])
-    """
+    """Returns `graph` with the kernels that run under a placement, the placement, and the matching `beside_us`."""
     device = placement.on(graph).device
     if pairs is None:
         return graph, placement, beside_us

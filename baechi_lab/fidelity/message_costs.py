@@ -30,15 +30,7 @@ DRAWS = 5
 
 
 def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration) -> OpGraph:
-    """Returns `graph` with the runtime's overheads under this placement added to its durations.
-
-    >>> from baechi_lab.graph import Link
-    >>> free, a = Link(0.0, 0.0), Link(5.0, 0.5)
-    >>> g = OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
-    >>> costs = Calibration(op_us=1.0, step_us=0.0, send=a, receive=Link(2.0, 0.0), wire=free, busy_share=1.0)
-    >>> charged_graph(g, Placement(device=[0, 1]), costs).duration_us.tolist()  # 10 + 1 + 5 + 4, 10 + 1 + 2
-    [20.0, 13.0]
-    """
+    """Returns `graph` with the runtime's overheads under this placement added to its durations."""
     device = placement.on(graph).device
     kernel_us = np.maximum(graph.duration_us + calibration.op_us, 0.0)
     kernels = np.bincount(device, weights=kernel_us)
@@ -67,13 +59,6 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
     """Returns `graph` with a sending and a receiving op for every message under this placement, and the extended placement.
 
     Only times are modelled: no tensor has bytes except those between sending and receiving ops.
-
-    >>> from baechi_lab.graph import Link
-    >>> free = Link(0.0, 0.0)
-    >>> costs = Calibration(op_us=1.0, step_us=0.0, send=Link(5.0, 0.5), receive=Link(2.0, 0.0), wire=free, busy_share=1.0)
-    >>> both, placed = with_messages(OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)]), Placement(device=[0, 1]), costs)
-    >>> both.duration_us.tolist(), placed.device.tolist()
-    ([11.0, 11.0, 9.0, 2.0], [0, 1, 0, 1])
     """
     device = placement.on(graph).device.astype(np.int64)
     crosses = device[graph.edge_source] != device[graph.consumers]

@@ -38,13 +38,6 @@ def predicted_timelines(
     variables that are still read (see `update_memory`). Results are written over received copies; in every second round of
     `RECEIVE_MODES`, only over copies that have been there for `COPY_RETAINED_US`. `beside_us`: as in `predicted_us`.
     Tensors arrive while an op runs.
-
-    >>> from baechi_lab.graph import Link
-    >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
-    >>> graph = OpGraph.from_edges([1.0, 1.0, 9.0, 9.0], [(0, 1, 50), (0, 2, 8), (2, 3, 70)])
-    >>> lines = predicted_timelines(graph, Cluster.uniform(2), Placement(device=[0, 1, 0, 0]), costs)
-    >>> [int(fullest(lines, device).peak_bytes[device]) for device in (0, 1)]  # the 50 bytes leave after 2 and 3
-    [128, 50]
     """
     extended, placed = with_shared_caches(graph, placement, calibration, beside_us)
     wire, plain = wire_us(extended, graph.n, calibration), graph

@@ -29,11 +29,7 @@ FORMAT, VERSION = "baechi_lab fidelity", 1
 
 
 def provenance(command: str | None = None, **settings: object) -> dict[str, Any]:
-    """Returns command, date, processor, cores, memory, load and versions, plus the given settings.
-
-    >>> sorted(provenance("make figures", seed=0))
-    ['command', 'date', 'hardware', 'load', 'seed', 'versions']
-    """
+    """Returns command, date, processor, cores, memory, load and versions, plus the given settings."""
     from importlib.metadata import PackageNotFoundError, version
 
     from .. import __version__

@@ -22,16 +22,7 @@ ROUNDING_US = 1e-6  # by which times of a simulated timeline may be off
 
 
 def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
-    """Returns int64[n]: `temp_bytes` of the ops, with those of updates adjusted to the order of a simulated timeline.
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> edges = [(0, 1, 4), (0, 3, 4), (1, 2, 80), (1, 3, 4)]  # 3 updates what 1 has read for 2
-    >>> types = ["VarHandleOp", "ReadVariableOp", "MatMul", "AssignSubVariableOp"]
-    >>> graph = OpGraph.from_edges([1, 1, 5, 1], edges, op_types=types, persistent_bytes=[80, 0, 0, 0])
-    >>> both = [Placement(device=[0] * 4, order=[0, 1, *last]) for last in ([2, 3], [3, 2])]
-    >>> [temporaries(graph, simulate(graph, Cluster.uniform(1), x, "planned")).tolist() for x in both]
-    [[0, 0, 0, 0], [0, 0, 0, 80]]
-    """
+    """Returns int64[n]: `temp_bytes` of the ops, with those of updates adjusted to the order of a simulated timeline."""
     temp_bytes = graph.temp_bytes.copy()
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us

@@ -48,13 +48,7 @@ class Proof:
 
 
 def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
-    """Returns the proof for a step for which no placement was found.
-
-    >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20], persistent_bytes=[5, 5])
-    >>> proof = proof_of(graph, Cluster.uniform(2, memory_bytes=50))
-    >>> proof.least_bytes, proof.least_devices, proof.whatever
-    (65, 0, "op 'op1' reads, makes and uses 60 B while it runs, and no device has more than 50 B")
-    """
+    """Returns the proof for a step for which no placement was found."""
     computes = ~cluster.is_host
     capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
     largest_op, together = needed_bytes(graph)

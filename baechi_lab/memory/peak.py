@@ -40,10 +40,6 @@ def readiness_peak(graph: OpGraph) -> int:
 
     Ops that become ready at one instant run by their index. Outputs may lie in inputs (`OpGraph.reuse`).
     O((ops + edges) log).
-
-    >>> g = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (1, 2, 20)], persistent_bytes=[5, 0, 0])
-    >>> readiness_peak(g)
-    35
     """
     return order_peak(graph, readiness_order(graph))
 

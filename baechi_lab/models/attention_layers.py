@@ -47,11 +47,7 @@ class Network:
 
 
 def positions(steps: int, units: int) -> NDArray[np.float32]:
-    """Returns float32[steps, units]: sines and cosines of wavelengths from 2 pi to 20,000 pi (section 3.5 of the paper).
-
-    >>> positions(2, 4).round(2).tolist()[0]
-    [0.0, 1.0, 0.0, 1.0]
-    """
+    """Returns float32[steps, units]: sines and cosines of wavelengths from 2 pi to 20,000 pi (section 3.5 of the paper)."""
     angle = np.arange(steps)[:, None] / 10000.0 ** (np.arange(0, units, 2) / units)
     return np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(steps, units).astype(np.float32)
 

@@ -33,9 +33,5 @@ def model_names() -> list[str]:
 
 
 def make_model(name: str, /, **params: object) -> Model:
-    """Returns the validated parameter object of a model.
-
-    >>> make_model("gnmt", layers=2).get_params()["units"]
-    512
-    """
+    """Returns the validated parameter object of a model."""
     return MODELS.make(name, params)

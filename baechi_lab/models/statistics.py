@@ -89,9 +89,6 @@ def table() -> pandas.DataFrame:
 
     They were traced with TensorFlow 2.21, for the default and for the papers' parameters; `describe(name, **params)`
     traces a model anew.
-
-    >>> table().columns.tolist()
-    ['model', 'params', 'ops', 'edges', 'parameters', 'flops', 'activation_bytes']
     """
     import pandas
 

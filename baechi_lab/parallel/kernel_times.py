@@ -100,13 +100,7 @@ EFFICIENCIES = _read_table()
 
 
 def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> float:
-    """Returns the microseconds of one kernel of a rank on the device, without its launch.
-
-    >>> from baechi_lab.profilers.work import Kernel
-    >>> op = RankOp("block/norm", "norm", kernel=Kernel(moved_bytes=2.039e9))    # a millisecond at all of the bandwidth
-    >>> rank_kernel_us(op, Hardware.named("a100"), Efficiency(bandwidth_share=0.5))
-    2000.0
-    """
+    """Returns the microseconds of one kernel of a rank on the device, without its launch."""
     share = efficiency.product_share
     if op.kernel.matrix and op.op_type != "matmul":
         share = efficiency.attention_share

@@ -9,11 +9,7 @@ from ..graph.kernels.csr import Integers
 
 
 def components(n: int, a: Integers, b: Integers) -> NDArray[np.int64]:
-    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`. O(n + pairs).
-
-    >>> components(5, np.array([3, 4]), np.array([1, 3])).tolist()
-    [0, 1, 2, 1, 1]
-    """
+    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`. O(n + pairs)."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -50,10 +50,6 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
         InvalidInput: `group` has another length or type, or holds a collective and an op that computes, which run on two lanes.
         CycleError: the groups form a cycle.
         ColocationError: the allowed lists of a group conflict.
-
-    >>> g = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
-    >>> contract(g, np.array([0, 1, 1])).duration_us.tolist()
-    [1.0, 6.0]
     """
     label = number_groups(graph, group)
     count = int(label.max()) + 1 if graph.n else 0

@@ -92,13 +92,6 @@ def divide_data(
     Returns:
         A new graph. Optimizer states, gradients (from zero 2) and parameters (zero 3) of a bucket are divided by its copies, and
         so is the time of its update. Buckets with one copy do not change.
-
-    >>> graph = OpGraph.from_edges([2, 4, 1], [(0, 1, 8), (1, 2, 4)], forward_of=[-1, 0, -1], names=["f", "b", "u"],
-    ...                            op_types=["matmul", "matmul", "Update"], persistent_bytes=[800, 0, 0])
-    >>> bucket = Bucket("all", 0, (1,), 2, 100, 100, 100, 600, copies=2)
-    >>> divided = divide_data(graph, [bucket], lambda kind, axis, size: size / 10, zero=1)
-    >>> divided.names, int(divided.persistent_bytes[0]), divided.duration_us.tolist()
-    (('f', 'b', 'u', 'all/reduce_scatter', 'all/all_gather'), 500, [2.0, 4.0, 0.5, 10.0, 10.0])
     """
     check_whole("zero", zero, 0)
     check_whole("prefetch", prefetch, 0)

@@ -46,11 +46,7 @@ ARRAY_ROUNDS = 12
 
 
 def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) -> Ints:
-    """Returns int64[n]: the smallest op of every op's merged group. Ops merge only with ops of the same key; -1 never merges.
-
-    >>> fuse(np.array([0, 1]), np.array([1, 2]), np.array([5, 5, 7])).tolist()
-    [0, 0, 2]
-    """
+    """Returns int64[n]: the smallest op of every op's merged group. Ops merge only with ops of the same key; -1 never merges."""
     n = len(key)
     label, quiet = np.arange(n, dtype=np.int64), 0
     source, target = distinct_edges(source, target, n)

@@ -23,11 +23,7 @@ PASSES: Registry[Pass] = Registry(
 
 
 def make_pass(name: str | Pass, /, **params: object) -> Pass:
-    """Makes a pass from its name and parameters; a pass object is returned as it is.
-
-    >>> make_pass("coplacement", backward=False).get_params()["backward"]
-    False
-    """
+    """Makes a pass from its name and parameters; a pass object is returned as it is."""
     return PASSES.make(name, params)
 
 

@@ -46,11 +46,6 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     - FORWARD: all others. In a graph without backward ops these are all ops that depend on the batch.
 
     The role of a coarse op is that of its longest member's type. O(ops + edges).
-
-    >>> graph = OpGraph.from_edges([0, 5, 9, 1], [(0, 1, 4), (1, 2, 4), (2, 3, 4)], forward_of=[-1, -1, 1, -1],
-    ...                            op_types=["Variable", "MatMul", "MatMulGrad", "Update"])
-    >>> roles(graph).tolist() == [SETUP, FORWARD, BACKWARD, UPDATE]
-    True
     """
     if graph not in _ROLES_OF_GRAPH:
         descends = backward_ops(graph)

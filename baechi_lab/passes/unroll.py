@@ -163,9 +163,6 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     """Returns the number of samples per micro-batch.
 
     Raises `InvalidInput` if the batch size is no multiple of `micro_batches`.
-
-    >>> micro_batch_size(32, 8)
-    4
     """
     check_micro_batches(micro_batches)
     check_whole("batch_size", batch_size)

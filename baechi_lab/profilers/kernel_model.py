@@ -136,12 +136,7 @@ def estimated_us(
 
 
 def start_us(work: Work, generation: Generation) -> Floats:
-    """Returns float64[kernels], the microseconds that each kernel takes besides its own time if it is run alone.
-
-    >>> from .generations import generation_named
-    >>> float(start_us(work_of(1, [(0, Kernel(moved_bytes=1e6))]), generation_named("volta"))[0]) > 0
-    True
-    """
+    """Returns float64[kernels], the microseconds that each kernel takes besides its own time if it is run alone."""
     return generation.start_us + np.where(work.norm, NORM_START_US, 0.0)
 
 

@@ -240,9 +240,6 @@ def recurrent_kernel(
 
     Small layers of float32 numbers run all steps in one kernel, which keeps the weights of the states in registers
     (`PERSISTENT_HIDDEN`).
-
-    >>> recurrent_kernel(Kernel(matrix=True), 100, 32, 512, 4).followed_by.steps
-    100
     """
     if kernel.precision == "fp32" and hidden <= PERSISTENT_HIDDEN[gates > 1][backward]:
         return replace(kernel, steps=steps, step_us=PERSISTENT_STEP_US)

@@ -36,11 +36,6 @@ def apply_buffer_reuse(
 
     With `over_copies_us`, ops that start at least so long after a copy was received overwrite it, too. This is no rule of the
     simulator; TensorFlow does it.
-
-    >>> from baechi_lab import Placement, simulate
-    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
-    >>> simulate(graph, Cluster.uniform(1), Placement(device=[0, 0, 0])).peak_bytes.tolist()  # not 60
-    [30]
     """
     place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
     place[timeline.op] = timeline.device

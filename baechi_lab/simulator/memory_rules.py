@@ -33,13 +33,6 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
     """Returns the timeline with memory, peaks and memory violations by equation 2.
 
     `timeline` is one of `graph` on `cluster`. The log has edges of a device's own producers as outputs, received ones as copies.
-
-    >>> from baechi_lab import Placement, simulate
-    >>> graph = OpGraph.from_edges([1, 5, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 3, 8)], persistent_bytes=[99] * 4)
-    >>> cluster = Cluster.uniform(1, memory_bytes=30)
-    >>> by_edges = edge_memory(graph, cluster, simulate(graph, cluster, Placement(device=[0, 0, 0, 0])))
-    >>> by_edges.peak_bytes.tolist(), [v.time_us for v in by_edges.violations]
-    ([30], [1.0])
     """
     log = _memory_log(*_edge_intervals(graph, timeline))
     peaks, violations = np.zeros(cluster.n, dtype=np.int64), []

@@ -69,11 +69,6 @@ def find_pipeline_stages(
 
     Raises:
         InvalidInput: an edge leads back, so the stages form no pipeline; the message names the edge.
-
-    >>> graph = OpGraph.from_edges([1, 2, 4, 2], [(0, 1, 8), (1, 2, 8), (2, 3, 8)], forward_of=[-1, -1, 1, 0])
-    >>> stages = find_pipeline_stages(graph, Cluster.uniform(2), np.array([0, 1, 1, 0]))
-    >>> stages.stage.tolist(), stages.phase.tolist() == [F, F, B, B]
-    ([0, 1, 1, 0], True)
     """
     work = _StageAssigner(graph, cluster, device)
     if shape == "chain" or (shape == "loop" and work.is_chain()):

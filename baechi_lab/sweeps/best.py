@@ -17,13 +17,6 @@ def best(table: pandas.DataFrame) -> pandas.Series:
 
     Raises:
         InfeasiblePlacement: no row is feasible; the message gives the last row's reason.
-
-    >>> from baechi_lab import OpGraph
-    >>> from baechi_lab.sweeps import sweep
-    >>> graph = OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
-    >>> rows = sweep(graph, devices=[1, 2], placer=["m-etf"], progress=False, executor="here")
-    >>> int(best(rows)["devices"])
-    1
     """
     fits = table[table["feasible"].astype(bool)]
     if len(fits) == 0:

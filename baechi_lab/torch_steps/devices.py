@@ -47,11 +47,7 @@ def attached_cluster(
 
 
 def device_map(model: nn.Module) -> dict[str, int | str]:
-    """Returns the devices of parameters and buffers in accelerate's format: the largest modules that lie on one device.
-
-    >>> device_map(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    {'': 'cpu'}
-    """
+    """Returns the devices of parameters and buffers in accelerate's format: the largest modules that lie on one device."""
     device_of: dict[str, int | str] = {}
     _add_modules(model, "", device_of)
     return device_of

@@ -77,13 +77,7 @@ def try_optimizer(step: TorchStep, model: nn.Module, micro_batches: int) -> None
 def updates_ranks_alike(
     step: TorchStep, model: nn.Module, parameters_of_ranks: Sequence[Sequence[nn.Parameter]]
 ) -> bool:
-    """Whether an optimizer per rank of a pipeline updates the rank's parameters as one optimizer updates all of the model's.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> step = TorchStep("t", lambda: model, (torch.ones(1, 2),), optimizer=lambda ps: torch.optim.SGD([*ps][:2]))
-    >>> updates_ranks_alike(step, model, [list(layer.parameters()) for layer in model])
-    False
-    """
+    """Whether an optimizer per rank of a pipeline updates the rank's parameters as one optimizer updates all of the model's."""
     factory = step.optimizer
     while isinstance(factory, functools.partial):
         factory = factory.func

@@ -45,11 +45,7 @@ def device_colors(devices: int | Sequence[str]) -> list[str]:
 
 
 def series_colors(count: int) -> list[str]:
-    """Returns one `#RRGGBB` per curve, group or micro-batch; none is a device's.
-
-    >>> series_colors(1), len(set(series_colors(12)))
-    (['#6E50B6'], 12)
-    """
+    """Returns one `#RRGGBB` per curve, group or micro-batch; none is a device's."""
     return _shades(SERIES, count)
 
 

@@ -171,12 +171,7 @@ def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
 
 
 def idle_folds(timeline: Timeline) -> list[str | None]:
-    """Returns per device: None, or a label if it begins a run of idle neighbours, and "" for the others of the run.
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> idle_folds(simulate(OpGraph.from_edges([5.0]), Cluster.uniform(4), Placement(device=[1])))
-    ['gpu:0 idle', None, 'gpu:2 to gpu:3 idle', '']
-    """
+    """Returns per device: None, or a label if it begins a run of idle neighbours, and "" for the others of the run."""
     count = len(timeline.device_names)
     is_used = np.zeros(count, dtype=bool)
     is_used[timeline.device] = is_used[timeline.transfers.source] = is_used[timeline.transfers.target] = True

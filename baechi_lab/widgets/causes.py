@@ -38,12 +38,6 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     """Returns the cause for which `op` of `graph` did not start earlier in `timeline`; None if it did not run.
 
     If device and input were ready at one time, the input is the cause, as in `critical_chain`. O(rows log rows + inputs).
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
-    >>> t = simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))
-    >>> cause(g, t, 1).sentence
-    'started at 5.00 us, when op0 ended'
     """
     rows = np.flatnonzero(timeline.op == op)
     if not len(rows):
@@ -121,11 +115,7 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited_us: float,
 
 
 def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:
-    """Returns the producers of the inputs of `op`, and the readers of its outputs, ascending.
-
-    >>> neighbours(OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (1, 2, 8)]), 1)
-    ([0], [2])
-    """
+    """Returns the producers of the inputs of `op`, and the readers of its outputs, ascending."""
     pointer, tensors = graph.inputs
     producers = graph.tensor_producer[tensors[pointer[op] : pointer[op + 1]]]
     first, last = graph.output_ptr[op], graph.output_ptr[op + 1]

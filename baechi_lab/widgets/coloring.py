@@ -45,10 +45,6 @@ def coloring(
 
     Raises:
         InvalidInput: `by` is not one of `choices`, or "device", by which only the timeline can colour.
-
-    >>> colors = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
-    >>> colors.labels, colors.kind.tolist()
-    (('MatMul', 'Add'), [1, 0])
     """
     duration_us = placed_us(graph, timeline)
     if by == TYPE:

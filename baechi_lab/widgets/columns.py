@@ -13,11 +13,7 @@ TYPES: dict[str, str] = {"f8": "<f8", "f4": "<f4", "i4": "<i4", "u2": "<u2", "u1
 
 
 def pack(**columns: tuple[str, object]) -> Columns:
-    """Returns the bytes of each column, given as `name=(type, values)`; types are the keys of `TYPES`.
-
-    >>> pack(x=("u2", [1, 2]))
-    {'x': b'\\x01\\x00\\x02\\x00'}
-    """
+    """Returns the bytes of each column, given as `name=(type, values)`; types are the keys of `TYPES`."""
     return {name: np.ascontiguousarray(values, dtype=TYPES[kind]).tobytes() for name, (kind, values) in columns.items()}
 
 

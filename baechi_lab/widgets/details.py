@@ -78,15 +78,6 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
     """Returns the details of `op` of the executed graph. O(n devices + rows log rows).
 
     Times are those of the simulated timeline, costs those of `durations`; start and end are NaN if it does not run.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> from baechi_lab.widgets.compute import compute
-    >>> from baechi_lab.widgets.setting import Setting
-    >>> from baechi_lab.memo import Memo
-    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
-    >>> details = op_details(compute(Setting(Cluster.uniform(2), placer="single", passes=()), graph, Memo(8)), 1)
-    >>> details.start_us, [(end.name, end.size_bytes) for end in details.inputs]
-    (5.0, [('op0', 8)])
     """
     graph, timeline, cluster = outcome.executed_graph, outcome.timeline, outcome.setting.cluster
     rows = np.flatnonzero(timeline.op == op)
@@ -136,16 +127,7 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
 
 
 def selection_details(outcome: Outcome, ops: Iterable[int]) -> SelectionDetails:
-    """Returns sums over ops of the graph, and the longest of them.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> from baechi_lab.widgets.compute import compute
-    >>> from baechi_lab.widgets.setting import Setting
-    >>> from baechi_lab.memo import Memo
-    >>> outcome = compute(Setting(Cluster.uniform(2), placer="single"), OpGraph.from_edges([5, 10]), Memo(8))
-    >>> selection_details(outcome, [0, 1]).longest
-    ((1, 'op1', 10.0), (0, 'op0', 5.0))
-    """
+    """Returns sums over ops of the graph, and the longest of them."""
     graph, selected, duration_us = outcome.graph, np.unique(np.fromiter(ops, dtype=np.int64)), outcome.op_us
     longest = selected[np.argsort(-duration_us[selected], kind="stable")][:MOST_OPS].tolist()
     return SelectionDetails(

@@ -26,11 +26,7 @@ _MARK = re.compile(r"(?<![\w/.-])(?:" + "|".join(sorted(WORDS, key=len, reverse=
 
 
 def meaning(term: str) -> str:
-    """Returns the meaning of a term as plain text.
-
-    >>> meaning("Bubble")
-    'Idle time of a device between two of its ops. With micro-batches, the share of the step in which devices wait.'
-    """
+    """Returns the meaning of a term as plain text."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", GLOSSARY[term])
     return re.sub(r"[`*]", "", text)
 

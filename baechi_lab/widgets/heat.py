@@ -32,14 +32,6 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
 
     Raises:
         InvalidInput: `by` is not one of `HEATS`.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> from baechi_lab.memo import Memo
-    >>> from baechi_lab.widgets.compute import compute
-    >>> from baechi_lab.widgets.setting import Setting
-    >>> graph = OpGraph.from_edges([5, 15], [(0, 1, 8)])
-    >>> op_heat(compute(Setting(Cluster.uniform(2), placer="single", passes=()), graph, Memo(8)), "critical share").tolist()
-    [0.25, 0.75]
     """
     if by not in HEATS:
         raise InvalidInput(f"heat is {by!r:.60}; it must be one of {', '.join(HEATS)}")

@@ -100,11 +100,6 @@ def live_bytes(timeline: Timeline, device: int, time_us: float) -> tuple[LiveByt
     """Returns the live bytes of `device` after the last change at or before `time_us`, largest first. O(log).
 
     Their sum is the level that the view draws at that time.
-
-    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
-    >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
-    >>> live_bytes(simulate(g, Cluster.uniform(1), Placement(device=[0, 0])), 0, 7.0)
-    (LiveBytes(op=0, name='op0', category='outputs', bytes=8),)
     """
     log = timeline.memory
     entries = np.flatnonzero((log.device == device) & (log.time_us <= time_us))

@@ -33,14 +33,6 @@ def preview_moves(
     """Returns the effect of moving `ops` and their colocation groups to each device, by name.
 
     Devices that hold all of them already have no entry. `check` is called before each simulation, and may raise to stop.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> from .compute import compute
-    >>> from .setting import Setting
-    >>> chain = OpGraph.from_edges([5, 10], [(0, 1, 8)])
-    >>> outcome = compute(Setting(Cluster.uniform(2), passes=(), placer="single"), chain, Memo())
-    >>> preview_moves(outcome, [1], Memo())["gpu:1"].change.startswith("+")
-    True
     """
     setting, graph, began = outcome.setting, outcome.graph, time.monotonic()
     base = move(outcome.base, graph, setting.share, setting.moves)

@@ -83,12 +83,7 @@ def together(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def moving(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
-    """Returns `ops` and all ops that move with them: those of their groups in the coarse graph, and colocated ones.
-
-    >>> g = OpGraph.from_edges([1] * 4, [])
-    >>> moving(g, [1], np.array([0, 0, 1, 2])).tolist()
-    [0, 1]
-    """
+    """Returns `ops` and all ops that move with them: those of their groups in the coarse graph, and colocated ones."""
     op_indices = np.unique(np.fromiter(ops, dtype=np.int64))
     while True:
         moved_along = together(graph, op_indices)

@@ -24,12 +24,6 @@ def critical_chain(graph: OpGraph, timeline: Timeline) -> Chain:
 
     It is followed back from the op that ends last. Each op started when an input arrived, or when its device's previous op
     ended; the later of both is the previous one (an input if both are equal). O(ops log ops + chain x inputs).
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0, 5.0], [(0, 1, 8), (0, 2, 8)])
-    >>> t = simulate(g, Cluster.uniform(1), Placement(device=[0, 0, 0]))
-    >>> critical_chain(g, t).ops.tolist()
-    [0, 1, 2]
     """
     if len(timeline.op) == 0:
         return Chain(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -95,13 +89,7 @@ class Idle:
 
 
 def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
-    """Returns bool[rows]: the ops of the timeline that a device computes; the others are collectives, which run beside them.
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0], op_types=["MatMul", "all_reduce"])
-    >>> computing(g, simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))).tolist()
-    [True, False]
-    """
+    """Returns bool[rows]: the ops of the timeline that a device computes; the others are collectives, which run beside them."""
     if timeline.op_names == graph.names:
         return ~graph.on_communication_lane[timeline.op]
     collectives = {graph.names[k] for k in np.flatnonzero(graph.on_communication_lane)}

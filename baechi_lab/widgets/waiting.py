@@ -48,12 +48,6 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     """Returns all idle time of `timeline`, from 0 to its makespan, with its reasons. O(rows log rows + edges).
 
     Ops are matched by name, since a measured timeline may have other ops, too; for those no reason is known.
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
-    >>> gaps = waits(g, simulate(g, Cluster.uniform(2), Placement(device=[0, 1])))
-    >>> [KINDS[k] for k in gaps.kind]
-    ['nothing', 'op', 'transfer']
     """
     computes = computing(graph, timeline)
     tables = []
@@ -182,14 +176,7 @@ class Statistics:
 def statistics(
     graph: OpGraph, timeline: Timeline, lane_waits: Waits, first: float, last: float
 ) -> tuple[Statistics, ...]:
-    """Returns busy and idle time of every device between two times; `lane_waits` are the timeline's `waits`.
-
-    >>> from baechi_lab import Cluster, Placement, simulate
-    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
-    >>> t = simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))
-    >>> statistics(g, t, waits(g, t), 4.0, 10.0)[0].busy_us
-    6.0
-    """
+    """Returns busy and idle time of every device between two times; `lane_waits` are the timeline's `waits`."""
     first, last = max(first, 0.0), min(last, timeline.makespan_us)
     count, span = len(timeline.device_names), max(last - first, 0.0)
     idle, computes = lane_waits.sums(count, first, last), computing(graph, timeline)

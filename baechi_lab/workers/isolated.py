@@ -40,12 +40,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def isolated_command(module: str, *arguments: str, network: int | None = None) -> list[str]:
-    """Returns the command that runs `module` as a program with `arguments`, in another network if `network.enter` is to have one.
-
-    >>> import subprocess
-    >>> subprocess.run(isolated_command("platform", "--terse"), capture_output=True, check=True).stdout != b""
-    True
-    """
+    """Returns the command that runs `module` as a program with `arguments`, in the network `network` where one is named."""
     package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "folder": str(_PACKAGE)}
     settings = json.dumps({**package, "path": child_path(), "network": network})
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
@@ -56,11 +51,7 @@ def isolated_command(module: str, *arguments: str, network: int | None = None) -
 
 
 def child_path(paths: Sequence[str] | None = None) -> list[str]:
-    """`sys.path` (or `paths`) without the current folder, the standard library first.
-
-    >>> child_path(["", "/opt/mine", sysconfig.get_path("stdlib")])[1:]
-    ['/opt/mine']
-    """
+    """`sys.path` (or `paths`) without the current folder, the standard library first."""
     folder_to_skip = current_folder()
     absolute = [
         p for p in (sys.path if paths is None else paths) if p and (folder_to_skip is not None or os.path.isabs(p))

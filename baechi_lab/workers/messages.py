@@ -39,11 +39,7 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """Returns the frame of a message.
-
-    >>> next(Decoder().feed(encode(Message("step", {"index": 3}, (np.arange(2),))))).header["index"]
-    3
-    """
+    """Returns the frame of a message."""
     entries, chunks = [], []
     for array in message.arrays:
         entry, chunk = _pack(np.asarray(array))

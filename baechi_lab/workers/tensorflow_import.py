@@ -19,11 +19,7 @@ OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 
 
 def import_tensorflow() -> Any:
-    """Returns the module `tensorflow`. Its first import does not import OPTIONAL; they can be imported afterwards.
-
-    >>> import_tensorflow().constant(1).shape
-    TensorShape([])
-    """
+    """Returns the module `tensorflow`. Its first import does not import OPTIONAL; they can be imported afterwards."""
     with without_modules(*OPTIONAL), without_garbage_collection(), in_existing_folder():
         import tensorflow
     return tensorflow

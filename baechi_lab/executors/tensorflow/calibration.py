@@ -79,12 +79,7 @@ class Calibration:
     overlap: Link = _FREE
 
     def cold_us(self, between_us: float) -> float:
-        """Extra time of one end of a message, beyond `send` or `receive`, after its device ran kernels for `between_us`.
-
-        >>> free = Link(0.0, 0.0)
-        >>> Calibration(1.0, 0.0, free, free, free, 1.0, cooled=((0.0, 0.0), (100.0, 80.0))).cold_us(50.0)
-        20.0
-        """
+        """Extra time of one end of a message, beyond `send` or `receive`, after its device ran kernels for `between_us`."""
         if not self.cooled:
             return 0.0
         kernel_us, extra_us = zip(*self.cooled, strict=True)
@@ -92,13 +87,7 @@ class Calibration:
 
 
 def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
-    """Mean of several calibrations of one cluster, with the smallest `busy_share`. `InvalidInput` if there are none.
-
-    >>> free, one = Link(0.0, 0.0), Link(5.0, 0.5)
-    >>> a, b = (Calibration(us, 100.0, one, free, free, 1.0, cooled=((0.0, 0.0), (us, 80.0))) for us in (1.0, 2.0))
-    >>> mean_calibration([a, b]).op_us, mean_calibration([a, b]).cooled
-    (1.5, ((0.0, 0.0), (1.5, 80.0)))
-    """
+    """Mean of several calibrations of one cluster, with the smallest `busy_share`. `InvalidInput` if there are none."""
     if not calibrations:
         raise InvalidInput("mean_calibration needs at least 1 calibration")
 

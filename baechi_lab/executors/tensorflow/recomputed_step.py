@@ -51,8 +51,6 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
 
     Raises:
         InvalidInput: a copied op is missing in the step or has side effects, or state belongs to no variable.
-
-    >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
     definition = parse_graph(step.graph_def)
     changed_nodes = (

@@ -91,11 +91,7 @@ class _Native:
 
 
 def no_compiler(device: str) -> str:
-    """Returns the reason why `torch.compile` cannot work for this device; empty if it can.
-
-    >>> no_compiler("cpu") in ("", "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)")
-    True
-    """
+    """Returns the reason why `torch.compile` cannot work for this device; empty if it can."""
     if device.startswith("cuda"):
         from importlib.util import find_spec
 

@@ -133,14 +133,7 @@ def load_timeline(path: PathLike) -> Timeline:
 
 
 def save(record: Record, path: PathLike) -> None:
-    """Write a graph, cluster, placement or timeline to a `.json` or `.json.gz` file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(Cluster.uniform(2), f"{folder}/two.json")
-    ...     load_cluster(f"{folder}/two.json")
-    <Cluster 2 x gpu of 8.59 GB, sequential transfers>
-    """
+    """Write a graph, cluster, placement or timeline to a `.json` or `.json.gz` file."""
     name = name_of(path)
     if not name.endswith((".json", ".json.gz")):
         raise FormatError(f"{name}: the name must end in .json or .json.gz")

@@ -41,11 +41,7 @@ Document = dict[str, Any]
 
 
 def to_document(record: Record) -> dict[str, object]:
-    """Returns the document of a graph, cluster, placement or timeline.
-
-    >>> to_document(OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)]))["tensors"]
-    {'producer': [0], 'size_bytes': [8], 'consumers': [[1]]}
-    """
+    """Returns the document of a graph, cluster, placement or timeline."""
     for kind, (cls, write, _) in KINDS.items():
         if isinstance(record, cls):
             return {"format": FORMAT, "version": VERSION, "kind": kind, **write(record)}

@@ -105,13 +105,6 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
     Raises:
         InvalidInput: undirected graph, a missing `duration_us` or `size_bytes`, an attribute of the wrong type.
         CycleError, CostError, UnknownOpError, DuplicateNameError, ColocationError: as `OpGraph`.
-
-    >>> import networkx as nx
-    >>> g = nx.DiGraph()
-    >>> g.add_node("a", duration_us=5.0); g.add_node("b", duration_us=7.0)
-    >>> g.add_edge("a", "b", size_bytes=1024)
-    >>> from_networkx(g).tensor_bytes.tolist()
-    [1024]
     """
     if not getattr(graph, "is_directed", lambda: False)():
         raise InvalidInput(f"graph is a {type(graph).__name__}; it must be a networkx DiGraph or MultiDiGraph")

@@ -50,11 +50,6 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
 
     Raises:
         FormatError: naming line and field, or that layers lack edges. DuplicateNameError, UnknownOpError, CycleError.
-
-    >>> layer = "-- L -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=8.0, parameter_size=4.0"
-    >>> graph = graph_from_pipedream(f"node1 {layer}\\nnode2 {layer}\\n\\tnode1 -- node2", "two")
-    >>> graph.names, graph.duration_us.tolist()
-    (('node1', 'node2', 'node1/backward', 'node2/backward'), [1000.0, 1000.0, 2000.0, 2000.0])
     """
     layers: dict[str, _Layer] = {}
     edges: list[tuple[str, str]] = []

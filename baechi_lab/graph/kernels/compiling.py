@@ -50,10 +50,6 @@ if HAS_NUMBA:
 
 
 def working_seconds() -> float:
-    """Returns `time.perf_counter` minus the time of compiling in any thread; reading compiled kernels from disk counts.
-
-    >>> working_seconds() <= working_seconds()
-    True
-    """
+    """Returns `time.perf_counter` minus the time of compiling in any thread; reading compiled kernels from disk counts."""
     now = time.perf_counter()
     return now - clock.seconds_until(now)

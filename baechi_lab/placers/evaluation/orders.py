@@ -73,12 +73,6 @@ def best_of(
 
     `orders`: as `usual_orders` returns them, which is the default. They do not depend on memory.
     `simulations`: those of earlier calls that differ in memory limits alone; new ones are added, and none ends early.
-
-    >>> from baechi_lab import Link
-    >>> graph, cluster = OpGraph.from_edges([2, 3]), Cluster.uniform(2, link=Link(1.0, 0.0))
-    >>> both = [("together", np.array([0, 0])), ("one each", np.array([0, 1]))]
-    >>> best_of(graph, cluster, both).name, best_of(graph, cluster, both).makespan_us
-    ('one each, fifo', 3.0)
     """
     model = make_model(graph, cluster)
     work, orders = make_work(model), usual_orders(graph, cluster) if orders is None else orders

@@ -76,11 +76,7 @@ class EvaluationParameters:
         return Moves(*(getattr(self, name) for name in Moves._fields))
 
     def describe(self) -> list[tuple[str, object, str, str, str]]:
-        """Returns name, value, unit, meaning and origin of every parameter.
-
-        >>> EvaluationParameters().describe()[0][:3]
-        ('spare_bytes', 256, 'bytes')
-        """
+        """Returns name, value, unit, meaning and origin of every parameter."""
         return [(f.name, getattr(self, f.name), *(f.metadata[k] for k in f.metadata)) for f in fields(self)]
 
 

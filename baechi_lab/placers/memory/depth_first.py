@@ -17,13 +17,7 @@ from ..problem import output_bytes
 
 
 def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
-    """Returns float64[n]: the position of each op in the order (a topological one).
-
-    >>> from baechi_lab import OpGraph
-    >>> wide = OpGraph.from_edges([1, 1, 1, 1], [(0, 2, 100), (1, 3, 100)])
-    >>> depth_first_order(wide).tolist()
-    [0.0, 2.0, 1.0, 3.0]
-    """
+    """Returns float64[n]: the position of each op in the order (a topological one)."""
     size, readers_left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
     input_ptr, inputs = (a.tolist() for a in graph.inputs)
     missing = np.diff(graph.inputs[0]).tolist()

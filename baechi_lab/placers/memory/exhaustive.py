@@ -31,13 +31,7 @@ MAX_OPS = 500
 
 
 def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
-    """Returns the first placement that fits in memory, else None and a proof in one sentence (empty if nothing is proven).
-
-    >>> from baechi_lab import Link
-    >>> graph = OpGraph.from_edges([1, 1], persistent_bytes=[6, 6])
-    >>> first_fitting(graph, Cluster.uniform(2, memory_bytes=10, link=Link(0.0, 0.0)))[0].device.tolist()
-    [0, 1]
-    """
+    """Returns the first placement that fits in memory, else None and a proof in one sentence (empty if nothing is proven)."""
     allowed = allowed_group_devices(graph, cluster, groups_of(graph))
     few_ops = graph.n <= MAX_OPS
     few = few_ops and prod(allowed.sum(axis=1).tolist()) <= MAX_SIMULATIONS  # exactly: a float would overflow

@@ -44,11 +44,6 @@ def repair(
     `start` may break any rule. `evaluations` is the number of simulations. The default is 4000 and fewer on large graphs, but
     more there while a limit is exceeded and no proof says that nothing fits.
     Raises `InfeasiblePlacement` if an op has no allowed device at all.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> graph = OpGraph.from_edges([1, 1], persistent_bytes=[60, 60])
-    >>> sorted(repair(graph, Cluster.uniform(2, memory_bytes=100)).device.tolist())
-    [0, 1]
     """
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))

@@ -71,11 +71,6 @@ def make_pipeline_units(
         graph, cluster: as in `bl.place`.
         line: float64[n] positions of ops, along which units are numbered (default: any order).
         micro_batches: number per step. Each carries an equal share of the work of ops that run once per step.
-
-    >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
-    >>> units = make_pipeline_units(graph, Cluster.uniform(2))
-    >>> units.n, units.work[:, 0].tolist(), units.producer.tolist(), units.reader.tolist()
-    (3, [1.0, 2.0, 4.0], [0, 1], [1, 2])
     """
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1

@@ -17,11 +17,7 @@ Credit = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], baseline: float) -> Credit:
-    """`reward - baseline`, a grouping for the mean of its placements; 0 where `counts` bool[m, k] is false.
-
-    >>> [part.tolist() for part in moving_average(np.array([[-1.0, -3.0]]), np.array([[True, True]]), -3.0)]
-    [[1.0], [[2.0, 0.0]]]
-    """
+    """`reward - baseline`, a grouping for the mean of its placements; 0 where `counts` bool[m, k] is false."""
     placement = np.where(counts, reward - baseline, 0.0)
     return placement.mean(axis=1), placement
 
@@ -30,10 +26,6 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
     """`reward` minus the mean of the other samples that count; 0 for those that do not, or that have no others.
 
     The only placement of a grouping is compared with those of the other groupings.
-
-    >>> reward, counts = np.array([[-1.0, -3.0], [-6.0, -10.0]]), np.ones((2, 2), dtype=bool)
-    >>> [part.tolist() for part in leave_one_out(reward, counts)]
-    [[6.0, -6.0], [[2.0, -2.0], [4.0, -4.0]]]
     """
     counted_reward = np.where(counts, reward, 0.0)
     total, number = counted_reward.sum(axis=1), counts.sum(axis=1)
@@ -49,12 +41,7 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
 
 
 def standardise(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
-    """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer.
-
-    >>> reward, counts = np.array([[-1.0, -5.0]]), np.ones((1, 2), dtype=bool)
-    >>> [part.tolist() for part in standardise(moving_average(reward, counts, -3.0), reward, counts)]
-    [[0.0], [[1.0, -1.0]]]
-    """
+    """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer."""
     rewards = reward[counts]
     deviation = float(rewards.std()) if rewards.size else 0.0
     if deviation <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart

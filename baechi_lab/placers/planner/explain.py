@@ -50,12 +50,7 @@ class LearnedGroups:
 
 
 def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.int32]) -> LearnedGroups:
-    """Returns the record of `group` int[n] on `device` int32[n].
-
-    >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], names=["a/x/1", "a/y/1", "b/1"])
-    >>> learned_groups(graph, np.array([7, 7, 3]), np.array([1, 1, 0])).to_pandas()[["ops", "scope"]].values.tolist()
-    [[1, 'b'], [2, 'a']]
-    """
+    """Returns the record of `group` int[n] on `device` int32[n]."""
     used, number = np.unique(group, return_inverse=True)
     work = np.bincount(number.reshape(-1), graph.duration_us, minlength=len(used)).astype(np.float64)
     largest = np.argsort(-work, kind="stable")

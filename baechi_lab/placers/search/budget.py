@@ -56,12 +56,7 @@ class Window:
         return Window(self.budget, self.before, first, last)
 
     def progress(self, used: int) -> float | None:
-        """Returns the position in the window after `used` simulations, from 0 to 1; None after its end.
-
-        >>> window = Window(Budget(None, 100), 0, 0.5, 1.0)
-        >>> [window.progress(used) for used in (0, 75, 100)]
-        [0.0, 0.5, None]
-        """
+        """Returns the position in the window after `used` simulations, from 0 to 1; None after its end."""
         spent_share = self.budget.spent(used - self.before)
         if spent_share >= self.last:
             return None

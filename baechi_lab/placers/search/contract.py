@@ -38,11 +38,6 @@ def contract_short_ops(
     """Merges ops of at most `short` microseconds into a neighbour; returns the graph, and for each op the one that holds it.
 
     Ops of different colocation groups or with different allowed devices are not merged, nor collectives with ops that compute.
-
-    >>> graph = OpGraph.from_edges([1.0, 9.0, 1.0], [(0, 1, 4), (1, 2, 4)])
-    >>> coarse, member = contract_short_ops(graph, Cluster.uniform(2), 2.0)
-    >>> coarse.duration_us.tolist(), member.tolist()
-    ([11.0], [0, 0, 0])
     """
     n, work_limit = graph.n, parameters.chain_work * short
     label = np.arange(n, dtype=np.int64)

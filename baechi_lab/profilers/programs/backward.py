@@ -73,11 +73,6 @@ def add_backward_and_updates(
         program: a forward pass.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
         precision: of the program; mixed precision decides what gradients and the update's states take.
-
-    >>> product = ProgramOp("mm", "MatMul", (Kernel(flops=8.0, matrix=True),), ("x", "w"), ("y",))
-    >>> program = Program("one", (product,), {"x": 8, "w": 16, "y": 8}, {"w": True}, ("y",))
-    >>> [op.name for op in add_backward_and_updates(program).ops]    # the gradient of x is not needed
-    ['mm', 'mm/backward/weight', 'mm/update']
     """
     # The values that depend on a trained parameter through ops that pass gradients on.
     needs = {value for value, trained in program.parameters.items() if trained}

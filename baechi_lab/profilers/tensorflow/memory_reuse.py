@@ -33,13 +33,7 @@ ALIGNED = 64
 
 
 def reuse_of(structure: Structure) -> NDArray[np.int8]:
-    """Returns int8[n], the `OpGraph.reuse` of a step's ops.
-
-    >>> from types import SimpleNamespace
-    >>> nodes = [SimpleNamespace(op=kind) for kind in ("MatMul", "Relu", "Reshape")]
-    >>> reuse_of(SimpleNamespace(nodes=nodes)).tolist() == [OWN, OVERWRITES, VIEW]
-    True
-    """
+    """Returns int8[n], the `OpGraph.reuse` of a step's ops."""
     return np.array([_reuse(structure, op) for op in range(len(structure.nodes))], dtype=np.int8)
 
 

@@ -44,8 +44,6 @@ def measure(
         InvalidInput: a count is invalid.
         UnknownNameError: TensorFlow does not have the device.
         ExecutionError: the worker process died or took longer than `timeout` seconds, or TensorFlow cannot run the step.
-
-    >>> device_name, kind, costs = measure(step)  # doctest: +SKIP
     """
     from tqdm.auto import tqdm
 

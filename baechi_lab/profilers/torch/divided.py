@@ -235,10 +235,6 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
 
     Raises:
         InvalidInput: a linear layer of a block that no plan names; sizes that `tp` does not divide.
-
-    >>> block = nn.ModuleDict({"fc1": nn.Linear(8, 32), "fc2": nn.Linear(32, 8)})
-    >>> make_plan(block, Layout(tp=4))
-    {'fc1': 'colwise', 'fc2': 'rowwise'}
     """
     rules = plan if plan is not None else getattr(model, "_tp_plan", None) or {}
     patterns = [(re.compile("^" + re.escape(k).replace(r"\*", r"\d+") + "$"), kind) for k, kind in rules.items()]

@@ -121,10 +121,6 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
 
     Those that start before time 0 were there. Three parameters in a loop, of 10 bytes each; the temporary of each is there until
     the next one has its own:
-
-    >>> rows = [StorageRecord(i, 10, -1, 2 * i, 2 * i + 3) for i in range(3)]
-    >>> [list(map(int, column)) for column in split_into_phases(3, rows)]
-    [[0, 0, 10], [10, 10, 0], [1, 2, 2], [0, 1, 2]]
     """
     # Allocations and frees in time; at the same instant, frees come first.
     rows = [(row.start_ns, row.size, row.device) for row in records if row.start_ns >= 0]

@@ -59,12 +59,6 @@ def assignment(
 
     `table` float64[n, D]: durations, infinite where not allowed; `head`, `tail` float64[n]: least times before the start
     and after the end of each op.
-
-    >>> from baechi_lab import Cluster, OpGraph
-    >>> three = OpGraph.from_edges([10.0, 10.0, 10.0], [])
-    >>> zeros = np.zeros(3)
-    >>> round(assignment(three, Cluster.uniform(2), np.full((3, 2), 10.0), zeros, zeros, 15.0), 2)
-    20.0
     """
     deadline = working_seconds() + time_limit
     if cluster.n < 2 or not 0.0 < low < np.inf:

@@ -60,11 +60,6 @@ def forced_merges(
 
     `low` must be a valid bound already; `high` any makespan that is known to be reached, or infinity.
     `start`: heads and tails float64[n] that hold for every schedule (default: zeros).
-
-    >>> from baechi_lab import Cluster, Link, OpGraph
-    >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
-    >>> forced_merges(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), 20.0, 30.0) > 29.9
-    True
     """
     if graph.n == 0 or cluster.n < 2 or not low < high:
         return low

@@ -28,14 +28,7 @@ class RaisedTimes(NamedTuple):
 
 
 def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> RaisedTimes:
-    """Raise the heads of `paid_heads` by probing with each size of zone in turn, then by energy.
-
-    >>> from baechi_lab import Cluster, Link, OpGraph
-    >>> from baechi_lab.simulator.bounds.problem import merge_problem
-    >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
-    >>> round(raise_heads_and_tails(merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0))), [40]).bounds["probed-path"], 1)
-    15.0
-    """
+    """Raise the heads of `paid_heads` by probing with each size of zone in turn, then by energy."""
     x, began = problem, working_seconds()
     head, tail = paid_heads(x)
     for k, zone in enumerate(zones):

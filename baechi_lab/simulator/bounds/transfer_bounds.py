@@ -16,11 +16,6 @@ def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     back. With an op of duration p, the step lasts at least h + p + q.
 
     `staggered-work`: see `bounds.stagger`.
-
-    >>> from baechi_lab import Cluster, Link, OpGraph
-    >>> join = OpGraph.from_edges([10, 10, 10, 1], [(0, 3, 1), (1, 3, 1), (2, 3, 1)])
-    >>> paid_bounds(join, Cluster.uniform(3, link=Link(15.0, 0.0)))["local-or-paid"]
-    26.0
     """
     if graph.n == 0 or cluster.n < 2:
         return {}

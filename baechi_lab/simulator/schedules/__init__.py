@@ -45,11 +45,7 @@ ScheduleOption = str | Schedule | ScheduleRule
 
 
 def list_schedules() -> dict[str, str]:
-    """Returns every schedule rule with its one-line description.
-
-    >>> list(list_schedules())
-    ['gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-h2', 'zb-auto', 'zb-v']
-    """
+    """Returns every schedule rule with its one-line description."""
     return {name: (rule.__doc__ or "").strip().splitlines()[0] for name, rule in RULES.items()}
 
 

@@ -44,13 +44,6 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
 
     Raises `InvalidInput` for an empty stage, where a call reads from a later stage, and where one changes in place what a
     call of another stage made or uses, naming both.
-
-    >>> from ..tracing import trace
-    >>> from .recording import record
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    >>> x = torch.ones(1, 2)
-    >>> [part.sends for part in cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)]
-    [(((1, 3), 'float32', True),), (((1, 3), 'float32', True),)]
     """
     cutter = _Cutter(program, stage, count)
     received = cutter.received_nodes()

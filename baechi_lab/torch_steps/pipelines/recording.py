@@ -99,12 +99,6 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
     `runtime.tree.tensors`.
 
     Raises `InvalidInput` that names what no program can repeat.
-
-    >>> from ..tracing import trace
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> x = torch.ones(1, 2)
-    >>> [str(node.target) for node in record(model, (x,), trace(model, x)).graph.nodes]
-    ['input_0', '0', '1']
     """
     recorder = Recorder(model, trace)
     try:

@@ -33,12 +33,7 @@ class Cut:
 
 
 def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
-    """Cut `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items.
-
-    >>> chain = np.arange(11)
-    >>> segments(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8]), chain[:-1], chain[1:], 5).segment_of.tolist()
-    [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
-    """
+    """Cut `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items."""
     m = len(labels)
     width = crossings(m, source, target)
     repeat = repeats(labels)

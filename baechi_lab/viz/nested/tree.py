@@ -134,10 +134,6 @@ def build_tree(graph: OpGraph) -> Tree:
 
     A scope with a single child is merged with it. Boxes of the backward pass are siblings of those of the forward pass, and
     have the same levels.
-
-    >>> tree = build_tree(OpGraph.from_edges([1, 1, 1], names=["net/a", "net/b", "loss"]))
-    >>> [tree.names[node] for node in tree.children[ROOT]]
-    ['net', 'loss']
     """
     mark = separator(graph.names)
     forward, backward = _Scope(""), _Scope(BACKWARD)

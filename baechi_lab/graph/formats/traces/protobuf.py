@@ -21,12 +21,7 @@ _MOST_VARINT_BYTES = 10  # of a 64-bit number, 7 bits per byte
 
 @cache
 def messages(schema: str) -> dict[str, Any]:
-    """Makes the classes of a schema's messages, by name.
-
-    >>> pair = messages("Pair: string name = 1; repeated int64 sizes = 2")["Pair"]
-    >>> pair.FromString(pair(name="a", sizes=[1, 2]).SerializeToString()).sizes[1]
-    2
-    """
+    """Makes the classes of a schema's messages, by name."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:

@@ -82,12 +82,6 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
 
     Raises:
         FormatError: there are no events, more lanes than a cluster may have devices, or times and sizes out of range.
-
-    >>> first = Event("a", "op", "thread 1", 5.0, 7.0)
-    >>> second = Event("b", "op", "thread 2", 8.0, 11.0, reads={(0, "x"): 64})
-    >>> step = recording([first, second], "two")
-    >>> step.graph.duration_us.tolist(), step.notes     # one microsecond passed before b, and nobody knows why
-    ([2.0, 4.0], ("waits that nothing in the trace explains add up to 8% of all lanes' time; each counts with the op after it",))
     """
     _check_events(events)
     order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
