@@ -36,26 +36,21 @@ def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]]
         if not isinstance(values, np.ndarray) and np.any(np.abs(array) >= 2**53):
             array = _array(field, np.array(values, dtype=object))  # integers beside floats were rounded
     if array.dtype.kind == "O":
-        return frozen_array(_exact(field, array, dtype), dtype)
+        for k, value in enumerate(array.reshape(-1).tolist()):
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
+            if value != value or value in (float("inf"), float("-inf")) or value != int(value):
+                raise CostError(f"{field}[{k}] is {value}; it must be a finite whole number")
+        integers = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
+        if len(integers) and not np.iinfo(dtype).min <= min(integers) <= max(integers) <= np.iinfo(dtype).max:
+            _out_of_range(field, integers, dtype)
+        return frozen_array(integers.astype(dtype).reshape(array.shape), dtype)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     if array.size and array.dtype != dtype and kind != "b" and (array.min() < low or array.max() > high):
         _out_of_range(field, array, dtype)
     if kind == "f" and array.size and array.max() >= 2.0**63:  # as float64, the largest int64 is rounded up to it
         _out_of_range(field, array, dtype)
     return frozen_array(array.astype(dtype) if kind == "f" else array, dtype)
-
-
-def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger]) -> NDArray[Any]:
-    """Converts Python objects to `dtype` one by one."""
-    for k, value in enumerate(array.reshape(-1).tolist()):
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-            raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
-        if value != value or value in (float("inf"), float("-inf")) or value != int(value):
-            raise CostError(f"{field}[{k}] is {value}; it must be a finite whole number")
-    integers = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
-    if len(integers) and not np.iinfo(dtype).min <= min(integers) <= max(integers) <= np.iinfo(dtype).max:
-        _out_of_range(field, integers, dtype)
-    return integers.astype(dtype).reshape(array.shape)
 
 
 def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -105,7 +105,22 @@ class Placement(Picklable):
         if (seconds := finite(self.seconds)) is None:
             raise InvalidInput(f"seconds is {self.seconds!r:.60}; it must be a finite number")
         object.__setattr__(self, "seconds", seconds)
-        object.__setattr__(self, "replicas", _checked_replicas(self.replicas, self.device))
+        replicas = self.replicas
+        if not is_list(replicas):
+            raise InvalidInput(f"replicas is {replicas!r:.60}; it must be groups of two or more devices")
+        groups = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in replicas)
+        members = [d for group in groups for d in group]
+        if len(set(members)) != len(members) or any(len(group) < 2 for group in groups) or any(d < 0 for d in members):
+            raise InvalidInput(
+                f"replicas is {replicas!r}; it must be groups of two or more devices, none of them named twice"
+            )
+        followers = {d for group in groups for d in group[1:]}
+        conflicting = sorted(followers & set(np.unique(self.device).tolist())) if followers else []
+        if conflicting:
+            raise InvalidInput(
+                f"device {conflicting[0]} repeats what the first of its group in replicas does; no op may be placed on it"
+            )
+        object.__setattr__(self, "replicas", groups)
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
         object.__setattr__(self, "gave_up", MappingProxyType(dict(self.gave_up)))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
@@ -235,25 +250,6 @@ class Placement(Picklable):
 
 def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
-
-
-def _checked_replicas(replicas: Sequence[Sequence[int]], device: NDArray[np.int32]) -> tuple[tuple[int, ...], ...]:
-    """Returns the groups of devices that repeat a stage; ops are placed on the first device of each alone."""
-    if not is_list(replicas):
-        raise InvalidInput(f"replicas is {replicas!r:.60}; it must be groups of two or more devices")
-    groups = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in replicas)
-    members = [d for group in groups for d in group]
-    if len(set(members)) != len(members) or any(len(group) < 2 for group in groups) or any(d < 0 for d in members):
-        raise InvalidInput(
-            f"replicas is {replicas!r}; it must be groups of two or more devices, none of them named twice"
-        )
-    followers = {d for group in groups for d in group[1:]}
-    conflicting = sorted(followers & set(np.unique(device).tolist())) if followers else []
-    if conflicting:
-        raise InvalidInput(
-            f"device {conflicting[0]} repeats what the first of its group in replicas does; no op may be placed on it"
-        )
-    return groups
 
 
 def _indices(key: str, values: object, meaning: str) -> NDArray[np.int32]:

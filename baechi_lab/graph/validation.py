@@ -132,25 +132,6 @@ def validate(graph: GraphColumns) -> None:
     _check_distinct("op name", graph.names, n)
     for key in ("duration_us", "temp_bytes", "persistent_bytes"):
         _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
-    _validate_tensors(graph)
-    # Rejects sums that overflow: times beyond floating point, bytes beyond 64 bits.
-    with np.errstate(over="ignore"):
-        for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
-            if not (total := float(column.sum())) <= MOST_US:
-                label = f"duration_by_kind[{kind!r}]" if kind else "duration_us"
-                raise CostError(f"{label} adds up to {total:g} us over all ops; at most {MOST_US:g} can be added up")
-    # As float64, which is near enough to decide and cannot wrap around.
-    totals = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
-    if sum(totals) > MOST_BYTES:
-        raise CostError(
-            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(totals):g}; at most {MOST_BYTES} can be added up"
-        )
-    _validate_groups(graph)
-    _ = graph.order  # raises CycleError
-
-
-def _validate_tensors(graph: GraphColumns) -> None:
-    """Checks the producers, consumers and sizes of tensors."""
     n, tensors = graph.n, len(graph.tensor_producer)
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
@@ -180,6 +161,20 @@ def _validate_tensors(graph: GraphColumns) -> None:
     producer = graph.tensor_producer.tolist()
     if len({(producer[t], graph.tensor_names[t]) for t in several}) != len(several):
         _check_distinct("tensor name", (graph.tensor_label(t) for t in range(tensors)), tensors)
+    # Rejects sums that overflow: times beyond floating point, bytes beyond 64 bits.
+    with np.errstate(over="ignore"):
+        for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
+            if not (total := float(column.sum())) <= MOST_US:
+                label = f"duration_by_kind[{kind!r}]" if kind else "duration_us"
+                raise CostError(f"{label} adds up to {total:g} us over all ops; at most {MOST_US:g} can be added up")
+    # As float64, which is near enough to decide and cannot wrap around.
+    totals = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
+    if sum(totals) > MOST_BYTES:
+        raise CostError(
+            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(totals):g}; at most {MOST_BYTES} can be added up"
+        )
+    _validate_groups(graph)
+    _ = graph.order  # raises CycleError
 
 
 def _validate_groups(graph: GraphColumns) -> None:
@@ -228,14 +223,7 @@ def _validate_groups(graph: GraphColumns) -> None:
             raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
     if graph.output_shapes:
         _check_length("output_shapes", graph.output_shapes, n, "op")
-    _check_colocated_allowed(graph)
-
-
-def _check_colocated_allowed(graph: GraphColumns) -> None:
-    """Two ops of one group whose device lists are disjoint can never share a device.
-
-    Only lists that can be compared without a cluster are refused here: a device name and a kind may agree.
-    """
+    # two ops of one group whose device lists are disjoint can never share a device
     restricted = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
     first_of_group: dict[int, tuple[int, set[str]]] = {}
     for i in restricted.tolist():

@@ -148,7 +148,7 @@ class Program:
         return rows
 
     def _add_held_rows(self, rows: Rows, t: int, i: int) -> None:
-        """Add rows (1), (2), and that M never falls in a gap."""
+        """Adds rows (1), (2), and that M never falls in a gap."""
         within = self.in_gap(t, i)
         if within and t > self.gap_begin[i][t]:
             rows.add([(self.M[t, i], 1.0), (self.M[t - 1, i], -1.0)], 0.0)
@@ -298,7 +298,7 @@ class MemoryRows:
             self._add_backward_rows(t, self._add_repeat_rows(t))
 
     def _add_repeat_rows(self, t: int) -> Terms:
-        """Add rows for the groups that run again in stage t; returns the level at its end."""
+        """Adds rows for the groups that run again in stage t; returns the level at its end."""
         program, stage_budget = self.program, self.budget_units - float(self.groups.due[t]) / self.unit
         level = self._level_column(
             [term for i in range(self.groups.count) for term in times(self.size[i], program.terms_before(t, i))]
@@ -340,7 +340,7 @@ class MemoryRows:
         return [(column, 1.0)]
 
     def _add_backward_rows(self, t: int, level: Terms) -> None:
-        """Add rows for the bytes live in the backward ops of stage t: each group that they read is held until its last read."""
+        """Adds rows for the bytes live in the backward ops of stage t: each group that they read is held until its last read."""
         backward_budget = self.budget_units - float(self.groups.kept[t]) / self.unit
         for finished, other_bytes in self.groups.backward_levels(t):
             finished_size = sum(self.size[i] for i in finished)

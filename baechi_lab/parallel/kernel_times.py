@@ -106,20 +106,13 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
         share = efficiency.attention_share
     elif op.kernel.batched and "experts" not in op.name:
         share = efficiency.score_share
-    if _is_misaligned(op):
-        share *= efficiency.misaligned_share
-    return _kernel_us(op.kernel, hardware, share, efficiency.bandwidth_share)
-
-
-def _is_misaligned(op: RankOp) -> bool:
-    """Whether the rows of the product's matrices have lengths that are no multiples of 8 half-precision numbers.
-
-    These lengths are the numbers of features of a linear layer, not the number of tokens.
-    """
-    return any(
+    # Rows of the product's matrices whose length is no multiple of 8 half-precision numbers take longer.
+    if any(
         (product.columns | (product.rows if op.phase == WEIGHT else product.inner)) % 8
         for product in op.kernel.products
-    )
+    ):
+        share *= efficiency.misaligned_share
+    return _kernel_us(op.kernel, hardware, share, efficiency.bandwidth_share)
 
 
 @lru_cache(maxsize=65536)

@@ -133,15 +133,11 @@ class StepWriter:
             self.persistent[k] += sum(bucket.resident_bytes(zero=0) for bucket in buckets)
             self.buckets += buckets
         if table_us:
-            self._reduce_table(table_us, updates)
-
-    def _reduce_table(self, us: float, updates: dict[int, int]) -> None:
-        """Add the all-reduce of the embedding table's gradients between the first and the last stage, which both have it."""
-        for stage in (0, self.layout.stages - 1):
-            op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", us, stage)
-            for end in (0, len(self.segments) - 1):
-                self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
-            self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
+            for stage in (0, self.layout.stages - 1):
+                op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", table_us, stage)
+                for end in (0, len(self.segments) - 1):
+                    self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
+                self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
 
     def graph(self, name: str) -> tuple[OpGraph, np.ndarray]:
         graph = OpGraph(

@@ -418,7 +418,11 @@ class _Search:
                     if best < float("inf")
                     else "simulating"
                 )
-                row = self._simulated_row(row)
+                step = row.step()
+                us, peak = step.makespan_and_peak
+                fits = peak <= self.limit_bytes
+                reason = "" if fits else self._too_large(peak)
+                row = replace(row, step_us=us, peak_bytes=peak, fits=fits, reason=reason)
                 if row.fits and row.step_us is not None:
                     best = min(best, row.step_us)
             rows.append(row)
@@ -439,13 +443,6 @@ class _Search:
         return LayoutRow(
             layout, None, step.lower_bound_us, least, fits, reason, *times, count, lambda: self.step(layout)
         )
-
-    def _simulated_row(self, row: LayoutRow) -> LayoutRow:
-        step = row.step()
-        us, peak = step.makespan_and_peak
-        fits = peak <= self.limit_bytes
-        reason = "" if fits else self._too_large(peak)
-        return replace(row, step_us=us, peak_bytes=peak, fits=fits, reason=reason)
 
     def _too_large(self, peak: int, least: str = "") -> str:
         return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(self.limit_bytes)}"

@@ -102,7 +102,8 @@ class ActivationPolicy:
                 # Keep the old values of buffers that the call has changed. Later forwards do not copy the others.
                 key = (op, record.module is not None and record.module.training)
                 for name, buffer in before.items():
-                    if buffer.has_changed():
+                    # values are compared because some kernels do not raise the version
+                    if version(buffer.tensor) != buffer.version or not torch.equal(buffer.tensor, buffer.values):
                         record.buffers[id(buffer.tensor)] = buffer.values
                     else:
                         self.sources.unchanged_buffers.setdefault(key, set()).add(name)
@@ -219,10 +220,6 @@ class BufferSnapshot:
     tensor: torch.Tensor
     values: torch.Tensor
     version: int
-
-    def has_changed(self) -> bool:
-        """Whether the call wrote into the buffer. Values are compared because some kernels do not raise the version."""
-        return version(self.tensor) != self.version or not torch.equal(self.tensor, self.values)
 
 
 class SavedTensor:

@@ -77,10 +77,6 @@ class Handler:
     def abort(self, frame: Frame, error: BaseException) -> None:
         """Called when the forward raised."""
 
-    def lone(self, name: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
-        """Run a layer that is called outside any forward of the model, by the user or by recomputation."""
-        return run(*args, **kwargs)
-
 
 class Frame:
     """One running forward: which containers are running, and how often each key was called."""
@@ -134,7 +130,7 @@ class LayerForward(Intercepted):
             try:
                 handler = self.interceptor.handler
                 if frame is None:
-                    return handler.lone(self.name, self.original, args, kwargs, self.module)
+                    return self.original(*args, **kwargs)
                 key = frame.key(self.name or type(self.module).__name__)
                 return handler.call(frame, key, self.original, args, kwargs, self.module)
             finally:

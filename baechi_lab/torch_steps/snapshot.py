@@ -81,7 +81,9 @@ class ModelSnapshot:
         for leaf, _, _ in self.gradients:
             leaf.grad = None
         self.states.restore()
-        restore_host_states(self.hosts)
+        random.setstate(self.hosts[0])
+        if self.hosts[1] is not None:
+            sys.modules["numpy"].random.set_state(self.hosts[1])
 
     def changes(self) -> list[ContainerSnapshot]:
         """Returns the containers that have changed."""
@@ -177,13 +179,6 @@ def host_states() -> HostStates:
     """Returns the states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
-
-
-def restore_host_states(states: HostStates) -> None:
-    """Set the generators to recorded states."""
-    random.setstate(states[0])
-    if states[1] is not None:
-        sys.modules["numpy"].random.set_state(states[1])
 
 
 def same_host_states(a: HostStates, b: HostStates) -> bool:

@@ -210,7 +210,13 @@ class Tracer(Handler):
             computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
             idle = not random and not (computes and self.flow.tracked_tensors(inputs))
         if module is None:
-            self._follow_random_numbers(key, random, values.reads_values, inputs, output_tensors)
+            drawn = (
+                random and not self.flow.tracked_tensors(inputs) and not any(id(t) in self.buffer_of for t in inputs)
+            )
+            if drawn or (inputs and all(t in self.random_numbers for t in inputs)):
+                self.random_numbers.update(dict.fromkeys(output_tensors, True))
+                if values.reads_values and not output_tensors:
+                    self.random_choices[key] = None
         shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
         if idle:
             self.state.touched_between(inputs, written)
@@ -293,16 +299,6 @@ class Tracer(Handler):
         if shaped:
             self.shaped_by_values.update(dict.fromkeys(outputs, True))
         return shaped and bool(outputs)
-
-    def _follow_random_numbers(
-        self, key: str, random: bool, reads: bool, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
-        """Follow what functions draw of nothing computed, until its values are given to the code, which may skip layers."""
-        drawn = random and not self.flow.tracked_tensors(inputs) and not any(id(t) in self.buffer_of for t in inputs)
-        if drawn or (inputs and all(t in self.random_numbers for t in inputs)):
-            self.random_numbers.update(dict.fromkeys(outputs, True))
-            if reads and not outputs:
-                self.random_choices[key] = None
 
     def _region_number(self, hooks: Sequence[Any], reentrant: bool = False) -> int:
         """Returns the number of the outermost checkpointed region that is running, -1 for none.

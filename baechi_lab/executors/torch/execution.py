@@ -130,7 +130,10 @@ def execute(
             gradients=return_gradients,
         )
         if on_step is not None:
-            _report_steps(run, warmup, on_step)
+            # the processes of a pipeline report at the end
+            seconds = [float("nan")] * warmup + run.step_seconds.tolist()
+            for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
+                on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
         return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
@@ -174,13 +177,6 @@ def execute(
         info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
-
-
-def _report_steps(run: Run, warmup: int, on_step: Callable[[StepResult], None]) -> None:
-    """Calls `on_step` for every step of a pipeline, whose processes report at the end."""
-    seconds = [float("nan")] * warmup + run.step_seconds.tolist()
-    for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
-        on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
 
 
 def _measure_timeline(

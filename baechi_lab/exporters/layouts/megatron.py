@@ -53,7 +53,26 @@ def write(request: LayoutRequest) -> WrittenPlan:
         **_RECOMPUTATION[layout.recompute],
     }
     unsupported = _describe_blocks(request, arguments)
-    unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
+    model, fields = request.transformer, request.fields
+    sentences = []
+    if not model.positions:
+        alibi = fields.get("alibi", fields.get("model_type") in ("bloom", "mpt"))
+        arguments["--position-embedding-type"] = "none" if alibi else "rope"
+        if alibi:
+            sentences.append("Megatron has no ALiBi; these arguments train without positions")
+        else:
+            sentences += _rotate(fields, arguments)
+    if model.windowed_layers:
+        arguments["--window-size"] = f"{model.window - 1},0"
+        full = model.layers - model.windowed_layers
+        every = model.layers // full if full else 0
+        if every and model.layers // every == full:
+            arguments["--window-attn-skip-freq"] = every
+        elif full:
+            sentences.append(
+                f"{full} of {model.layers} layers attend to the whole sequence; name them in --window-attn-skip-freq"
+            )
+    unsupported += [*request.uneven_pieces(), *sentences]
     unsupported += [*_divide_tensors_and_copies(request, arguments), *_divide_into_stages(request, arguments)]
     text = shlex.join(str(word) for pair in arguments.items() for word in pair if word is not None) + "\n"
     return WrittenPlan("megatron", arguments, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
@@ -152,30 +171,6 @@ def _latent_attention_arguments(model: Transformer) -> dict[str, object]:
         "--qk-pos-emb-head-dim": model.rope_size,
     }
     return arguments | ({"--q-lora-rank": model.query_rank} if model.query_rank else {})
-
-
-def _attend(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
-    """Adds the arguments of positions without a table and of windows of attention; returns what they cannot express."""
-    model, fields = request.transformer, request.fields
-    sentences = []
-    if not model.positions:
-        alibi = fields.get("alibi", fields.get("model_type") in ("bloom", "mpt"))
-        arguments["--position-embedding-type"] = "none" if alibi else "rope"
-        if alibi:
-            sentences.append("Megatron has no ALiBi; these arguments train without positions")
-        else:
-            sentences += _rotate(fields, arguments)
-    if model.windowed_layers:
-        arguments["--window-size"] = f"{model.window - 1},0"
-        full = model.layers - model.windowed_layers
-        every = model.layers // full if full else 0
-        if every and model.layers // every == full:
-            arguments["--window-attn-skip-freq"] = every
-        elif full:
-            sentences.append(
-                f"{full} of {model.layers} layers attend to the whole sequence; name them in --window-attn-skip-freq"
-            )
-    return sentences
 
 
 def _rotate(fields: Mapping[str, object], arguments: dict[str, object]) -> list[str]:

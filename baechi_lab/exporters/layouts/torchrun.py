@@ -36,7 +36,10 @@ def write(request: LayoutRequest) -> WrittenPlan:
             does not cover its layers.
         MissingPackage: without transformers.
     """
-    transformers = _import_transformers()
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "transformers", "the script of a layout") from error
     layout = request.layout
     _refuse_layouts(request)
     config, architecture = _architecture(transformers, request)
@@ -73,11 +76,13 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "--rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 train.py"
         )
     fields = config.to_dict() | {"architectures": [architecture.__name__]}
+    lines = ["The command trains the model of `config.json` under the layout of `layout.json`.", *unsupported]
     layout_fields = {
         "train.py": files(__package__).joinpath("train.py").read_bytes(),
         "layout.json": json.dumps(settings, indent=1).encode() + b"\n",
         "config.json": json.dumps(fields, indent=1, default=str).encode() + b"\n",
-        "README.md": f"    {command}\n\n".encode() + _readme(unsupported).encode(),
+        "README.md": f"    {command}\n\n".encode()
+        + "\n".join(line[:1].upper() + line[1:].removesuffix(".") + ".\n" for line in lines).encode(),
     }
     return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported), layout_fields)
 
@@ -115,19 +120,6 @@ def _differences(request: LayoutRequest, tied: bool) -> list[str]:
         does = "also adds gradients up in bfloat16" if layout.zero else "reduces gradients in float32"
         sentences.append(f"with ZeRO-{layout.zero}, the script {does}")
     return sentences
-
-
-def _readme(unsupported: list[str]) -> str:
-    lines = ["The command trains the model of `config.json` under the layout of `layout.json`.", *unsupported]
-    return "\n".join(line[:1].upper() + line[1:].removesuffix(".") + ".\n" for line in lines)
-
-
-def _import_transformers() -> ModuleType:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingPackage.of("transformers", "transformers", "the script of a layout") from error
-    return transformers
 
 
 def _architecture(transformers: ModuleType, request: LayoutRequest):  # type: ignore[no-untyped-def]

@@ -5,8 +5,6 @@ Source: torchtitan 0.2.2, `torchtitan/config/job_config.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
@@ -50,10 +48,16 @@ def write(request: LayoutRequest) -> WrittenPlan:
     if layout.pp > 1:
         if layout.schedule not in _SCHEDULES:
             unsupported.append(f"torchtitan has no schedule {layout.schedule}; the file names 1F1B")
+        stages, first = [], 0
+        for count in request.stage_layers:
+            stages.append([f"layers.{k}" for k in range(first, first + count)])
+            first += count
+        stages[0].insert(0, "tok_embeddings")
+        stages[-1] += ["norm", "output"]
         parallelism |= {
             "pipeline_parallel_schedule": _SCHEDULES.get(layout.schedule, "1F1B"),
             "pipeline_parallel_microbatch_size": layout.micro_batch,
-            "module_fqns_per_model_part": _modules_of_stages(request.stage_layers),
+            "module_fqns_per_model_part": stages,
         }
     local_batch = request.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
     value: dict[str, dict[str, object]] = {
@@ -80,17 +84,6 @@ def write(request: LayoutRequest) -> WrittenPlan:
         for section, entries in value.items()
     )
     return WrittenPlan("torchtitan", value, text, tuple(unsupported), {"torchtitan.toml": text.encode()})
-
-
-def _modules_of_stages(stage_layers: Sequence[int]) -> list[list[str]]:
-    """Returns the modules of every pipeline stage, by torchtitan's names."""
-    stages, first = [], 0
-    for count in stage_layers:
-        stages.append([f"layers.{k}" for k in range(first, first + count)])
-        first += count
-    stages[0].insert(0, "tok_embeddings")
-    stages[-1] += ["norm", "output"]
-    return stages
 
 
 def _toml(entry: object) -> str:

@@ -28,21 +28,7 @@ def write(request: Request) -> Written:
     length = request.graph.duration_us
     if request.cluster is not None:  # with each device's overhead of messages
         length = placed_durations(request.graph, request.cluster, request.device)
-    ranks = _ranks(request, np.rint(length))
-    if request.timeline is not None:
-        ranks = schedule_nodes(ranks, request)
-    value = {device: _binary(nodes) for device, nodes in ranks.items()}
-    text = "".join(
-        json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
-    )
-    unsupported = (
-        _unsupported_sentences(request, length) if request.timeline is None else _unsupported_with_timeline(request)
-    )
-    return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
-
-
-def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]:
-    """Returns device -> nodes in topological order; sends follow their op, receives come before their first reader."""
+    # nodes of each device in topological order: sends follow their op, receives come before their first reader
     graph, device = request.graph, request.device.tolist()
     count = max(device, default=0) + 1 if request.cluster is None else request.cluster.n
     ranks: dict[int, list[Node]] = {d: [] for d in range(count)}
@@ -70,9 +56,18 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
         output_bytes = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
         attributes = {"is_cpu_op": False, "tensor_size": output_bytes}
         node_of[i] = _add(
-            ranks[rank], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(length[i]), (i, -1)
+            ranks[rank], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(np.rint(length[i])), (i, -1)
         )
-    return ranks
+    if request.timeline is not None:
+        ranks = schedule_nodes(ranks, request)
+    value = {device: _binary(nodes) for device, nodes in ranks.items()}
+    text = "".join(
+        json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
+    )
+    unsupported = (
+        _unsupported_sentences(request, length) if request.timeline is None else _unsupported_with_timeline(request)
+    )
+    return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
 
 
 def _add(

@@ -20,7 +20,6 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from .records import Request, Written, heaviest, is_call, stem
@@ -76,7 +75,15 @@ def write(request: Request) -> Written:
     cpus = sorted(d for d, name in names.items() if name == "cpu")
     if len(cpus) > 1:
         unsupported.append(f"{', '.join(map(request.device_name, cpus))} are all 'cpu'")
-    return Written(value, json.dumps(value, indent=2) + "\n", units.device_of_ops(), tuple(unsupported))
+    graph = units.request.graph
+    written_device = np.full(graph.n, -1, np.int32)
+    for i in units.ops:
+        unit = units.unit[i]
+        if isinstance(unit, str) or unit in units.parent or not units.parents[i]:
+            written_device[i] = units.device_of(unit)
+    backward = np.flatnonzero(graph.forward_of >= 0)
+    written_device[backward] = written_device[graph.forward_of[backward]]
+    return Written(value, json.dumps(value, indent=2) + "\n", written_device, tuple(unsupported))
 
 
 _LOSS = re.compile("loss|cross_entropy|kl_div")
@@ -314,18 +321,6 @@ class _Units:
             devices.update(dict.fromkeys(names, self.device_of(users[0]) if users else first))
             unused += [] if users else names
         return devices or {"": first}, unused
-
-    def device_of_ops(self) -> NDArray[np.int32]:
-        """Returns the device of each op; -1 for calls that read no module's output."""
-        graph = self.request.graph
-        written_device = np.full(graph.n, -1, np.int32)
-        for i in self.ops:
-            unit = self.unit[i]
-            if isinstance(unit, str) or unit in self.parent or not self.parents[i]:
-                written_device[i] = self.device_of(unit)
-        backward = np.flatnonzero(graph.forward_of >= 0)
-        written_device[backward] = written_device[graph.forward_of[backward]]
-        return written_device
 
 
 def _enclosing(name: str, units: Container[str | int]) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .layers import Stack, Unit, find_stack, spread
+from .layers import Unit, find_stack, spread
 from .records import Request, Written, heaviest, is_call, stem
 
 ATTENTION = "attn_[qkvos].*"
@@ -112,18 +112,6 @@ def write(request: Request) -> Written:
             written_device[ops] = index[layer_gpus[k]] if name is None else heaviest(request, ops)
     backward = np.flatnonzero(request.graph.forward_of >= 0)
     written_device[backward] = written_device[request.graph.forward_of[backward]]
-    sentences = _unsupported_sentences(request, stack, tensor_ops, tensors, layer_gpus)
-    return Written(value, text, written_device, (*stack.unsupported, *sentences))
-
-
-def _unsupported_sentences(
-    request: Request,
-    stack: Stack,
-    tensor_ops: list[dict[str | None, list[int]]],
-    tensors: list[dict[str, int | None]],
-    layer_gpus: list[int],
-) -> list[str]:
-    """Returns what the options cannot say: `tensors` are planned GPUs by layer and tensor, `layer_gpus` those of the split."""
     sentences = []
     if stack.before:
         sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
@@ -151,7 +139,7 @@ def _unsupported_sentences(
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
     if numbers != list(range(len(numbers))):
         sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
-    return sentences
+    return Written(value, text, written_device, (*stack.unsupported, *sentences))
 
 
 def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:

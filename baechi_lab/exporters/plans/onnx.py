@@ -8,8 +8,6 @@ Of the two ways to annotate (`metadata_props` is the other) this is the one that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +41,15 @@ def write(request: Request) -> Written:
     placed = {name: int(request.device[index[name]]) for name in names if name in index}
     if not placed:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
-    device = _devices(nodes, iter(names), placed)
+    # the device of a node's op, else of the node that reads it first, else 0
+    device: dict[int, int] = {}
+    name_of_next = iter(names)
+    for node in nodes:
+        if node.op_type != "Constant" and (name := next(name_of_next)) in placed:
+            device[id(node)] = placed[name]
+    reader = {v: device[id(n)] for n in reversed(nodes) if id(n) in device for v in n.input}
+    for node in nodes:
+        device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
     order = [device[id(n)] for n in nodes]
     # The stage of each device, unless nodes return to a device that they left.
     visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
@@ -79,15 +85,3 @@ def write(request: Request) -> Written:
             "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
         )
     return Written(model, text, written_device, tuple(sentences), {"": model.SerializeToString()})
-
-
-def _devices(nodes: list[Any], names: Iterator[str], placed: dict[str, int]) -> dict[int, int]:
-    """Returns node (by id) -> device: that of its op, else of the node that reads it first, else 0."""
-    device: dict[int, int] = {}
-    for node in nodes:
-        if node.op_type != "Constant" and (name := next(names)) in placed:
-            device[id(node)] = placed[name]
-    reader = {v: device[id(n)] for n in reversed(nodes) if id(n) in device for v in n.input}
-    for node in nodes:
-        device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
-    return device

@@ -11,8 +11,6 @@ import os
 import warnings
 from pathlib import Path
 
-from torch import nn
-
 from ...errors import InvalidInput
 from ...executors.torch.execution import StepDivision, divide
 from ...executors.torch.placed_model import place_model
@@ -20,7 +18,6 @@ from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...simulator.schedules import ScheduleOption
-from ...torch_runtime.plan import Plan
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.optimizer_trial import try_optimizer
 from ...torch_steps.plan import make_plan, torch_devices
@@ -106,19 +103,6 @@ def folder_files(
     run_cluster = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
     plan = make_plan(traced, placed, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
-    return {
-        "train.py": _script(step, model, plan, division, sources),
-        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
-        "placed_plan.json": json.dumps(plan.to_json(), indent=1),
-        "weights.pt": saved_bytes(model.state_dict()),
-        "batch.pt": saved_bytes({"inputs": step.inputs, "targets": list(step.targets)}),
-        **sources.files,
-        **runtime_files(),
-    }
-
-
-def _script(step: TorchStep, model: nn.Module, plan: Plan, division: StepDivision, sources: Sources) -> str:
-    """Returns the text of `train.py`; adds to `sources` what it imports."""
     values = {
         "MICRO_BATCHES": repr(len(division.micro_steps)),
         "MAX_IN_FLIGHT": repr(division.in_flight),
@@ -139,4 +123,12 @@ def _script(step: TorchStep, model: nn.Module, plan: Plan, division: StepDivisio
         script = script.replace(plain, counted if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
-    return script
+    return {
+        "train.py": script,
+        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
+        "placed_plan.json": json.dumps(plan.to_json(), indent=1),
+        "weights.pt": saved_bytes(model.state_dict()),
+        "batch.pt": saved_bytes({"inputs": step.inputs, "targets": list(step.targets)}),
+        **sources.files,
+        **runtime_files(),
+    }

@@ -77,23 +77,7 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
             if node not in index:
                 raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
             end_ids.append(index[node])
-    return OpGraph.from_edges(
-        gpu,
-        np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size]),
-        names=tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True)),
-        duration_by_kind={"cpu": cpu},
-        persistent_bytes=_bytes(nodes, "nodes"),
-        colocation=np.array([-1 if c is None else groups[c] for c in colours], dtype=np.int32),
-        colocation_names=tuple(f"color{c}" for c in groups),
-        allowed=allowed,
-        allowed_sets=(("cpu",),) if on_cpu else (),
-        forward_of=_forward_nodes(nodes, colours),
-        name=name,
-    )
-
-
-def _forward_nodes(nodes: list[Mapping[str, object]], colours: list[Any]) -> NDArray[np.int32]:
-    """Returns the forward node that each backward node names, or the only forward node of its colour; -1 if neither."""
+    # the forward node that a backward node names, or the only one of its colour
     by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
     only: dict[object, int] = {}
     for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
@@ -109,7 +93,19 @@ def _forward_nodes(nodes: list[Mapping[str, object]], colours: list[Any]) -> NDA
             forward_of[k] = forward_ops[0]
         elif colour in only:
             forward_of[k] = only[colour]
-    return forward_of
+    return OpGraph.from_edges(
+        gpu,
+        np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size]),
+        names=tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True)),
+        duration_by_kind={"cpu": cpu},
+        persistent_bytes=_bytes(nodes, "nodes"),
+        colocation=np.array([-1 if c is None else groups[c] for c in colours], dtype=np.int32),
+        colocation_names=tuple(f"color{c}" for c in groups),
+        allowed=allowed,
+        allowed_sets=(("cpu",),) if on_cpu else (),
+        forward_of=forward_of,
+        name=name,
+    )
 
 
 def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:

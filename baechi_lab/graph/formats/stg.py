@@ -75,7 +75,14 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
                 f"it must list {count}, or {2 * count} with communication costs"
             )
         tasks.append(task)
-    _check_task_count(tasks, first)
+    announced = _whole_number(first[1][0], first[0], "number of tasks")
+    has_dummies = bool(tasks) and tasks[0].time == 0 and len(first[1]) != 2
+    expected = [announced + 2] if has_dummies else [announced, announced + 2]
+    if len(tasks) not in expected:
+        raise FormatError(
+            f"the first line announces {announced} tasks (and two dummies); "
+            f"the file has {len(tasks)} task lines: is it truncated?"
+        )
     index = {task.number: k for k, task in enumerate(tasks)}
     if len(index) != len(tasks):
         twice = next(t for k, t in enumerate(tasks) if index[t.number] != k)
@@ -89,21 +96,6 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
                 )
             edges.append((index[predecessor], k, size))
     return OpGraph.from_edges([t.time for t in tasks], edges, names=[f"task{t.number}" for t in tasks], name=name)
-
-
-def _check_task_count(tasks: list[_Task], first: _Line) -> None:
-    """Checks the number of tasks in the first line.
-
-    It may leave out the two dummy tasks. It may count every line if the file has no dummies or the line has two numbers.
-    """
-    announced = _whole_number(first[1][0], first[0], "number of tasks")
-    has_dummies = bool(tasks) and tasks[0].time == 0 and len(first[1]) != 2
-    expected = [announced + 2] if has_dummies else [announced, announced + 2]
-    if len(tasks) not in expected:
-        raise FormatError(
-            f"the first line announces {announced} tasks (and two dummies); "
-            f"the file has {len(tasks)} task lines: is it truncated?"
-        )
 
 
 def _numbered_lines(text: str) -> Iterator[_Line]:

@@ -145,7 +145,14 @@ def profile_divided(
     name = type(model).__name__.lower()
     half = half_name(model, types.values())
     graph = make_operator_graph(recorder, kinds, states, name, precision, half)
-    graph = _with_collective_times(graph, recorder, kinds, layout)
+    columns = {kind: us.copy() for kind, us in graph.duration_by_kind.items()}
+    for kind, hardware in kinds.items():
+        collectives = Collectives(_rank_cluster(hardware, layout.tp * layout.ep))
+        for op, (collective, axis, size) in recorder.messages.items():
+            columns[kind][op] = collectives.us(collective, size, layout.axis_devices(axis))
+    described = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
+    info = {**graph.info, "layout": repr(layout), "collectives": described}
+    graph = graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
     return _divide_gradients(graph, recorder, states, kinds, layout, precision)
 
 
@@ -451,20 +458,6 @@ def _rank_cluster(hardware: Hardware, devices: int) -> Cluster:
     if devices <= PER_MACHINE:
         return Cluster.uniform(devices, kind=hardware.name, link=link)
     return Cluster.machines(devices, PER_MACHINE, kind=hardware.name, link=link)
-
-
-def _with_collective_times(
-    graph: OpGraph, recorder: RankRecorder, kinds: Mapping[str, Hardware], layout: Layout
-) -> OpGraph:
-    """Durations of collectives over `tp` and `ep`, and their axes and bytes in `info`."""
-    columns = {kind: us.copy() for kind, us in graph.duration_by_kind.items()}
-    for kind, hardware in kinds.items():
-        collectives = Collectives(_rank_cluster(hardware, layout.tp * layout.ep))
-        for op, (collective, axis, size) in recorder.messages.items():
-            columns[kind][op] = collectives.us(collective, size, layout.axis_devices(axis))
-    described = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
-    info = {**graph.info, "layout": repr(layout), "collectives": described}
-    return graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
 
 
 def _divide_gradients(

@@ -305,23 +305,18 @@ def _inputs(
         raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE_INPUTS}")
     if not inputs.keys() - _TEXT:
         for name in inputs.keys() & {"input_ids", "decoder_input_ids"}:
-            inputs[name] = _plain_tokens(config, kind, inputs[name])
+            named = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
+            special_tokens = {token for v in named for token in (v if isinstance(v, list) else [v])}
+            plain = next(k for k in range(len(special_tokens) + 1) if k not in special_tokens)
+            tokens = torch.full(inputs[name].shape, plain)
+            end = getattr(config, "eos_token_id", None)
+            if config.is_encoder_decoder and kind.endswith("ForSequenceClassification") and isinstance(end, int):
+                tokens[..., -1] = end
+            inputs[name] = tokens
     return inputs | ({"use_cache": False} if "use_cache" in parameters else {})
 
 
 _TEXT = {"input_ids", "decoder_input_ids", "labels"}
-
-
-def _plain_tokens(config: PretrainedConfig, kind: str, like: torch.Tensor) -> torch.Tensor:
-    """Returns tokens that are neither padding nor special in the configuration, so that none is ignored."""
-    named = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
-    special_tokens = {token for v in named for token in (v if isinstance(v, list) else [v])}
-    plain = next(k for k in range(len(special_tokens) + 1) if k not in special_tokens)
-    tokens = torch.full(like.shape, plain)
-    end = getattr(config, "eos_token_id", None)
-    if config.is_encoder_decoder and kind.endswith("ForSequenceClassification") and isinstance(end, int):
-        tokens[..., -1] = end
-    return tokens
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

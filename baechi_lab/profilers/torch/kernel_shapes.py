@@ -84,7 +84,8 @@ def products_of(name: str, args: Args) -> Products:
         return _convolution_backward(args)
     if name.startswith(_FUSED_ATTENTION):
         operands = [t for t in args if _dims(t) >= 3]
-        causal = _is_causal(name, args)
+        position = _CAUSAL.get(name)
+        causal = position is not None and len(args) > position and args[position] is True
         return _attention_backward(operands[1:4], causal) if "backward" in name else _attention(operands[:3], causal)
     rule = _RULES.get(name)
     return () if rule is None else rule(args)
@@ -168,25 +169,20 @@ def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
             return last_depthwise_flops(out.numel(), window, out.element_size())
         return depthwise_flops(out.numel(), window)
     if name == "convolution_backward" and args[9] > 1 and args[2].shape[1] == 1:
-        return _depthwise_gradient_flops(args)
+        gradient, tensor, weight = args[:3]
+        window, (of_input, of_filters) = weight.shape[2:], args[10][:2]
+        if channels_last(tensor):
+            number_bytes = tensor.element_size()
+            input_flops = last_depthwise_flops(tensor.numel(), window, number_bytes, "input")
+            filters_flops = last_depthwise_flops(gradient.numel(), window, number_bytes, "filters")
+        else:
+            input_flops = DEPTHWISE_GRADIENT * depthwise_flops(tensor.numel(), window)
+            filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window)
+        return of_input * input_flops + of_filters * filters_flops
     backward = name == "native_batch_norm_backward" and args[7]
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
         return batch_norm_flops(args[0].numel(), args[0].element_size(), bool(backward))
     return 0.0
-
-
-def _depthwise_gradient_flops(args: Args) -> float:
-    """Returns the `Kernel.vector_flops` of the gradients of a depthwise convolution that are asked for."""
-    gradient, tensor, weight = args[:3]
-    window, (of_input, of_filters) = weight.shape[2:], args[10][:2]
-    if channels_last(tensor):
-        number_bytes = tensor.element_size()
-        input_flops = last_depthwise_flops(tensor.numel(), window, number_bytes, "input")
-        filters_flops = last_depthwise_flops(gradient.numel(), window, number_bytes, "filters")
-    else:
-        input_flops = DEPTHWISE_GRADIENT * depthwise_flops(tensor.numel(), window)
-        filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window)
-    return of_input * input_flops + of_filters * filters_flops
 
 
 def channels_last(tensor: torch.Tensor) -> bool:
@@ -294,12 +290,6 @@ def _row_length(tensor: torch.Tensor) -> int:
     """Returns the numbers from row to row: a matrix may lie in memory by rows or by columns."""
     strides = tensor.stride()[-2:]
     return max(strides) if min(strides) == 1 and max(strides) > 1 else tensor.shape[-1]
-
-
-def _is_causal(name: str, args: Args) -> bool:
-    """Whether fused attention skips the keys after each query."""
-    position = _CAUSAL.get(name)
-    return position is not None and len(args) > position and args[position] is True
 
 
 def _attention(operands: Sequence[torch.Tensor], causal: bool = False) -> Products:

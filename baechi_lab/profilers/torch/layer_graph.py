@@ -203,6 +203,9 @@ def layer_graph(
         keeper = next(iter(loss.values()), outputs.first)
         persistent[keeper] += outputs.bytes
         reuse[keeper] = GROWS
+    name = "loss"
+    while name in names:
+        name += "'"
     graph = OpGraph(
         names=(
             *names,
@@ -212,7 +215,7 @@ def layer_graph(
             *(f"{names[i]}/updated" for i in released),
             *values.names(),
             *(f"{names[i]}/named" for i in named),
-            *_loss_names(names, loss),
+            *([name, f"{name}/backward"] if loss else []),
         ),
         op_types=(
             *forward_types,
@@ -234,20 +237,15 @@ def layer_graph(
         batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
         **writer.table.columns(),
     )
-    graph = with_measured_levels(graph, _levels(profile, backward, loss))
-    reentrant = {call.region for call in trace.calls if call.reentrant}
-    graph = with_recomputed_regions(graph, recomputed_ops(trace, values, backward), reentrant)
-    return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
-
-
-def _levels(profile: LayerProfile, backward: dict[int, int], loss: dict[int, int]) -> dict[int, int]:
-    """Returns op -> the most that the step held while it ran, as measured."""
     levels = {i: memory.level for i, memory in enumerate(profile.memory)}
     levels |= {op: profile.memory[i].backward_level for i, op in backward.items()}
     for op, loss_backward in loss.items():
         memory = profile.loss.memory  # type: ignore[union-attr]
         levels |= {op: memory.level, loss_backward: memory.backward_level}
-    return {op: level for op, level in levels.items() if level > 0}
+    graph = with_measured_levels(graph, {op: level for op, level in levels.items() if level > 0})
+    reentrant = {call.region for call in trace.calls if call.reentrant}
+    graph = with_recomputed_regions(graph, recomputed_ops(trace, values, backward), reentrant)
+    return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
 
 
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
@@ -371,13 +369,6 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
         if until == end > last.get(value.storage, end) and value.size_bytes >= least and value.storage in saved:
             named_values[value.producer, value.storage] = (value.producer, k)
     return list(named_values.values())
-
-
-def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
-    name = "loss"
-    while name in names:
-        name += "'"
-    return [name, f"{name}/backward"] if loss else []
 
 
 def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:

@@ -38,12 +38,6 @@ class Box:
         """The largest number of items in this box or in any box inside it."""
         return max([len(self.items), *(item.most_items for item in self.items if item.items)], default=0)
 
-    def replace_items(self, items: list[Box]) -> None:
-        """Replace the items, and drop what was computed from them."""
-        self.items = items
-        for cached_name in ("ops", "most_items"):
-            self.__dict__.pop(cached_name, None)
-
 
 def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermost: int) -> None:
     """Put levels into both boxes until no box holds more than `limit` items, and these two at most `outermost`.
@@ -91,7 +85,9 @@ class _Levels:
                 members = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]
                 name = f"{box.name}/{labels[k]}" if box.name else labels[k]
                 children.append(members[0] if len(members) == 1 else Box(name, labels[k], LEVEL, members))
-            box.replace_items(children)
+            box.items = children
+            for cached_name in ("ops", "most_items"):
+                box.__dict__.pop(cached_name, None)
         self.item_of[box.ops] = -1
         for item in box.items:
             if item.items:

@@ -83,7 +83,16 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     Raises:
         FormatError: there are no events, more lanes than a cluster may have devices, or times and sizes out of range.
     """
-    _check_events(events)
+    if not events:
+        raise FormatError("the trace holds no operator")
+    for event in events:
+        if not (-1e15 < event.start_us <= event.end_us < 1e16):
+            raise FormatError(
+                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
+            )
+        for size in (*event.reads.values(), event.persistent_bytes):
+            if not 0 <= size <= MOST_BYTES:
+                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
     order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
     place = {i: k for k, i in enumerate(order)}
     in_order = [events[i] for i in order]
@@ -136,19 +145,6 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         ),
         tuple(sentences),
     )
-
-
-def _check_events(events: Sequence[Event]) -> None:
-    if not events:
-        raise FormatError("the trace holds no operator")
-    for event in events:
-        if not (-1e15 < event.start_us <= event.end_us < 1e16):
-            raise FormatError(
-                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
-            )
-        for size in (*event.reads.values(), event.persistent_bytes):
-            if not 0 <= size <= MOST_BYTES:
-                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
 
 
 def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
