@@ -73,7 +73,7 @@ def compare(
     progress: bool = True,
     **common: object,
 ) -> pandas.DataFrame:
-    """Place `graph` with every placer and simulate the result; one row per placer, in the order given.
+    """Places `graph` with every placer and simulates the result; one row per placer, in the order given.
 
     Args:
         graph, cluster: as in `bl.place`; a `bl.LocalCluster` is measured on its workers.

@@ -105,7 +105,7 @@ class MissingPackage(BaechiLabError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
-        """Make the error for a package, and the extra of a checkout that installs it (empty: every installation does)."""
+        """Makes the error for a package, and the extra of a checkout that installs it (empty: every installation does)."""
         checkout = f"'.[{extra}]'" if extra else "."
         requirement = f"'{package}{TESTED_VERSIONS[package]}'" if package in TESTED_VERSIONS else package
         return cls(

@@ -109,7 +109,7 @@ class Pipeline:
         recompute: Collection[str] = (),
         again: Collection[str] | None = None,
     ) -> Result:
-        """Run the stages on a step, or on a graph that was profiled before.
+        """Runs the stages on a step, or on a graph that was profiled before.
 
         Args:
             subject: a step, or its graph.

@@ -142,7 +142,7 @@ def _drop_output() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -14,7 +14,7 @@ from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("graph", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument(
         "--placers",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Prints the table."""
     from ..comparison import compare
 
     graph = options.graph_from(arguments.graph)

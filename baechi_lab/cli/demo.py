@@ -35,7 +35,7 @@ PASSES_OF_MODEL = {"inception_v3": "colocation,fusion"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("--model", default="inception_v3", help="benchmark model or FILE.py:FUNCTION (%(default)s)")
     parser.add_argument(
         "--batch-size", default=None, metavar="N", help="samples of a step (2 for inception_v3, else the model's own)"
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run all stages in the order of the pipeline."""
+    """Runs all stages in the order of the pipeline."""
     from .. import bounds, compare, execute, export, profile
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate

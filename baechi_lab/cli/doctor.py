@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look every extra up, and print."""
+    """Looks every extra up, and prints."""
     if not EXTRAS[0].requirements:
         raise BaechiLabError("the package is not installed, so that its requirements are not known: run pip install .")
     packages = {extra: [package_of(requirement) for requirement in extra.requirements] for extra in EXTRAS}

@@ -20,7 +20,7 @@ FOLDER = "folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     from ..exporters.plans import FORMATS
 
     step_placement.add_placing(parser)
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Place and write."""
+    """Places and writes."""
     from ..exporters import export
     from ..exporters.folder import check_place
     from ..exporters.plans import FORMATS

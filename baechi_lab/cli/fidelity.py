@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument(
         "--models",
         metavar="NAME[,NAME...]",

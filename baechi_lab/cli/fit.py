@@ -16,7 +16,7 @@ from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("--model", metavar="NAME", help="a benchmark model in place of a graph; it needs TensorFlow")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer and the table."""
+    """Prints the answer and the table."""
     from ..fitting.fit import GIVE_UP, fit
     from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument(
         "folder", metavar="FOLDER", help="folder of the notebooks (*.ipynb), which may be in folders of their own"
     )
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Grade, print, write."""
+    """Grades, prints, writes."""
     from ..graph.formats.files import write_atomically
     from ..lessons.grading import grade_folder
 

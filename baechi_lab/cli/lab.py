@@ -28,7 +28,7 @@ nobody could answer without a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument(
         "--print", action="store_true", dest="only_print", help="print which notebook would open, and open nothing"
     )
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find or copy the notebook and open it."""
+    """Finds or copies the notebook and opens it."""
     if arguments.only_print or arguments.json:
         facts = {"notebook": str(Path.cwd() / NOTEBOOK)}
         output.print_json(facts) if arguments.json else print(facts["notebook"])

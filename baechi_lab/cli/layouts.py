@@ -23,7 +23,7 @@ _FIELDS = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch", "schedule", "rec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("model", metavar="MODEL", help="hf:config.json, the configuration of a Hugging Face model")
     parser.add_argument("--hardware", default="h100", metavar="NAME", help="hardware of the devices (%(default)s)")
     parser.add_argument("--devices", default="8", metavar="N", help="number of devices (%(default)s)")
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table and the best layout."""
+    """Prints the table and the best layout."""
     from ..exporters.layouts import check_format, write_layout
     from ..parallel.layouts import layouts
 

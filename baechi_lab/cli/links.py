@@ -17,7 +17,7 @@ from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("--workers", default="2", metavar="N", help="workers of this machine, one core each (2)")
     parser.add_argument(
         "--servers",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write."""
+    """Measures, prints, writes."""
     from ..executors import LocalCluster, measure_cluster
 
     options.check_output(arguments.output, (".json", ".json.gz"))

@@ -15,7 +15,7 @@ from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("--placer", default="m-sct", metavar="NAME", help="placer, see --list (%(default)s)")
     parser.add_argument("--list", action="store_true", help="list the placers and exit")
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Place, simulate, print, write; or list the placers."""
+    """Places, simulates, prints, writes; or lists the placers."""
     if arguments.list:
         from ..placers import list_placers
 

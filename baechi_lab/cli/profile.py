@@ -25,7 +25,7 @@ from . import console, files, hugging_face, options, output, steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     steps.add_step(parser)
     parser.add_argument(
         "--mode", help="measured or estimated (estimated with --hardware or --precision, else measured)"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trace, profile, print, write."""
+    """Traces, profiles, prints, writes."""
     from ..graph import save_graph
 
     options.check_output(arguments.output, (".json", ".json.gz"))

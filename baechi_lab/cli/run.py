@@ -14,7 +14,7 @@ from . import console, options, output, step_placement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     step_placement.add_placing(parser)
     parser.add_argument("--steps", default="20", metavar="N", help="measured steps, after the warm-up (20)")
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Place, execute, print."""
+    """Places, executes, prints."""
     from ..errors import ExecutionError
     from ..executors import execute
     from ..simulator import simulate

@@ -11,12 +11,12 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("file", metavar="FILE", help="file to write, for example cluster.pem")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the secret."""
+    """Makes the secret."""
     from ..executors import make_secret
 
     path = str(make_secret(arguments.file))

@@ -12,7 +12,7 @@ from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("graph", metavar="GRAPH", help=options.GRAPH)
     parser.add_argument("placement", metavar="PLACEMENT", help="placement file, as `baechi-lab place -o` writes it")
     parser.add_argument("--scheduler", help="how devices choose among ready ops: planned, fifo, pct or msr")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate, print, write."""
+    """Simulates, prints, writes."""
     from ..graph.formats.files import load_placement, save
     from ..simulator import simulate
     from ..simulator.bounds import bounds

@@ -29,7 +29,7 @@ GRAPH_FILES = (".json", ".gz", ".stg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument("subject", metavar="SUBJECT", help="graph file, or benchmark model (inception_v3, gnmt, ...)")
     parser.add_argument("--batch-size", metavar="N[,N...]", help="batch sizes of a benchmark model")
     parser.add_argument(

@@ -17,7 +17,7 @@ from . import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declares the options."""
     parser.add_argument(
         "--bind",
         default="127.0.0.1:0",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the worker and serve."""
+    """Starts the worker and serves."""
     from ..executors.tensorflow import server
 
     core = None if arguments.core is None else options.whole_number(arguments.core, "--core", lowest=0)

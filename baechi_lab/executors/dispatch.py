@@ -120,7 +120,7 @@ def execute(
     native: bool | str = False,
     **options: Unpack[ExecuteOptions],
 ) -> Run:
-    """Run a placed training step on real devices, and measure it.
+    """Runs a placed training step on real devices, and measures it.
 
     A TensorFlow step runs in a separate process: `warmup` steps, then some under a full trace, then `steps` measured
     ones. The traced step of median length becomes the Timeline. If the process crashes, runs out of memory or hangs, the

@@ -22,7 +22,7 @@ class NativeRunner(Protocol):
     """Runs a step as its framework does. Compiled code is kept between calls; the state of the step is restored."""
 
     def __call__(self, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
-        """Run `warmup + steps` steps from the step's state. Ends early if `stop` says so."""
+        """Runs `warmup + steps` steps from the step's state. Ends early if `stop` says so."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def drift(seconds: ArrayLike) -> float:
 def compare_rounds(
     a: Sequence[ArrayLike], b: Sequence[ArrayLike], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Comparison:
-    """Compare two sets of step times that were measured in turns: `a[i]` and `b[i]` are the steps of round `i`.
+    """Compares two sets of step times that were measured in turns: `a[i]` and `b[i]` are the steps of round `i`.
 
     Rounds are resampled together, and steps within each, so that what the machine did in a round stays paired.
 
@@ -136,7 +136,7 @@ def compare_rounds(
 
 
 def interleaved(run_a: Callable[[], Run], run_b: Callable[[], Run], rounds: int = 5, seed: int = 0) -> Comparison:
-    """Run A and B in turns (A B, B A, A B, ...) and compare their step times.
+    """Runs A and B in turns (A B, B A, A B, ...) and compares their step times.
 
     `run_a` and `run_b` execute once each time they are called, for example
     `lambda: bl.execute(step, placement, steps=10, worker=warm)`. Raises `InvalidInput` when one does not end `ok`.

@@ -67,7 +67,7 @@ def export(
     reduction: str | None = None,
     **options: Unpack[ExportOptions],
 ) -> Path:
-    """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy, or only PyTorch.
+    """Writes a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy, or only PyTorch.
 
     Args:
         step: what `bl.trace` returned; its variables' values are where the script starts. Or a `bl.torch.TorchStep`, which

@@ -31,7 +31,7 @@ FORMAT = "baechi-lab exported files"
 
 
 def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str | Writer]) -> Path:
-    """Write `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
+    """Writes `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
 
     An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote, and perhaps the
     bytecode that Python keeps of it. A kill at any moment leaves the earlier or the new one (on Linux and macOS; elsewhere,

@@ -52,24 +52,24 @@ class Core:
     """A heap of (value of `served_us` when the tensor is complete, its number, its callback)."""
 
     def run(self, takes_us: float, on_end: Callback) -> None:
-        """Start an op."""
+        """Starts an op."""
         self.left_us, self.on_op_end = takes_us, on_end
 
     def receive(self, takes_us: float, number: int, on_end: Callback) -> None:
-        """Start to receive a tensor."""
+        """Starts to receive a tensor."""
         begins_us = self.served_us if self.in_turns else max(self.due_us, self.served_us)
         self.due_us = begins_us + takes_us
         heapq.heappush(self.receiving, (self.due_us, number, on_end))
 
     def advance(self, time_us: float) -> None:
-        """Advance all work to `time_us`."""
+        """Advances all work to `time_us`."""
         op_rate, rate = self._rates()
         self.left_us -= (time_us - self.since_us) * op_rate
         self.served_us += (time_us - self.since_us) * rate
         self.since_us = time_us
 
     def finish(self, time_us: float) -> None:
-        """Call the callbacks of all work that has ended by `time_us`, tensors first."""
+        """Calls the callbacks of all work that has ended by `time_us`, tensors first."""
         while self.receiving and self.receiving[0][0] <= self.served_us + _NOTHING_LEFT_US:
             heapq.heappop(self.receiving)[2](time_us)
         if self.on_op_end is not None and self.left_us <= _NOTHING_LEFT_US and self._rates()[0] > 0.0:

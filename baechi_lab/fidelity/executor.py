@@ -139,7 +139,7 @@ class _Executor:
         self._requested = [False] * self._messages
 
     def run(self, start_order: StartOrder) -> Execution:
-        """Run until no event is left."""
+        """Runs until no event is left."""
         for device, worker in enumerate(self._workers):
             worker.stack.extend(self._first_tasks(device, start_order))
             self._take_next(worker, 0.0)
@@ -168,7 +168,7 @@ class _Executor:
         heapq.heappush(self._events, (time_us, next(self._event_number), callback))
 
     def _take_next(self, worker: _Worker, time_us: float) -> None:
-        """Start the next task unless an op runs, and schedule the next end."""
+        """Starts the next task unless an op runs, and schedules the next end."""
         core = worker.core
         core.advance(time_us)
         tasks = worker.inline or worker.stack
@@ -254,7 +254,7 @@ class _Executor:
         stack.appendleft(Task(self._duration[op] - rest_us, on_left, op))
 
     def _receive_message(self, message: int, time_us: float) -> None:
-        """Receive a tensor. Its readers go to the bottom of the stack when it is complete."""
+        """Receives a tensor. Its readers go to the bottom of the stack when it is complete."""
         op = self._receive_op(message)
         worker = self._workers[self._device[op]]
 

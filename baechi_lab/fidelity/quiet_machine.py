@@ -16,7 +16,7 @@ LOOK = 2.0
 def wait_for_quiet(
     own_seconds: Callable[[], float], limit: float, sleep: Callable[[float], None] = time.sleep
 ) -> float:
-    """Wait until other programs use at most `MAX_OTHERS_SHARE` of a core for `LOOK` seconds. Returns what they used.
+    """Waits until other programs use at most `MAX_OTHERS_SHARE` of a core for `LOOK` seconds. Returns what they used.
 
     Args:
         own_seconds: see `OtherPrograms`.

@@ -73,7 +73,7 @@ def speed_up(
     wait: float | None = WAIT,
     trusted_users: bool = False,
 ) -> tuple[tuple[SpeedUp, ...], Calibration]:
-    """Compare placements of a step on a local cluster with one of its workers. Returns one `SpeedUp` per placer and passes.
+    """Compares placements of a step on a local cluster with one of its workers. Returns one `SpeedUp` per placer and passes.
 
     Each round runs both for `steps` steps, the order turning from round to round. Placers see what a message costs in
     all. `wait`: seconds to wait for a quiet machine, None measures all the same. `trusted_users`: of the cluster.

@@ -61,7 +61,7 @@ def provenance(command: str | None = None, **settings: object) -> dict[str, Any]
 
 
 def store(path: str | os.PathLike[str], section: str, content: Mapping[str, object]) -> None:
-    """Write one section and keep the others. Raises `FormatError` if the file is in another format or not writable."""
+    """Writes one section and keeps the others. Raises `FormatError` if the file is in another format or not writable."""
     document = load(path) if Path(path).exists() else {"format": FORMAT, "version": VERSION}
     text = json.dumps({**document, section: content}, indent=1, ensure_ascii=False)
     write_atomically(path, (text + "\n").encode())

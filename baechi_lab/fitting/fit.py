@@ -133,7 +133,7 @@ def fit(
 
 
 def with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
-    """Add to `gives_up` the share by which the option's time per sample exceeds that of the step as it is."""
+    """Adds to `gives_up` the share by which the option's time per sample exceeds that of the step as it is."""
     longer = (
         option.time_per_sample_us / first.time_per_sample_us - 1.0 if first.time_per_sample_us > 0 else float("nan")
     )

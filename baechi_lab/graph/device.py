@@ -102,7 +102,7 @@ def device_of(hardware: Hardware, name: str | None = None) -> Device:
 
 
 def short_device(name: str) -> str:
-    """Shorten a TensorFlow device name to `cpu:0`, with the task for other machines; other names stay.
+    """Shortens a TensorFlow device name to `cpu:0`, with the task for other machines; other names stay.
 
     >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
     ('gpu:1', 'gpu:1', 'worker:3/gpu:0')

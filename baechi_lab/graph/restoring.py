@@ -13,7 +13,7 @@ from ..errors import InvalidInput
 
 
 def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
-    """Assign `values`, by their names in the step, to the variables of `model`; returns how many were copied.
+    """Assigns `values`, by their names in the step, to the variables of `model`; returns how many were copied.
 
     `model` is a Keras model (its optimizer's variables included) or an iterable of variables, which `assign`.
 

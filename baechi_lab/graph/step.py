@@ -212,7 +212,7 @@ class Run:
         return self.median_seconds / min(medians) if medians else float("nan")
 
     def restore(self, model: object) -> int:
-        """Copy the trained variables of a TensorFlow step into the traced model; returns the number of copied variables.
+        """Copies the trained variables of a TensorFlow step into the traced model; returns the number of copied variables.
 
         `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
         `InvalidInput` where the run did not return its variables, or one has no counterpart of its name and shape.

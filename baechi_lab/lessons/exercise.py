@@ -49,7 +49,7 @@ class Lesson:
     checks: Mapping[int, Check]
 
     def __call__(self, exercise: int, answer: object) -> Verdict:
-        """Check an answer; `...` means that there is none yet.
+        """Checks an answer; `...` means that there is none yet.
 
         Raises:
             InvalidInput: the lesson has no exercise of this number.
@@ -67,7 +67,7 @@ class Lesson:
         return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
 
     def solution(self, exercise: int, answer: object) -> Verdict:
-        """Check an answer that must be right.
+        """Checks an answer that must be right.
 
         Raises:
             InvalidInput: the answer is wrong.
@@ -237,7 +237,7 @@ class TooLong(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt code that computes for longer, if the system allows it: in the main thread, not on Windows."""
+    """Interrupts code that computes for longer, if the system allows it: in the main thread, not on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -230,7 +230,7 @@ class NotebookRun:
         )
 
     def values(self, submission: Submission) -> dict[str, Any]:
-        """Run all cells; returns the answers by exercise, and `student` and `placement` of homework."""
+        """Runs all cells; returns the answers by exercise, and `student` and `placement` of homework."""
         values: dict[str, object] = {}
         errors = []
         homework_names = {"student": "student", "placement": "placement"} if submission.is_homework else {}
@@ -315,7 +315,7 @@ class NotebookRun:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and all processes that it started."""
+        """Ends the process and all processes that it started."""
         self._kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:

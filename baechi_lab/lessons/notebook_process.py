@@ -42,7 +42,7 @@ class Notebook:
         self.functions: list[Callable[..., object]] = []
 
     def run(self, source: str, expressions: Mapping[str, str]) -> dict[str, Any]:
-        """Execute a cell; returns its error, and the values of expressions by key."""
+        """Executes a cell; returns its error, and the values of expressions by key."""
         outcome = self.shell.run_cell(source)
         error = outcome.error_before_exec or outcome.error_in_exec
         text = "" if error is None else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
@@ -74,7 +74,7 @@ class Notebook:
             return {"kind": type(value).__name__}
 
     def call(self, number: int, arguments: tuple[object, ...]) -> Plain:
-        """Call a function that is an answer; returns its value as plain data."""
+        """Calls a function that is an answer; returns its value as plain data."""
         try:
             with time_limit(SECONDS):
                 return self.plain(self.functions[number](*arguments))

@@ -92,7 +92,7 @@ class Chain:
         return np.unique([*last_ops[:-1], n])
 
     def _stages(self) -> None:
-        """Find the stage of every backward op and the values that are held throughout."""
+        """Finds the stage of every backward op and the values that are held throughout."""
         training, graph = self.training, self.training.graph
         self.backward_ops = training.ordered[training.is_backward[training.ordered]]
         pointer, tensors = graph.inputs
@@ -175,7 +175,7 @@ class Chain:
                 self.backward[j] += int(self.backward_op_bytes[ranks - first_backward].max())
 
     def _count_undropped(self, t: int, until: Ints) -> None:
-        """Count tensor `t`, which no plan drops: it is held for its backward readers, and for groups until they run again.
+        """Counts tensor `t`, which no plan drops: it is held for its backward readers, and for groups until they run again.
 
         `undecided` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
         """
@@ -208,7 +208,7 @@ class Chain:
         return is_needed & (self.group[: len(is_needed)] >= first)
 
     def _run(self, k: int, mode: int) -> None:
-        """Fill the tables for runs that end with group k, from the last op to the first."""
+        """Fills the tables for runs that end with group k, from the last op to the first."""
         end = int(self.group_ends[k])
         target = self.targets(k, mode).tolist()
         needed, pinned, readers, size = list(target), self._pinned, self._readers, self._size
@@ -399,7 +399,7 @@ class _PlanReader:
         return [("D", k + 1, j, memory - int(table.held[KEEP_GROUP, i, k])), ("D", i, k, memory)]
 
     def _run(self, i: int, k: int, mode: int) -> None:
-        """Append copies of the ops that ran before; those that run for the first time are in the forward pass."""
+        """Appends copies of the ops that ran before; those that run for the first time are in the forward pass."""
         is_repeated = self.chain.needed_ops(i, k, mode)
         is_repeated &= self.chain.group[: len(is_repeated)] <= self.reached
         self.sequences.append(self.chain.ops[: len(is_repeated)][is_repeated])

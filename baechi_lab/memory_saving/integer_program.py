@@ -162,7 +162,7 @@ class Program:
             rows.add([(self.K[t, i], 1.0), *extra, (self.K[t + 1, i], -1.0)], 0.0)
 
     def _add_read_rows(self, rows: Rows, t: int, i: int, j: int) -> None:
-        """Add row (3) for group j that reads i. With `once`, one row covers all runs of j since the gaps of both began."""
+        """Adds row (3) for group j that reads i. With `once`, one row covers all runs of j since the gaps of both began."""
         run = self.run_terms(t, j)
         if not run or self.ends_gap(t, i):
             return
@@ -177,7 +177,7 @@ class Program:
     # -- solving -------------------------------------------------------------------------------------
 
     def solve(self, budget: int, time_limit: float | None = None, start: ProgramPlan | None = None) -> ProgramPlan:
-        """Find the plan of least work that holds at most `budget` bytes on one device, including persistent bytes.
+        """Finds the plan of least work that holds at most `budget` bytes on one device, including persistent bytes.
 
         `start` is a plan of the form `once`, from which the solver starts. If most of `time_limit` seconds pass without a plan,
         the relaxation is rounded in the remaining time.
@@ -274,7 +274,7 @@ class MemoryRows:
         self.undecided_terms: dict[int, Terms] = {t: [] for t in range(groups.stages + 1)}
 
     def add(self) -> None:
-        """Add all rows."""
+        """Adds all rows."""
         # Rows (5): values that no plan drops are held for groups that run again.
         program, rows = self.program, self.rows
         for after, groups, byte_count in self.groups.undecided:
@@ -334,7 +334,7 @@ class MemoryRows:
         return times(size, [*shares[0], *minus(before)])
 
     def _level_column(self, terms: Terms) -> Terms:
-        """Add a column equal to a sum of terms, so that rows stay short."""
+        """Adds a column equal to a sum of terms, so that rows stay short."""
         column = self.rows.column(upper=np.inf)
         self.rows.add([(column, 1.0), *minus(terms)], 0.0, 0.0)
         return [(column, 1.0)]

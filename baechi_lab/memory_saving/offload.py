@@ -293,7 +293,7 @@ class _OffloadBuilder:
         self.dropped[edges] = True
 
     def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """Find the ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
+        """Finds the ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
         graph, training = self.graph, self.training
         pointer, successor = graph.successors
         for op in np.flatnonzero(graph.persistent_bytes > CONTROL_BYTES).tolist():

@@ -113,7 +113,7 @@ class OpSequence:
 
 
 def delay_updates(training: TrainingGraph, ops: Ints) -> Ints:
-    """Move each update of a variable that a later copy reads, and all ops that depend on it, to the end of `ops`."""
+    """Moves each update of a variable that a later copy reads, and all ops that depend on it, to the end of `ops`."""
     graph = training.graph
     start = np.full(graph.n, len(ops), dtype=np.int64)
     np.minimum.at(start, ops, np.arange(len(ops)))

@@ -55,18 +55,18 @@ class Rows:
         self.start, self.index, self.value = [0], [], []  # type: list[int], list[int], list[float]
 
     def column(self, cost: float = 0.0, upper: float = 1.0) -> int:
-        """Add a continuous variable; returns its column."""
+        """Adds a continuous variable; returns its column."""
         self.cost.append(cost)
         self.upper.append(upper)
         return len(self.cost) - 1
 
     def integer(self, cost: float = 0.0) -> int:
-        """Add a variable that is 0 or 1; returns its column."""
+        """Adds a variable that is 0 or 1; returns its column."""
         self.integers.append(self.column(cost))
         return self.integers[-1]
 
     def add(self, terms: Terms, low: float, high: float = np.inf) -> None:
-        """Add the row low <= sum of the terms <= high."""
+        """Adds the row low <= sum of the terms <= high."""
         total: dict[int, float] = {}
         for column, value in terms:
             total[column] = total.get(column, 0.0) + value
@@ -79,7 +79,7 @@ class Rows:
     def solve(
         self, time_limit: float | None, *, integer: bool = True, start: Mapping[int, float] | None = None
     ) -> Answer:
-        """Solve the program, for at most `time_limit` seconds; `start` has values of columns from which to start."""
+        """Solves the program, for at most `time_limit` seconds; `start` has values of columns from which to start."""
         import highspy
 
         limit = {} if time_limit is None else {"time_limit": float(time_limit)}

@@ -107,7 +107,7 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
 
 
 def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
-    """Put copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
+    """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
     lone = np.unique(copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)])
     group = graph.colocation.copy()
     group[lone] = len(graph.colocation_names) + np.arange(len(lone))

@@ -95,7 +95,7 @@ class StateSearch:
         return state_sets, cost[state_sets] + us
 
     def _settle(self, k: int, cost: Floats) -> Floats:
-        """Drop values and repeat ops before step k until no state gets cheaper."""
+        """Drops values and repeats ops before step k until no state gets cheaper."""
         while True:
             before = cost.copy()
             for bit in self.states.bit.values():

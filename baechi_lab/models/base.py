@@ -30,7 +30,7 @@ class Model(Params):
 
     @abstractmethod
     def training_step(self) -> TrainingStep:
-        """Create the variables (seeded) and the `tf.function` of one training step. Needs TensorFlow."""
+        """Creates the variables (seeded) and the `tf.function` of one training step. Needs TensorFlow."""
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:

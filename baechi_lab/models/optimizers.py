@@ -39,7 +39,7 @@ class Optimizer(ABC):
             self.slots |= {plain_name(slot): plain_name(variable) for slot in slots}
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Add the update ops, each in the scope `optimizer/<variable>`."""
+        """Adds the update ops, each in the scope `optimizer/<variable>`."""
         if not tf.executing_eagerly():
             for slot in (s for slots in self.state for s in slots):
                 tf.compat.v1.get_default_graph().watch_variable(slot)  # raw ops take handles and would not tell
@@ -53,7 +53,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
-        """Update one variable; `gradient` is a tensor or, for a table that was looked up, `tf.IndexedSlices`."""
+        """Updates one variable; `gradient` is a tensor or, for a table that was looked up, `tf.IndexedSlices`."""
 
 
 class Sgd(Optimizer):
@@ -147,7 +147,7 @@ def dense(gradient: Gradient) -> tf.Tensor:
 def clip_by_global_norm(
     gradients: Sequence[Gradient], variables: Sequence[tf.Variable], limit: float
 ) -> list[Gradient]:
-    """Scale all gradients by `limit / max(limit, norm)`, norm over all of them (Pascanu et al. 2013).
+    """Scales all gradients by `limit / max(limit, norm)`, norm over all of them (Pascanu et al. 2013).
 
     As `tf.clip_by_global_norm`, rows of a looked-up table count singly; here every op has its variable's scope.
     """

@@ -36,7 +36,7 @@ class LstmLayer:
         self.bias = weights.zeros(f"{scope}/bias", 4 * units)
 
     def read_weights(self) -> None:
-        """Read the weights; call once per training step, inside the tape."""
+        """Reads the weights; call once per training step, inside the tape."""
         self.weights = read_variables(self.scope, self.kernel, self.bias)
 
     def step(
@@ -87,7 +87,7 @@ class Attention:
         self.vector = weights.matrix(f"{scope}/vector", units, 1)
 
     def read_weights(self, memory: Sequence[tf.Tensor]) -> None:
-        """Read the weights and compute what all time steps share; `memory`: one float32[batch, units] per position."""
+        """Reads the weights and computes what all time steps share; `memory`: one float32[batch, units] per position."""
         query, kernel, vector = read_variables(self.scope, self.query_kernel, self.memory_kernel, self.vector)
         with tf.name_scope(f"{self.scope}/keys"):
             self.memory = tf.stack(list(memory), axis=1)

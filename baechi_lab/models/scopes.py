@@ -103,7 +103,7 @@ def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int3
 
 
 def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
-    """Give every colocation group the device that most of its placed members have (ties: the lowest)."""
+    """Gives every colocation group the device that most of its placed members have (ties: the lowest)."""
     placed = (graph.colocation >= 0) & (device >= 0)
     if not placed.any():
         return
@@ -117,7 +117,7 @@ def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
 def _follow(
     device: NDArray[np.int64], order: NDArray[np.int32], pointer: NDArray[np.int64], neighbour: NDArray[np.int32]
 ) -> None:
-    """Give an op without a device that of its first neighbour that has one, in the order given."""
+    """Gives an op without a device that of its first neighbour that has one, in the order given."""
     for op in order[device[order] < 0].tolist():
         near = device[neighbour[pointer[op] : pointer[op + 1]]]
         near = near[near >= 0]

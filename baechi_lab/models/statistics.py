@@ -99,7 +99,7 @@ def table() -> pandas.DataFrame:
 
 
 def store(path: Path, listed: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:
-    """Trace the listed models and write their records."""
+    """Traces the listed models and writes their records."""
     from tqdm.auto import tqdm
 
     rows = [describe(name, **params) for name, params in tqdm(list(listed), desc="trace")]

@@ -57,7 +57,7 @@ class StepWriter:
         return len(self.names) - 1
 
     def add_forward(self, stage: int, segments: Sequence[Segment], hardware: Hardware) -> None:
-        """Add the forward ops of a stage, after those of the previous stage."""
+        """Adds the forward ops of a stage, after those of the previous stage."""
         host_us = self.options.efficiency_of(hardware).stage_us
         for k, segment in enumerate(segments):
             costs = segment.costs
@@ -75,7 +75,7 @@ class StepWriter:
         return -(-size // self.layout.tp) if is_divided else size
 
     def add_backward(self) -> None:
-        """Add the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
+        """Adds the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
         count = len(self.segments)
         self.backward = [()] * count
         after = -1
@@ -104,7 +104,7 @@ class StepWriter:
             after = op
 
     def add_updates(self, hardwares: Sequence[Hardware], table_us: float) -> None:
-        """Add one update per stage and the bytes of its parameters.
+        """Adds one update per stage and the bytes of its parameters.
 
         `table_us`: time in which the first and the last stage add up gradients of a table that both have; 0 without one.
         """

@@ -137,7 +137,7 @@ class _PartWriter:
         expert: bool = False,
         weights: bool = True,
     ) -> None:
-        """Add a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved by default (`saved`).
+        """Adds a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved by default (`saved`).
 
         With `weights=False` its parameters are counted elsewhere, such as those of a table that the embedding also has.
         """
@@ -153,14 +153,14 @@ class _PartWriter:
         self.rows.append((forward, (data, weight)))
 
     def scores(self, label: str, batch: int, rows: int, columns: int, depth: int) -> None:
-        """Add a product of two activations, such as queries and keys, which both have gradients."""
+        """Adds a product of two activations, such as queries and keys, which both have gradients."""
         forward = _product(f"{self.name}/{label}", FORWARD, batch, rows, columns, depth)
         first = _product(f"{self.name}/{label}/backward", INPUT, batch, rows, depth, columns)
         second = _product(f"{self.name}/{label}/backward2", INPUT, batch, columns, depth, rows)
         self.rows.append((forward, (first, second)))
 
     def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
-        """Add an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
+        """Adds an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
         self.saved += saved
         back_elements = elements if backward_elements is None else backward_elements
         forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
@@ -169,7 +169,7 @@ class _PartWriter:
         self.rows.append((forward, (backward,)))
 
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, share: float) -> None:
-        """Add attention in one kernel.
+        """Adds attention in one kernel.
 
         `width` is the size of a key plus that of a value. `share` is the share of the keys that a query attends to. Under
         context parallelism it has one round per device, between which keys and values are passed around the ring.
@@ -189,7 +189,7 @@ class _PartWriter:
         self.rows += [(ring, ()), (forward, (gradient_ring, backward))]
 
     def collective(self, kind: str, axis: str, message: int, label: str) -> None:
-        """Add a collective of the forward pass, and its dual in the backward pass, unless its axis has one device."""
+        """Adds a collective of the forward pass, and its dual in the backward pass, unless its axis has one device."""
         if getattr(self.layout, axis) == 1:
             return
         forward = RankOp(f"{self.name}/{label}", kind, axis=axis, message_bytes=message)
@@ -197,7 +197,7 @@ class _PartWriter:
         self.rows.append((forward, (dual,)))
 
     def enter_tensor_parallel(self, label: str, copies: int = 1) -> None:
-        """Add the collective before a layer divided by columns: gather the sequence, or (backward) add up input gradients.
+        """Adds the collective before a layer divided by columns: gather the sequence, or (backward) add up input gradients.
 
         `copies`: rows per token, if every token is sent to several experts.
         """
@@ -211,7 +211,7 @@ class _PartWriter:
         self.rows.append((_NOTHING, (reduction,)))
 
     def leave_tensor_parallel(self, label: str, copies: int = 1) -> None:
-        """Add the collective after a layer divided by rows: add up its outputs, with a share of the sequence per device."""
+        """Adds the collective after a layer divided by rows: add up its outputs, with a share of the sequence per device."""
         if self.layout.tp == 1:
             return
         message = HALF * self.tokens * copies * self.hidden
@@ -371,7 +371,7 @@ def _attention(
 
 
 def _softmax(writer: _PartWriter, heads: int, length: int, keys: int, in_torch: bool) -> None:
-    """Add the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step."""
+    """Adds the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step."""
     scores = heads * length * keys
     if heads % SOFTMAX_MULTIPLE == 0 and length % SOFTMAX_MULTIPLE == 0 and keys <= LONGEST_SOFTMAX:
         writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)

@@ -238,7 +238,7 @@ def _tensor_names(graph: OpGraph, tensors: Ints, producer_group: Ints, label: In
 
 
 def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Join colocation groups that have members in one coarse op; the name is that of the first."""
+    """Joins colocation groups that have members in one coarse op; the name is that of the first."""
     member = np.flatnonzero(graph.colocation >= 0)
     code, at = graph.colocation[member].astype(np.int64), label[member]
     root = np.full(count, len(graph.colocation_names), dtype=np.int64)

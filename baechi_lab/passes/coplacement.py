@@ -127,7 +127,7 @@ class CoPlacement(Pass):
         return graph.replace(colocation=colocation, colocation_names=tuple(set_names))
 
     def _join_variables(self, graph: OpGraph, joined_ops: JoinedOps, limit: float | None) -> None:
-        """Apply rule (i) to given groups: a group that a single group reads joins it."""
+        """Applies rule (i) to given groups: a group that a single group reads joins it."""
         unit = joined_ops.roots()
         source, reader = _only_readers(graph, unit, self.readers)
         is_grouped = np.isin(source, unit[graph.colocation >= 0])

@@ -184,7 +184,7 @@ class _GraphExtension:
             self.table.add(producer, label, size, readers[first[t] : first[t + 1]])
 
     def add(self, name: str, op_type: str, us: float, forward_of: int = -1) -> int:
-        """Add an op; returns its index."""
+        """Adds an op; returns its index."""
         self.names.append(name)
         self.op_types.append(op_type)
         self.us.append(us)
@@ -198,12 +198,12 @@ class _GraphExtension:
         self.table.add(producer, label, size, readers)
 
     def wait(self, producers: Iterable[int], reader: int) -> None:
-        """Make `reader` wait until `producers` have ended."""
+        """Makes `reader` wait until `producers` have ended."""
         for producer in producers:
             self.table.add(producer, "order", CONTROL_BYTES, [reader])
 
     def share_updates(self, buckets: Sequence[Bucket]) -> None:
-        """Divide the time of every update by the copies that share its states."""
+        """Divides the time of every update by the copies that share its states."""
         for update in {bucket.update for bucket in buckets if bucket.update >= 0}:
             updated_buckets = [bucket for bucket in buckets if bucket.update == update]
             bytes_per_copy = sum(bucket.state_bytes / bucket.copies for bucket in updated_buckets)

@@ -33,7 +33,7 @@ class JoinedOps:
         return op
 
     def join_pairs(self, first: Ints, second: Ints | NDArray[np.int32], limit: float | None = None) -> None:
-        """Join the pairs in order."""
+        """Joins the pairs in order."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             self.join(a, b, limit)
 
@@ -45,7 +45,7 @@ class JoinedOps:
                 self._merge(a, b, UNCLEAR if meet_code is None else meet_code)
 
     def join(self, a: int, b: int, limit: float | None = None) -> bool:
-        """Join the sets of two ops, unless neither list contains the other or the work would exceed `limit`.
+        """Joins the sets of two ops, unless neither list contains the other or the work would exceed `limit`.
 
         Returns whether the two are in one set.
         """

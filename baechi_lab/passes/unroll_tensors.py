@@ -57,7 +57,7 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
         readers.append(np.ravel(op))
 
     def of_once(edges: Ints) -> tuple[Ints, Ints]:
-        """Repeat every edge for each replica of its reader."""
+        """Repeats every edge for each replica of its reader."""
         return np.repeat(edges, width[edges]), count_up(width[edges])
 
     edge, replica = of_once(np.flatnonzero(~made_per_batch & ~read_per_batch))

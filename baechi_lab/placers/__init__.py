@@ -22,7 +22,7 @@ __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "p
 
 
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: object) -> Placement:
-    """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
+    """Places `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
     Placers simplify two rules of the simulator. They count `overhead_us` of a link as latency, and then prove nothing.
     They count bytes for every output, although `graph.reuse` may say that an output lies in the memory of another.

@@ -22,7 +22,7 @@ class Placer(Params):
 
     @abstractmethod
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        """Choose a device (and, where the algorithm plans one, an order) for every op.
+        """Chooses a device (and, where the algorithm plans one, an order) for every op.
 
         Raises `InfeasiblePlacement` when it finds none.
         """

@@ -28,7 +28,7 @@ EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 
 
 def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: object) -> Placement:
-    """Place `graph` by one placer, and check its placement against the simulated memory.
+    """Places `graph` by one placer, and checks its placement against the simulated memory.
 
     Placers see what a message takes of the devices (`Link.overhead_us`) as latency. They give every output bytes of its
     own, although `graph.reuse` says that some lie in the memory of others. Where either makes a difference, a refusal is

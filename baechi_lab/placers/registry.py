@@ -53,7 +53,7 @@ def placer_names() -> list[str]:
 
 
 def make_placer(placer: str | Placer, /, **params: object) -> Placer:
-    """Make a placer from its name and parameters; a placer object is returned as it is."""
+    """Makes a placer from its name and parameters; a placer object is returned as it is."""
     return PLACERS.make(placer, params)
 
 

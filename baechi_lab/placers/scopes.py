@@ -23,7 +23,7 @@ def scope_of(name: str) -> tuple[str, ...]:
 
 
 def scope_labels(scopes: Sequence[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
-    """Number each op's outermost `depth` scopes: int64[len(scopes)], in the order in which they first occur.
+    """Numbers each op's outermost `depth` scopes: int64[len(scopes)], in the order in which they first occur.
 
     >>> scope_labels([("a", "b"), ("c",), ("a", "d")], 1).tolist()
     [0, 1, 0]

@@ -72,7 +72,7 @@ def calibrate(
     fit: Sequence[int] | None = None,
     parameters: Sequence[str] = SHARES,
 ) -> Calibration:
-    """Fit the achieved shares of a kind of hardware to measured times.
+    """Fits the achieved shares of a kind of hardware to measured times.
 
     Args:
         hardware: a name or `Hardware`; the fit starts from it, apart from its shares.

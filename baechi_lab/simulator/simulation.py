@@ -30,7 +30,7 @@ def simulate(
     micro_batches: int | None = None,
     schedule: ScheduleOption | None = None,
 ) -> Timeline:
-    """Simulate one step of `graph` under `placement`.
+    """Simulates one step of `graph` under `placement`.
 
     What a simulated microsecond means is defined in docs/simulated-time.md.
 

@@ -35,7 +35,7 @@ def distribute(
     optimizer_states: int = 0,
     **placer_params: object,
 ) -> nn.Module:
-    """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
+    """Makes `model` model-parallel over `cluster` and returns it: the same object, used as before.
 
     Args:
         model: the module; it is changed in place.

@@ -184,7 +184,7 @@ def _covering(name: str, device_of: Mapping[str, int], otherwise: int) -> int:
 
 
 def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Placement:
-    """Build the placement. Colocation groups follow their first call, backward ops follow their forward op."""
+    """Builds the placement. Colocation groups follow their first call, backward ops follow their forward op."""
     column = np.zeros(graph.n, dtype=np.int32)
     column[forward_calls(graph)] = device
     join_companions(graph, column)

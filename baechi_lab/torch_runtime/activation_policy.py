@@ -83,7 +83,7 @@ class ActivationPolicy:
     def call(
         self, op: int, run: Callable[..., object], module: nn.Module | None, /, *args: object, **kwargs: object
     ) -> object:
-        """Run a call and return its outputs. What its backward pass needs is kept or dropped as planned."""
+        """Runs a call and returns its outputs. What its backward pass needs is kept or dropped as planned."""
         if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
         with self.lock:
@@ -129,7 +129,7 @@ class ActivationPolicy:
         return outputs
 
     def note_copies(self, originals: object, copies: object) -> None:
-        """Note which arguments of a call are copies of which tensors of other devices."""
+        """Notes which arguments of a call are copies of which tensors of other devices."""
         with self.lock:
             for tensor, copy in zip(tensors(originals), tensors(copies), strict=True):
                 if copy is not tensor and is_plain(tensor) and is_plain(copy):
@@ -150,7 +150,7 @@ class ActivationPolicy:
         return record
 
     def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
-        """Copy the buffers of a call, except those that the call was seen to leave unchanged."""
+        """Copies the buffers of a call, except those that the call was seen to leave unchanged."""
         steady = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
         buffers = () if module is None else module.named_buffers()
         return {
@@ -178,7 +178,7 @@ class ActivationPolicy:
         is_argument: bool,
         own_record: CallRecord | None,
     ) -> None:
-        """Drop the saved tensor if the plan says that it is computed again or waits on the host."""
+        """Drops the saved tensor if the plan says that it is computed again or waits on the host."""
         maker = self.producers.get(storage)
         if maker is None and is_argument:
             maker = self.producers.get(self.received.get(storage, (storage, True))[0])
@@ -233,11 +233,11 @@ class SavedTensor:
         self.view: StorageView | None = None
 
     def drop(self, view: StorageView) -> None:
-        """Replace the tensor by a view of a result or of a copy on the host."""
+        """Replaces the tensor by a view of a result or of a copy on the host."""
         self.tensor, self.view = None, view
 
     def unpack(self) -> torch.Tensor:
-        """Return the tensor. Raises `RuntimeError`, as torch does, if it was written in place meanwhile."""
+        """Returns the tensor. Raises `RuntimeError`, as torch does, if it was written in place meanwhile."""
         if self.view is not None:
             return self.view.get((id(self), BACKWARD))
         if version(self.tensor) != self.version:

@@ -30,7 +30,7 @@ class Context:
 
     @contextlib.contextmanager
     def restore(self, rerun: bool = False) -> Iterator[None]:
-        """Set the same state for the length of a `with` block.
+        """Sets the same state for the length of a `with` block.
 
         With `rerun`, the call neither reads autocast's cache of casts nor leaves entries there. The next forward pass would
         take such an entry for a cast of its own weights.
@@ -64,7 +64,7 @@ class Settings:
 
     @contextlib.contextmanager
     def restore(self) -> Iterator[None]:
-        """Restore the settings for the length of a `with` block."""
+        """Restores the settings for the length of a `with` block."""
         contexts = [
             (write, value, current)
             for (read, write), value in zip(_SETTINGS, self.values, strict=True)
@@ -175,7 +175,7 @@ def is_checkpointed() -> bool:
 
 @contextlib.contextmanager
 def kept_activations():  # type: ignore[no-untyped-def]
-    """Keep activations for the length of a `with` block, even within non-reentrant checkpointing.
+    """Keeps activations for the length of a `with` block, even within non-reentrant checkpointing.
 
     Yields the hooks of the suspended regions, the innermost first.
     """

@@ -42,12 +42,12 @@ class Future:
         self.lock = threading.Lock()
 
     def set(self, outputs: object) -> None:
-        """Store the outputs of the call."""
+        """Stores the outputs of the call."""
         self.leaves = list(tensors(outputs))
         self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Store the error of the call. Whoever asks for the outputs gets this error."""
+        """Stores the error of the call. Whoever asks for the outputs gets this error."""
         self.error = error
         self.done.set()
 
@@ -57,7 +57,7 @@ class Future:
         return self.done.is_set() or self.gate.free or all(self.gate.settled[op] for op in self.ops)
 
     def get(self) -> list[torch.Tensor]:
-        """Wait for the outputs and return them. A view of deferred data is computed by the first thread that asks."""
+        """Waits for the outputs and returns them. A view of deferred data is computed by the first thread that asks."""
         if self.pull is not None:
             with self.lock:
                 if not self.done.is_set():
@@ -77,7 +77,7 @@ class Deferred(torch.Tensor):
 
     @staticmethod
     def make(spec: Spec, future: Future, position: int, on_function: Function) -> Deferred:
-        """Create a stand-in with the shape, dtype and device of `spec`."""
+        """Creates a stand-in with the shape, dtype and device of `spec`."""
         stand_in: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             Deferred, spec.shape, dtype=spec.dtype, device=spec.device
         )
@@ -98,7 +98,7 @@ class Deferred(torch.Tensor):
     def __torch_dispatch__(
         cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
-        """Handle code that bypasses `__torch_function__`. Such code runs below autograd, which has not seen it."""
+        """Handles code that bypasses `__torch_function__`. Such code runs below autograd, which has not seen it."""
         arguments = resolve((args, kwargs or {}))
         if any(t.requires_grad for t in tensors(arguments)):
             raise ExecutionError(
@@ -109,7 +109,7 @@ class Deferred(torch.Tensor):
 
 
 def resolve(value: T) -> T:
-    """Replace every deferred tensor of a structure by the tensor itself, waiting where needed."""
+    """Replaces every deferred tensor of a structure by the tensor itself, waiting where needed."""
     return map_tensors(value, lambda t: t.value if isinstance(t, Deferred) else t)
 
 
@@ -119,7 +119,7 @@ def deferred_tensors(value: object) -> list[Deferred]:
 
 
 def defer(outputs: object, future: Future, on_function: Callable[..., object]) -> object:
-    """Replace every `Spec` of a structure by a stand-in."""
+    """Replaces every `Spec` of a structure by a stand-in."""
     position = -1
 
     def fill(value: object) -> object:
@@ -151,7 +151,7 @@ class Spec:
 
 
 def spec_of(outputs: object) -> object:
-    """Replace every tensor of `outputs` by its `Spec`. Returns None if something in it is known only after computing it."""
+    """Replaces every tensor of `outputs` by its `Spec`. Returns None if something in it is known only after computing it."""
     return map_tensors(outputs, Spec) if _deferrable(outputs) else None
 
 

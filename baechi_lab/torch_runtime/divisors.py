@@ -125,7 +125,7 @@ class Divide(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _next(self, divisor: Callable[[], Divisor]) -> float | None:
-        """Record the divisor of the next mean. Returns the number to divide by instead, or None."""
+        """Records the divisor of the next mean. Returns the number to divide by instead, or None."""
         self.position += 1
         if self.instead is None:
             self.divisors.append(divisor())
@@ -175,7 +175,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def divided_by(run: Callable[..., object], instead: Sequence[float | None]) -> Callable[..., object]:
-    """Wrap a call so that its means divide by `instead`."""
+    """Wraps a call so that its means divide by `instead`."""
 
     @functools.wraps(run)
     def call(*args: object, **kwargs: object) -> object:
@@ -241,7 +241,7 @@ class FromBatch(TorchDispatchMode):
         return not isinstance(tensor, self.kind) and tensor.untyped_storage()._cdata not in self.overwritten
 
     def make_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Create a fake tensor of the same shape, on the CPU."""
+        """Creates a fake tensor of the same shape, on the CPU."""
         with self.fake:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
@@ -291,7 +291,7 @@ class DryRun:
         self.model = copy.deepcopy(model, {id(p): self.mode.make_fake(p) for p in model.parameters()})
 
     def __call__(self, loss_of: Callable[[object], object], args: Args, kwargs: Kwargs) -> Divisors:
-        """Return the divisors for a batch and set `shapes` to those of the model's output tensors."""
+        """Returns the divisors for a batch and sets `shapes` to those of the model's output tensors."""
         states, log = generator_states(), logging.getLogger("torch._subclasses.fake_tensor")
         level = log.level
         log.setLevel(logging.CRITICAL)  # it logs ops that cannot run without data; these raise anyway
@@ -370,7 +370,7 @@ def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 
 @contextlib.contextmanager
 def dividing(replaced: Replacements) -> Iterator[None]:
-    """Make the loss of a micro-batch divide as the undivided batch does, for the length of a `with` block."""
+    """Makes the loss of a micro-batch divide as the undivided batch does, for the length of a `with` block."""
     if LOSS not in replaced:
         yield
         return
@@ -389,7 +389,7 @@ class BatchDivisors:
     def __call__(
         self, batch: tuple[object, object], micro_batches: Sequence[tuple[object, object]]
     ) -> list[Replacements]:
-        """Return the replacements for the micro-batches (inputs, targets) of a batch.
+        """Returns the replacements for the micro-batches (inputs, targets) of a batch.
 
         Raises:
             InvalidInput: the loss of a micro-batch has other means than that of the batch.

@@ -62,7 +62,7 @@ class ForwardState:
         wait(self.jobs)
 
     def join(self) -> None:
-        """Wait until no call is waiting. Raises the error of the first call that failed."""
+        """Waits until no call is waiting. Raises the error of the first call that failed."""
         self.wait_for_calls()
         failed_futures = [f for f in self.futures if f.error is not None]
         if failed_futures:
@@ -85,7 +85,7 @@ class LearnedSpecs:
 
 
 def run_observed(observer: Observer, op: int, run: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """Run a call and tell the observer."""
+    """Runs a call and tells the observer."""
     nodes = observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)
     observer.stop(op, nodes, outputs)

@@ -62,7 +62,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """End the interception that `watch` began."""
+    """Ends the interception that `watch` began."""
     global _users
     with _lock:
         _users -= 1

@@ -48,12 +48,12 @@ class Gate:
         self.waiters: dict[int, _Waiter] = {}
 
     def reach(self, op: int) -> bool:
-        """Note that the host has reached `op`. Returns whether the host may submit it."""
+        """Notes that the host has reached `op`. Returns whether the host may submit it."""
         self.reached[op] = True
         return self.settled.reach(op) or self.free
 
     def wait(self, op: int) -> None:
-        """Block until every blocker of `op` is submitted or the order is dropped."""
+        """Blocks until every blocker of `op` is submitted or the order is dropped."""
         with self.lock:
             unsubmitted = self.unsubmitted_blockers(op)
             if not unsubmitted:
@@ -62,7 +62,7 @@ class Gate:
         waiter.lock.acquire()
 
     def submit(self, op: int) -> None:
-        """Note that `op` is submitted, and wake the ops that waited for it last."""
+        """Notes that `op` is submitted, and wakes the ops that waited for it last."""
         with self.lock:
             self.submitted[op] = True
             # Once the order is dropped, an op may wait for an op before a call that the code left out.
@@ -74,7 +74,7 @@ class Gate:
                     self._wake_if_ready(dependent)
 
     def release(self) -> None:
-        """Drop the order for the rest of this forward. Ops still wait for the reached ops that they depend on."""
+        """Drops the order for the rest of this forward. Ops still wait for the reached ops that they depend on."""
         with self.lock:
             self.free = True
             for op in list(self.waiters):

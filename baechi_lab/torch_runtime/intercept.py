@@ -59,15 +59,15 @@ class Handler:
     def call(
         self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
     ) -> object:
-        """Run one layer (`module`) or one function between layers (`module` is None)."""
+        """Runs one layer (`module`) or one function between layers (`module` is None)."""
         return run(*args, **kwargs)
 
     def metadata(self, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run a function that reads no data."""
+        """Runs a function that reads no data."""
         return run(*args, **kwargs)
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run code that needs real tensors and must keep its place: an autograd Function, or what `subject` names."""
+        """Runs code that needs real tensors and must keep its place: an autograd Function, or what `subject` names."""
         return run(*args, **kwargs)
 
     def end(self, frame: Frame, outputs: object) -> object:
@@ -157,7 +157,7 @@ class ContainerForward(Intercepted):
 
 
 def _skip_in_compiler(function: Any) -> None:
-    """Make `torch.compile` skip `function` and all that it calls.
+    """Makes `torch.compile` skip `function` and all that it calls.
 
     A compiled graph can hold no threads, streams or stand-ins. `torch.compiler.disable` does the same, but it loads the
     compiler, which takes seconds even if nobody compiles.
@@ -206,7 +206,7 @@ class Interceptor:
         self.installed: list[tuple[nn.Module, Function | None]] = []
 
     def install(self) -> Interceptor:
-        """Replace the `forward` of the instances."""
+        """Replaces the `forward` of the instances."""
         watch()
         for name, module, is_layer in walk(self.model, self.layers):
             instance_forward = module.__dict__.get("forward")
@@ -215,7 +215,7 @@ class Interceptor:
         return self
 
     def remove(self) -> None:
-        """Restore the `forward` of every instance."""
+        """Restores the `forward` of every instance."""
         if self.installed:
             unwatch()
         for module, instance_forward in self.installed:
@@ -225,7 +225,7 @@ class Interceptor:
         self.installed.clear()
 
     def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run one forward of the outermost container `name`."""
+        """Runs one forward of the outermost container `name`."""
         frame, local, handler = Frame(), self.local, self.handler
         frame.scopes.append(name)
         with torch._C.DisableTorchFunction():
@@ -243,7 +243,7 @@ class Interceptor:
             return handler.end(frame, outputs)
 
     def region(self, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Pass a region between layers to the handler."""
+        """Passes a region between layers to the handler."""
         return self.handler.region(self.local.frame, subject, run, args, kwargs)  # type: ignore[arg-type]
 
     @property

@@ -37,7 +37,7 @@ def launch(
 
 
 def move(model: nn.Module, device_of: dict[str, torch.device]) -> None:
-    """Move parameters, gradients and buffers to devices by name. Parameters stay the same objects, as optimizers need."""
+    """Moves parameters, gradients and buffers to devices by name. Parameters stay the same objects, as optimizers need."""
     for name, parameter in model.named_parameters():
         if name in device_of and parameter.device != device_of[name]:
             gradient = parameter.grad

@@ -30,7 +30,7 @@ Copy = Callable[[torch.Tensor, nn.Parameter], torch.Tensor]
 def offload_state_groups(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Iterable[Sequence[str]]
 ) -> OffloadedOptimizerState:
-    """Keep the optimizer state of groups of `model`'s parameters on the host from now on. `step` is called as before.
+    """Keeps the optimizer state of groups of `model`'s parameters on the host from now on. `step` is called as before.
 
     Raises `InvalidInput` where that was done already.
     """
@@ -70,7 +70,7 @@ class OffloadedOptimizerState:
 
     @torch.no_grad()
     def step(self, *args: object, **kwargs: object) -> object:
-        """Update all parameters once."""
+        """Updates all parameters once."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         why = self._looks_at_all(any(value is not None for value in (*args, *kwargs.values())))
@@ -118,7 +118,7 @@ class OffloadedOptimizerState:
 
     @contextmanager
     def _state_on_devices(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Copy the state of parameters to their devices for the length of a `with` block, and back to the host afterwards."""
+        """Copies the state of parameters to their devices for the length of a `with` block, and back to the host afterwards."""
         self._move_state(parameters, self._bring)
         try:
             yield

@@ -73,7 +73,7 @@ class Order:
 
 
 def add_fences(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
-    """Add dependencies so that every op of `fixed` follows all ops before it in the code and precedes all ops after it. O(n +
+    """Adds dependencies so that every op of `fixed` follows all ops before it in the code and precedes all ops after it. O(n +
     e).
 
     A fixed op thus never waits, because all that it may wait for was reached before it.
@@ -140,7 +140,7 @@ class Settled:
         return self.missing[op] <= 0
 
     def reach(self, op: int) -> bool:
-        """Note that the host has reached `op`. Returns whether it is not waiting."""
+        """Notes that the host has reached `op`. Returns whether it is not waiting."""
         stack = [op]
         while stack:
             current = stack.pop()

@@ -35,7 +35,7 @@ class RetainedArgument:
         self.tensor = tensor if isinstance(tensor, nn.Parameter) else tensor.detach()
 
     def as_argument(self, op: str) -> torch.Tensor:
-        """Return the argument as the first run received it."""
+        """Returns the argument as the first run received it."""
         if version(self.tensor) != self.version:
             raise _written_in_place_error(op, self.tensor)
         if isinstance(self.tensor, nn.Parameter):
@@ -61,16 +61,16 @@ class StorageView:
         self.layout = (tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
 
     def get(self, reader: tuple[int, int]) -> torch.Tensor:
-        """Return the tensor to `reader`, which reads it once."""
+        """Returns the tensor to `reader`, which reads it once."""
         storage: torch.Tensor = self.record.take_result(self.position, reader)
         return self.view_of(storage)
 
     def as_argument(self, op: str) -> torch.Tensor:
-        """Return the tensor as an argument of a call."""
+        """Returns the tensor as an argument of a call."""
         return self.view_of(self.record.result(self.position)).detach().requires_grad_(self.requires_grad)
 
     def view_of(self, storage: torch.Tensor) -> torch.Tensor:
-        """Return the same view of another storage."""
+        """Returns the same view of another storage."""
         dtype, size, stride, offset = self.layout
         if storage.dtype != dtype:  # a view as another dtype; `CallRecord` rejects a changed result
             storage = torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage())
@@ -112,26 +112,26 @@ class CallRecord:
         self.keeps_arguments = False  # after the last run too
 
     def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
-        """Register `reader`, which will read a result after run number `run`."""
+        """Registers `reader`, which will read a result after run number `run`."""
         self.requested.add(position)
         self.readers.setdefault(run, set()).add(reader)
 
     def keep_arguments(self) -> None:
-        """Keep the arguments after the last run, because a reader may read its results several times."""
+        """Keeps the arguments after the last run, because a reader may read its results several times."""
         self.keeps_arguments = True
         for argument in self.inputs:
             if isinstance(argument, StorageView) and isinstance(argument.record, CallRecord):
                 argument.record.keep_arguments()
 
     def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
-        """Return a result and note that `reader` has read it."""
+        """Returns a result and notes that `reader` has read it."""
         with self.lock:
             result = self.result(position)
             self.release(reader)
             return result
 
     def result(self, position: int) -> torch.Tensor:
-        """Return a result. If it is missing, first run the calls that it is computed from, then this call."""
+        """Returns a result. If it is missing, first runs the calls that it is computed from, then this call."""
         if position not in self.results:
             # The records that must run again for this one, in the order of their calls.
             missing, stack = {self.number: self}, [self]
@@ -146,13 +146,13 @@ class CallRecord:
         return self.results[position]
 
     def release(self, reader: tuple[int, int]) -> None:
-        """Note that `reader` has read its results. The last reader frees them."""
+        """Notes that `reader` has read its results. The last reader frees them."""
         self.pending_readers.discard(reader)
         if not self.pending_readers:
             self.results = {}
 
     def rerun(self) -> None:
-        """Run the call again and hold the requested results. After the last run of a step the arguments are freed."""
+        """Runs the call again and holds the requested results. After the last run of a step the arguments are freed."""
         if self.runs_done and not self.arguments:
             raise ExecutionError(
                 f"{self.name} cannot run once more: a hook read what it saved, beside its backward call; keep its output"
@@ -197,7 +197,7 @@ class CallRecord:
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Restore the settings, random states, buffers and stream of the first run. Changes made meanwhile are undone."""
+        """Restores the settings, random states, buffers and stream of the first run. Changes made meanwhile are undone."""
         with contextlib.ExitStack() as stack:
             if self.stream is not None:
                 stack.enter_context(_on_stream(self.stream))
@@ -219,7 +219,7 @@ class HostCopier:
     """Copies storages to the host and back. On CPU devices they stay where they are, because the memory is the same."""
 
     def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
-        """Copy the storage of a tensor of call `op` to the host."""
+        """Copies the storage of a tensor of call `op` to the host."""
         if flat.device.type == "cpu":
             return flat
         host_copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
@@ -227,7 +227,7 @@ class HostCopier:
         return host_copy
 
     def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
-        """Copy it back to the device of the call."""
+        """Copies it back to the device of the call."""
         return host_copy if device.type == "cpu" else host_copy.to(device, non_blocking=True)
 
 
@@ -254,7 +254,7 @@ class HostedStorage:
             self.host_copy, self.sent_event = shared.host_copy, shared.sent_event
 
     def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
-        """Return the storage on its device."""
+        """Returns the storage on its device."""
         with self.lock:
             if self.sent_event is not None and self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).wait_event(self.sent_event)
@@ -275,7 +275,7 @@ def _refuse_backward(packed: object) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run on a stream that waits for the current one. Afterwards the current stream waits for it."""
+    """Runs on a stream that waits for the current one. Afterwards the current stream waits for it."""
     present = torch.cuda.current_stream(stream.device)
     stream.wait_stream(present)
     with torch.cuda.stream(stream):
@@ -285,7 +285,7 @@ def _on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Put modules into the recorded mode, `train()` or `eval()`, for the length of a `with` block."""
+    """Puts modules into the recorded mode, `train()` or `eval()`, for the length of a `with` block."""
     current_modes = [(module, module.training) for module, _ in modes]
     try:
         for module, training in modes:

@@ -60,7 +60,7 @@ def nodes_between(outputs: object, stop: Iterable[Node]) -> list[Node]:
 
 
 def renumber(outputs: object, stop: Iterable[object], first: int, numbers: int) -> None:
-    """Give the nodes of one layer the numbers that were reserved for it."""
+    """Gives the nodes of one layer the numbers that were reserved for it."""
     for i, node in enumerate(nodes_between(outputs, stop)):
         change = getattr(node, "_set_sequence_nr", None)
         if change is None:

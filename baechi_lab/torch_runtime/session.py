@@ -97,7 +97,7 @@ class Session(Handler):
         return args, kwargs
 
     def _prepare(self, frame: Frame, state: ForwardState, args: Args, kwargs: Kwargs) -> None:
-        """Create a gate if this forward may follow the order: it is like an earlier one, and nothing requires code order."""
+        """Creates a gate if this forward may follow the order: it is like an earlier one, and nothing requires code order."""
         input_outline = outline((args, kwargs))
         if frame.scopes[0] or not ordinary() or self._unplanned_hooks():
             return
@@ -215,7 +215,7 @@ class Session(Handler):
         return module is not None and (has_hooks(module) or function_modes() != state.modes)
 
     def submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run a call on its device: lines 4-15 of Algorithm 1."""
+        """Runs a call on its device: lines 4-15 of Algorithm 1."""
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
         if self.plain:
@@ -272,7 +272,7 @@ class Session(Handler):
         spec: object,
         numbers: int,
     ) -> object:
-        """Start a thread in which the call waits for its turn, and return stand-ins: line 1 of Algorithm 1."""
+        """Starts a thread in which the call waits for its turn, and returns stand-ins: line 1 of Algorithm 1."""
         future = Future(state.gate, op, (args, kwargs))
         device = self.plan.devices[self.plan.device[op]]
         call = WaitingCall(key, device, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
@@ -286,7 +286,7 @@ class Session(Handler):
     def _run_unplanned(
         self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool
     ) -> object:
-        """Run a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
+        """Runs a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
         learned.
         """
         writes = pinned or key not in state.learned or _writes_in_place(run, kwargs)
@@ -309,7 +309,7 @@ class Session(Handler):
         return defer(spec, Future(state.gate, -1, (args, kwargs), pull), self._function_of)
 
     def _function_of(self, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run a function of a stand-in that bypasses the interception. Metadata is known; anything else needs the data."""
+        """Runs a function of a stand-in that bypasses the interception. Metadata is known; anything else needs the data."""
         with torch._C.DisableTorchFunction():
             if run in METADATA_FUNCTIONS:
                 return run(*args, **kwargs)
@@ -325,14 +325,14 @@ class Session(Handler):
         return resolve(value)
 
     def _flush(self, state: ForwardState) -> None:
-        """Drop the order and wait for every waiting call."""
+        """Drops the order and waits for every waiting call."""
         gate: Gate = state.gate  # type: ignore[assignment]
         self.forced += 1
         gate.release()
         self._settle(state)
 
     def _settle(self, state: ForwardState) -> None:
-        """Wait for every waiting call. If some would not be submitted by themselves, the order is dropped."""
+        """Waits for every waiting call. If some would not be submitted by themselves, the order is dropped."""
         if not all(future.coming for future in state.pending):
             self.forced += 1
             state.gate.release()  # type: ignore[union-attr]
@@ -341,7 +341,7 @@ class Session(Handler):
         state.pending.clear()
 
     def close(self) -> None:
-        """End the parked threads."""
+        """Ends the parked threads."""
         self.threads.close()
 
 

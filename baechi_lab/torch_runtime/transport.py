@@ -99,7 +99,7 @@ class TaggedTransport(HostTransport):
                 tag.pending_reads[device] = tag.pending_reads.get(device, 0) + calls
 
     def release_copies(self, state: ForwardState, value: object, device: int) -> None:
-        """Free copies on `device` that no other planned call will read."""
+        """Frees copies on `device` that no other planned call will read."""
         for tag in {tag for tensor in tensors(value) if (tag := tag_of(state, tensor)) is not None}:
             if tag.pending_reads.get(device, 0) > 0:
                 tag.pending_reads[device] -= 1
@@ -107,7 +107,7 @@ class TaggedTransport(HostTransport):
                     tag.copies.pop(device, None)
 
     def end(self, state: ForwardState, outputs: T) -> T:
-        """Drop all copies: autograd may keep a tensor and its tag for long, and the copies must not live as long."""
+        """Drops all copies: autograd may keep a tensor and its tag for long, and the copies must not live as long."""
         for reference in state.tags:
             if (tag := reference()) is not None:
                 tag.copies.clear()
@@ -143,7 +143,7 @@ class StreamTransport(TaggedTransport):
         return self.devices[device].type == "cuda"
 
     def begin(self, state: ForwardState) -> None:
-        """Remember the caller's streams. The own streams start after what the caller has submitted so far."""
+        """Remembers the caller's streams. The own streams start after what the caller has submitted so far."""
         state.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
         for d, stream in self.own_streams.items():
             stream.wait_stream(state.ambient[self.devices[d]])
@@ -227,7 +227,7 @@ class StreamTransport(TaggedTransport):
     def copy_on_streams(
         self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream
     ) -> torch.Tensor:
-        """Copy a tensor. Between GPUs torch copies on the sender's stream, and makes it and the receiver's stream wait for each
+        """Copies a tensor. Between GPUs torch copies on the sender's stream, and makes it and the receiver's stream wait for each
         other.
         """
         with torch.cuda.stream(tx), torch.cuda.stream(rx):
@@ -268,7 +268,7 @@ class StreamTransport(TaggedTransport):
         return None
 
     def end(self, state: ForwardState, outputs: T) -> T:
-        """Make the caller's streams wait for the own streams. The caller may free the outputs."""
+        """Makes the caller's streams wait for the own streams. The caller may free the outputs."""
         for d, stream in self.own_streams.items():
             state.ambient[self.devices[d]].wait_stream(stream)
         for tensor in tensors(outputs):

@@ -157,7 +157,7 @@ def parts_of(value: object) -> dict[tuple[str, object], object]:
 
 
 def _changed_record(value: object, change: Callable[[torch.Tensor], object]) -> object:
-    """Copy a record or dict with `change` applied to its tensors, without running the checks of its class again."""
+    """Copies a record or dict with `change` applied to its tensors, without running the checks of its class again."""
     if not any(True for _ in tensors(value)):
         return value
     changed_entries = {at: (entry, map_tensors(entry, change)) for at, entry in parts_of(value).items()}
@@ -197,7 +197,7 @@ def _is_batch(value: object) -> bool:
 
 
 def split_batch(batch: T, count: int) -> list[T]:
-    """Split a batch along the first dimension of its tensors into `count` micro-batches of the same structure.
+    """Splits a batch along the first dimension of its tensors into `count` micro-batches of the same structure.
 
     >>> split_batch((torch.arange(4), {"scale": 2}), 2)
     [(tensor([0, 1]), {'scale': 2}), (tensor([2, 3]), {'scale': 2})]

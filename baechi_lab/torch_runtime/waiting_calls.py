@@ -30,7 +30,7 @@ class WaitingCall(NamedTuple):
     context: Context
 
     def make(self, state: ForwardState, future: Future, submit: Callable[..., object]) -> None:
-        """Wait for the turn of `future`'s op, submit the call, and store its outputs or error in `future`."""
+        """Waits for the turn of `future`'s op, submits the call, and stores its outputs or error in `future`."""
         gate: Gate = state.gate  # type: ignore[assignment]
         gate.wait(future.op)
         try:

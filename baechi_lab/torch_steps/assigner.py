@@ -93,7 +93,7 @@ def distribution(model: nn.Module) -> Distribution:
 
 
 def gather(model: nn.Module, device: str | None = None) -> nn.Module:
-    """Undo `distribute`: move parameters back to where they were (or to `device`) and restore the model's own `forward`.
+    """Undoes `distribute`: moves parameters back to where they were (or to `device`) and restores the model's own `forward`.
 
     Raises `InvalidInput` when the model is not distributed.
     """

@@ -43,7 +43,7 @@ class Flow:
         return (self.values[value].producer if value >= 0 else -1, self.producer(tensor))
 
     def add_value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
-        """Record a tensor that a call has computed. Returns the index of its value."""
+        """Records a tensor that a call has computed. Returns the index of its value."""
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
         size, grad = tensor_bytes(tensor), tensor.requires_grad
@@ -52,14 +52,14 @@ class Flow:
         return len(self.values) - 1
 
     def add_carried(self, tensor: torch.Tensor, producer: int) -> None:
-        """Record a tensor whose data a call computed earlier; -1 for none, as for an input."""
+        """Records a tensor whose data a call computed earlier; -1 for none, as for an input."""
         if producer >= 0:
             self.add_value(tensor, producer)
         else:
             self.value_of[id(tensor)] = (tensor, -1)
 
     def shunt(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Record tensors that share memory with inputs. A view has the producer of its base; a constant has none."""
+        """Records tensors that share memory with inputs. A view has the producer of its base; a constant has none."""
         for tensor in outputs:
             same = [t for t in inputs if storage_key(t) == storage_key(tensor)]
             base = next((t for t in same if id(t) in self.value_of), None)
@@ -70,7 +70,7 @@ class Flow:
                 self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
 
     def read(self, inputs: list[torch.Tensor], index: int) -> dict[int, int]:
-        """Record that call `index` reads tensors. Returns value -> its first position among them."""
+        """Records that call `index` reads tensors. Returns value -> its first position among them."""
         reads: dict[int, int] = {}
         for position, tensor in enumerate(inputs):
             if id(tensor) not in self.value_of:
@@ -84,7 +84,7 @@ class Flow:
         return reads
 
     def write(self, written: set[int], index: int) -> set[int]:
-        """Record in-place writes of call `index`, which share a group with the producers. Returns the calls that must come
+        """Records in-place writes of call `index`, which share a group with the producers. Returns the calls that must come
         before.
         """
         after: set[int] = set()
@@ -100,7 +100,7 @@ class Flow:
         return after
 
     def release_tensors(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-        """Yield the last references to the tensors of the forward, with the calls that computed them."""
+        """Yields the last references to the tensors of the forward, with the calls that computed them."""
         self.parameter_of.clear()
         behind = {key: self.behind(tensor) for key, (tensor, value) in self.value_of.items() if value >= 0}
         while self.value_of:

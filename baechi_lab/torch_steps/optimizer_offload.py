@@ -13,7 +13,7 @@ from .assigner import distribution
 
 
 def offload_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Keep an optimizer's state on the host between steps, for the parameters for which the model's graph says so.
+    """Keeps an optimizer's state on the host between steps, for the parameters for which the model's graph says so.
 
     Args:
         optimizer: an optimizer of the model's parameters. Its `step` copies the state of one layer to the layer's GPU, updates

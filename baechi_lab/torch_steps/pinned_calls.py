@@ -44,7 +44,7 @@ class PinnedCalls:
         self.regions: list[str] = []
 
     def pin(self, calls: Iterable[int], why: str) -> None:
-        """Pin calls. Negative indices stand for no call."""
+        """Pins calls. Negative indices stand for no call."""
         for call in calls:
             if call >= 0:
                 self.reasons.setdefault(call, why)
@@ -60,7 +60,7 @@ class PinnedCalls:
         return "hooks" if module is not None and has_hooks(module) else None
 
     def pin_outliving_tensors(self, tensors: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
-        """Pin the calls that computed tensors which are still alive although nobody should hold them.
+        """Pins the calls that computed tensors which are still alive although nobody should hold them.
 
         `tensors` must hold the last references to the tensors.
         """
@@ -72,7 +72,7 @@ class PinnedCalls:
                 self.pin(behind, "tensors that are kept after the forward")
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
-        """Pin calls because of what the forward changed besides values. `modules` has the layer of every call."""
+        """Pins calls because of what the forward changed besides values. `modules` has the layer of every call."""
         module_by_name = dict(model.named_modules())
         for holder in snapshot.changes():
             pinned = [
@@ -97,7 +97,7 @@ def recomputes(function: object, args: Args) -> bool:
 
 
 def plainly(run: object, args: Args, kwargs: Kwargs) -> object:
-    """Run a checkpointed region without checkpointing, so that its calls build their graph now."""
+    """Runs a checkpointed region without checkpointing, so that its calls build their graph now."""
     return args[0](*args[2:])
 
 

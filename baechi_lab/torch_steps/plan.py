@@ -21,7 +21,7 @@ from .records import Trace
 def make_plan(
     trace: Trace, placement: Placement, devices: tuple[str, ...], *, reorder: str = "gpu", graph: OpGraph | None = None
 ) -> Plan:
-    """Make the plan for the calls of `trace`. Their ops come first in the placement; backward ops may follow.
+    """Makes the plan for the calls of `trace`. Their ops come first in the placement; backward ops may follow.
 
     Calls that draw random numbers on one physical device keep their code order, so that a seed gives the same numbers as code
     order. So do calls of one module with buffers. Calls of one group must share a device. Pinned calls keep their place in

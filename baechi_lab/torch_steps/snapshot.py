@@ -158,7 +158,7 @@ class ContainerSnapshot:
         return [""] if len(self.container) != len(self.before) or any(a is not b for a, b in pairs) else []
 
     def restore(self) -> None:
-        """Restore the former contents. What intercepts a module stays."""
+        """Restores the former contents. What intercepts a module stays."""
         if not self.changed_keys():
             return
         before = self.before

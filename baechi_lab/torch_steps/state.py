@@ -25,7 +25,7 @@ class State:
         self.calls_of: dict[str, list[int]] = {}
 
     def touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
-        """Record what call `index` uses and writes. Returns the calls that must come before because they use the same state."""
+        """Records what call `index` uses and writes. Returns the calls that must come before because they use the same state."""
         after: set[int] = set()
         for storage in (used | written) & self.latest.keys():
             users, writer = self.latest[storage]
@@ -39,7 +39,7 @@ class State:
         return after - {-1, index}
 
     def touched_between(self, inputs: list[torch.Tensor], written: set[int]) -> None:
-        """Record state used by code between operators. Such code runs at once, so state that calls write must be up to date."""
+        """Records state used by code between operators. Such code runs at once, so state that calls write must be up to date."""
         for storage in {storage_key(t) for t in inputs} & self.latest.keys():
             users, writer = self.latest[storage]
             self.users.setdefault(storage, set()).add(-1)
@@ -47,7 +47,7 @@ class State:
         self.seen_writes |= written & self.latest.keys()
 
     def called_again(self, module: nn.Module | None, name: str, index: int) -> set[int]:
-        """Return the previous call of a module with buffers. They keep code order, because state passes between them."""
+        """Returns the previous call of a module with buffers. They keep code order, because state passes between them."""
         if module is None or next(module.buffers(), None) is None:
             return set()
         earlier = self.calls_of.setdefault(name, [])

@@ -63,7 +63,7 @@ _FAILURES = (
 
 
 def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | type] = ()) -> Trace:
-    """Run the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and record its calls.
+    """Runs the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and records its calls.
 
     The model runs in its present mode (`train()` or `eval()`). The model, the inputs and the random generators are left
     unchanged. `atomic` names module classes that are not divided.
@@ -103,7 +103,7 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise `InvalidInput` for a model that cannot be intercepted."""
+    """Raises `InvalidInput` for a model that cannot be intercepted."""
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     for name, module in model.named_modules():
@@ -237,7 +237,7 @@ class Tracer(Handler):
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Run a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
+        """Runs a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
         recomputed = recomputes(subject, args)
         if recomputed:
             why = "checkpointing"
@@ -318,7 +318,7 @@ class Tracer(Handler):
         return number
 
     def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
-        """Pin the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
+        """Pins the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
         self.pinned_calls.pin([len(self.calls) - 1], why)
         for tensor in inputs:
             self.pinned_calls.pin(self.flow.behind(tensor), why)
@@ -334,7 +334,7 @@ class Tracer(Handler):
         state_written: set[int],
         random: bool,
     ) -> None:
-        """Record a call that has run, with the storages that it wrote, among its inputs and of its own state.
+        """Records a call that has run, with the storages that it wrote, among its inputs and of its own state.
 
         `modules` are the layer and the modules that it took as arguments; none for a function.
         """

@@ -276,7 +276,7 @@ class Fitted:
 
 
 def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Fitted | None:
-    """Find the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
+    """Finds the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
     for changed, changes in _fitting_changes(setting):
         try:
             outcome = compute(setting.replace(**changes), subject, memo, report)

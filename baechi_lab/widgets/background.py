@@ -28,7 +28,7 @@ class Ticket:
         self._tell = tell
 
     def report(self, text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> bool:
-        """Report the progress as a text, the share that is done (0..1) and a point of the best step over time, if known.
+        """Reports the progress as a text, the share that is done (0..1) and a point of the best step over time, if known.
 
         Returns True if the job should end with its best result so far. Raises `Cancelled` if the job was cancelled.
         """
@@ -39,7 +39,7 @@ class Ticket:
         return self.enough.is_set()
 
     def check(self) -> None:
-        """Raise `Cancelled` if the job was cancelled."""
+        """Raises `Cancelled` if the job was cancelled."""
         if self.cancelled.is_set():
             raise Cancelled("cancelled")
 
@@ -56,7 +56,7 @@ class Later:
         self._timer: asyncio.TimerHandle | None = None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call `function` after the delay, unless `call` is called again before."""
+        """Calls `function` after the delay, unless `call` is called again before."""
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -104,20 +104,20 @@ class Background:
         return [] if ticket is None else list(ticket.points)
 
     def enough(self) -> None:
-        """Ask the running job to end with its best result so far; a job that cannot continues."""
+        """Asks the running job to end with its best result so far; a job that cannot continues."""
         ticket = self._ticket
         if ticket is not None:
             ticket.enough.set()
 
     def deliver(self, call: Callable[[], None]) -> None:
-        """Run `call` on the interface's thread."""
+        """Runs `call` on the interface's thread."""
         if self._loop is None or self._loop.is_closed():
             call()
         else:
             self._loop.call_soon_threadsafe(call)
 
     def submit(self, work: Work, on_result: Callable[[Any], None], ended: Callable[[], None] | None = None) -> None:
-        """Run `work(ticket)` after the delay, unless a newer job is submitted; then call `on_result(result)`.
+        """Runs `work(ticket)` after the delay, unless a newer job is submitted; then calls `on_result(result)`.
 
         `ended` is called when the job has ended, with or without a result, unless a newer job has replaced it.
         """
@@ -130,7 +130,7 @@ class Background:
         self._thread.start()
 
     def cancel(self) -> bool:
-        """Cancel the running job; returns False if there is none."""
+        """Cancels the running job; returns False if there is none."""
         with self._lock:
             ticket, self._ticket = self._ticket, None
         if ticket is not None:
@@ -138,7 +138,7 @@ class Background:
         return ticket is not None
 
     def wait(self, seconds: float = 60.0) -> bool:
-        """Wait for the newest job's thread, in tests and scripts; its result still arrives on the loop."""
+        """Waits for the newest job's thread, in tests and scripts; its result still arrives on the loop."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
@@ -184,7 +184,7 @@ _BACKGROUNDS: weakref.WeakSet[Background] = weakref.WeakSet()
 
 @atexit.register
 def _end_jobs() -> None:
-    """Cancel all jobs, and wait up to two seconds for each: a solver may abort the process if it runs at exit."""
+    """Cancels all jobs, and waits up to two seconds for each: a solver may abort the process if it runs at exit."""
     for background in list(_BACKGROUNDS):
         background.cancel()
         background.wait(2.0)

@@ -69,7 +69,7 @@ def build_bars(
     against: int = -1,
     groups: Sequence[str] = (),
 ) -> Bars:
-    """Make the lanes of all timelines: per device a lane for compute, one for collectives if there are any, one for transfers.
+    """Makes the lanes of all timelines: per device a lane for compute, one for collectives if there are any, one for transfers.
 
     Transfers are in both devices' lanes: a send has the colour of its target, a receive that of its source. `chain` marks the
     critical bars of the first timeline. `titles` name the timelines, by default by their origin. Timeline `against` belongs to

@@ -150,7 +150,7 @@ def is_step(subject: object) -> TypeGuard[TrainingStep]:
 
 
 def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Outcome:
-    """Run the stages that are not cached. `report` is called before each stage, and may raise to stop.
+    """Runs the stages that are not cached. `report` is called before each stage, and may raise to stop.
 
     Raises:
         BaechiLabError: as the stages raise it.
@@ -265,7 +265,7 @@ class TorchProfile:
 
 
 def _load(path: str, modified: float) -> OpGraph:
-    """Load a stored graph; `modified` makes the cache read a changed file again."""
+    """Loads a stored graph; `modified` makes the cache read a changed file again."""
     return load_graph(path)
 
 
@@ -332,7 +332,7 @@ class Placing:
         return Place(name, **params)(graph, cluster)
 
     def take_progress(self, *progress: Any) -> bool:
-        """Report the progress of the placer; returns True if it should end with its best placement."""
+        """Reports the progress of the placer; returns True if it should end with its best placement."""
         if len(progress) == 2:
             message, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
         else:

@@ -41,7 +41,7 @@ class FitView(ipywidgets.VBox):
         self.add_class("bl-panel")
 
     def show(self, number: int) -> None:
-        """Show the timeline of `answer.options[number]`."""
+        """Shows the timeline of `answer.options[number]`."""
         option = self.answer.options[number]
         self.shown = option
         say(self.words, f"{option.kind}, {option.choice}: {option.command or option.error}")

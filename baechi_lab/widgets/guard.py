@@ -22,7 +22,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """Make the problem of an error; the sentence begins with the error's type unless it is a `BaechiLabError`."""
+        """Makes the problem of an error; the sentence begins with the error's type unless it is a `BaechiLabError`."""
         text = " ".join(str(error).split())
         if not isinstance(error, BaechiLabError):
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -30,7 +30,7 @@ class Problem:
 
 
 def refused(show: Callable[[Problem], None]) -> Guard:
-    """Guard a change of the setting; the sentence of an error adds that the setting stays as it was.
+    """Guards a change of the setting; the sentence of an error adds that the setting stays as it was.
 
     >>> messages = []
     >>> with refused(messages.append):

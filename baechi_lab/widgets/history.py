@@ -29,7 +29,7 @@ class History:
         return bool(self._future)
 
     def undo(self) -> bool:
-        """Go back by one setting; returns False at the first."""
+        """Goes back by one setting; returns False at the first."""
         if not self._past:
             return False
         self._future.append(self.now)
@@ -37,7 +37,7 @@ class History:
         return True
 
     def redo(self) -> bool:
-        """Go forward by one setting; returns False at the last."""
+        """Goes forward by one setting; returns False at the last."""
         if not self._future:
             return False
         self._past.append(self.now)

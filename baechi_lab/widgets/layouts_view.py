@@ -53,7 +53,7 @@ class LayoutsView(PicturedBox):
             say(self.words, "No layout fits; the column of reasons says what is missing.", "bad")
 
     def show(self, number: int) -> None:
-        """Show the timeline of `answer.rows[number]`."""
+        """Shows the timeline of `answer.rows[number]`."""
         row = self.answer.rows[number]
         self.row = row
         step = row.step()

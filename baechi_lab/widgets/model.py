@@ -87,11 +87,11 @@ class WorkbenchModel:
     # -- telling ---------------------------------------------------------------------------------------
 
     def on(self, event: str, call: Callable[[Any], None]) -> None:
-        """Call `call(argument)` whenever `event` happens."""
+        """Calls `call(argument)` whenever `event` happens."""
         self._listeners[event].append(call)
 
     def emit(self, event: str, argument: Any = None) -> None:
-        """Call the listeners of `event`; an error in one is shown, and the others are still called."""
+        """Calls the listeners of `event`; an error in one is shown, and the others are still called."""
         for call in list(self._listeners[event]):
             with Guard(self.fail if event != "problem" else lambda problem: None):
                 call(argument)
@@ -101,7 +101,7 @@ class WorkbenchModel:
         self.emit("problem", problem)
 
     def clear_problem(self) -> None:
-        """Remove the shown problem."""
+        """Removes the shown problem."""
         if self.problem is not None:
             self.problem = None
             self.emit("problem", None)
@@ -117,7 +117,7 @@ class WorkbenchModel:
         return self.history.now
 
     def change(self, **changes: Any) -> None:
-        """Change fields of the setting; stages that depend on them are computed again, the others are cached.
+        """Changes fields of the setting; stages that depend on them are computed again, the others are cached.
 
         A placer that can start from a placement starts from the shown one.
         """
@@ -134,7 +134,7 @@ class WorkbenchModel:
         return fits and "start" in placer_class(setting.placer).__dataclass_fields__ and "start" not in setting.params
 
     def enter(self, setting: Setting) -> None:
-        """Replace the whole setting. If it raises, the previous setting stays.
+        """Replaces the whole setting. If it raises, the previous setting stays.
 
         Raises:
             BaechiLabError: the file of the setting cannot be read, or a parameter of the placer is invalid.
@@ -154,11 +154,11 @@ class WorkbenchModel:
         self._changed()
 
     def undo(self) -> bool:
-        """Go back to the previous setting; returns False if there is none."""
+        """Goes back to the previous setting; returns False if there is none."""
         return self._step(self.history.undo())
 
     def redo(self) -> bool:
-        """Go forward to the undone setting; returns False if there is none."""
+        """Goes forward to the undone setting; returns False if there is none."""
         return self._step(self.history.redo())
 
     def _step(self, by_move: bool) -> bool:
@@ -187,13 +187,13 @@ class WorkbenchModel:
             self.refresh()
 
     def enough(self) -> None:
-        """End the running placer with its best placement so far."""
+        """Ends the running placer with its best placement so far."""
         self.worker.enough()
 
     # -- computing -------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Compute the outcome of the setting; until it arrives, the last outcome stays and is stale."""
+        """Computes the outcome of the setting; until it arrives, the last outcome stays and is stale."""
         self._agreed = (self.setting.placer, self.setting.params)
         self._set_stale(self.outcome is not None)
         if self.inline:
@@ -204,13 +204,13 @@ class WorkbenchModel:
         self.worker.submit(lambda ticket: self._compute(setting, ticket), self.take_outcome, self._idle)
 
     def compute_now(self) -> Outcome:
-        """Compute the outcome in this thread and return it; errors of the stages are raised."""
+        """Computes the outcome in this thread and returns it; errors of the stages are raised."""
         outcome, advice = self._compute(self.setting, None)
         self.take_outcome((outcome, advice))
         return outcome
 
     def open(self) -> Outcome:
-        """Compute the first outcome; if it does not fit, make the smallest change that fits, and emit it as `fitted`.
+        """Computes the first outcome; if it does not fit, makes the smallest change that fits, and emits it as `fitted`.
 
         Where `auto` takes seconds, the first outcome is that of one of its placers, and `auto` goes on in the background.
 
@@ -335,7 +335,7 @@ class WorkbenchModel:
             self.emit("stale", stale)
 
     def cancel(self) -> None:
-        """Cancel the computation; the last outcome stays and is stale."""
+        """Cancels the computation; the last outcome stays and is stale."""
         if self.worker.cancel():
             self._idle()
 
@@ -348,7 +348,7 @@ class WorkbenchModel:
             self.emit("selection", selected)
 
     def preview_moves(self, ops: Sequence[int]) -> None:
-        """Emit `previews`, the effect of moving `ops` by device name: first none, then those that were simulated."""
+        """Emits `previews`, the effect of moving `ops` by device name: first none, then those that were simulated."""
         outcome, memo = self.outcome, self.memo
         self.previewer.cancel()
         self.emit("previews", {})
@@ -363,7 +363,7 @@ class WorkbenchModel:
             )
 
     def move(self, ops: Iterable[int], device: int, scope: str = "") -> None:
-        """Move ops, with those of their colocation groups, to a device; `scope` is a name for exactly these ops.
+        """Moves ops, with those of their colocation groups, to a device; `scope` is a name for exactly these ops.
 
         Raises:
             InvalidInput: there is no outcome yet, or no op is selected.
@@ -412,7 +412,7 @@ class WorkbenchModel:
         return to_code(setting, variable=self.subject_variable, built=self.built, is_torch=is_torch, export=export)
 
     def load_code(self, text: str) -> None:
-        """Replace the setting by that of the code; the model from which the given step was built means that step."""
+        """Replaces the setting by that of the code; the model from which the given step was built means that step."""
         read = from_code(text)
         name, params = self.built or ("", {})
         model_params = {key: x for key, x in params.items() if key != "batch_size"}

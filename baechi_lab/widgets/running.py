@@ -35,12 +35,12 @@ class LiveRun:
 
     @classmethod
     def of(cls, outcome: Outcome, run: Run) -> LiveRun:
-        """Make the record of a finished run of `outcome`."""
+        """Makes the record of a finished run of `outcome`."""
         seconds = [float(x) for x in run.step_seconds]
         return cls(outcome.timeline.makespan_us / 1e6, seconds, "done", run, _other_costs(outcome), len(seconds))
 
     def add(self, step: Any) -> None:
-        """Add the result of a step; only measured steps count."""
+        """Adds the result of a step; only measured steps count."""
         self.phase = step.phase
         if step.phase == "measured":
             self.seconds.append(float(step.seconds))
@@ -107,7 +107,7 @@ class Runner:
     def start(
         self, outcome: Outcome, steps: int, warmup: int, on_result: Callable[[Run], None], **options: Any
     ) -> None:
-        """Run `outcome.placement`; `options` go to `bl.execute`.
+        """Runs `outcome.placement`; `options` go to `bl.execute`.
 
         Raises:
             InvalidInput: there is no step to run, or the placement does not fit.
@@ -162,5 +162,5 @@ class Runner:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """End the run; its measured steps are kept."""
+        """Ends the run; its measured steps are kept."""
         self._stop.set()

@@ -56,7 +56,7 @@ class Tasks:
         self.job = self._refusal = ""
 
     def _begin_job(self, job: str) -> None:
-        """Record the running task; raises while another task runs, so that none is replaced without a message."""
+        """Records the running task; raises while another task runs, so that none is replaced without a message."""
         if self.worker.busy:
             self._refusal = f"{self.job} is still under way: wait for it, or cancel it"
             raise InvalidInput(self._refusal)
@@ -64,7 +64,7 @@ class Tasks:
         self.model.clear_problem()
 
     def start(self, job: str, work: Callable[..., Any], on_result: Callable[[Any], None]) -> None:
-        """Run `work(ticket)` in the background and call `on_result` with its result; raises while another task runs."""
+        """Runs `work(ticket)` in the background and calls `on_result` with its result; raises while another task runs."""
         self._begin_job(job)
         if self.model.inline:
             on_result(work(Ticket(lambda text, share: None)))
@@ -72,7 +72,7 @@ class Tasks:
             self.worker.submit(work, on_result, self._end_job)
 
     def cancel(self) -> None:
-        """End the running task; runs and sweeps keep their results so far."""
+        """Ends the running task; runs and sweeps keep their results so far."""
         self.runner.stop()
         self._stop_sweep.set()
         # Runs and sweeps end by themselves with their results so far; any other task is dropped.
@@ -80,7 +80,7 @@ class Tasks:
             self._end_job()
 
     def _end_job(self) -> None:
-        """Record that no task runs, and remove the problem that a task was rejected meanwhile."""
+        """Records that no task runs, and removes the problem that a task was rejected meanwhile."""
         self.model.emit("task", ("", -1.0))
         problem = self.model.problem
         if problem is not None and problem.sentence == self._refusal:
@@ -100,7 +100,7 @@ class Tasks:
     # -- comparing -------------------------------------------------------------------------------------
 
     def compare(self, placers: Iterable[str]) -> None:
-        """Place with each placer; `table` is emitted with the finished rows after each placer, and at the end."""
+        """Places with each placer; `table` is emitted with the finished rows after each placer, and at the end."""
         outcome, names = self.outcome(), list(placers)
         if not names:
             raise InvalidInput("choose at least one placer to compare")
@@ -128,7 +128,7 @@ class Tasks:
         self.model.emit("table", table)
 
     def use(self, placer: str) -> None:
-        """Make the placer of a row of the table the current one."""
+        """Makes the placer of a row of the table the current one."""
         if placer != self.model.setting.placer:
             self.model.change(placer=placer, params={})
             if not self.model.worker.busy and self.model.stale:
@@ -137,14 +137,14 @@ class Tasks:
             self.model.change(moves=())
 
     def hold(self, placer: str | None = None) -> None:
-        """Keep an outcome for comparison: the current one, or that of another placer under the same setting."""
+        """Keeps an outcome for comparison: the current one, or that of another placer under the same setting."""
         outcome = self.outcome()
         if placer is None or (placer == outcome.setting.placer and not outcome.setting.moves):
             return self._hold(outcome)
         return self._placed_by(placer, outcome, self._hold)
 
     def _placed_by(self, placer: str, outcome: Outcome, on_result: Callable[[Outcome], None]) -> None:
-        """Call `on_result` with the outcome of another placer under the same setting; at once if it is cached."""
+        """Calls `on_result` with the outcome of another placer under the same setting; at once if it is cached."""
         setting = outcome.setting.replace(placer=placer, params={}, moves=())
         subject, memo = self.model.subject, self.model.memo
 
@@ -176,7 +176,7 @@ class Tasks:
         return choices
 
     def bring(self, key: str) -> None:
-        """Compute the outcome of a key of `comparable_outcomes`, and then emit `beside`."""
+        """Computes the outcome of a key of `comparable_outcomes`, and then emits `beside`."""
         if not key.startswith(ROW) or self.comparable_outcome(key) is not None:
             return self.model.emit("beside", key)
 
@@ -208,7 +208,7 @@ class Tasks:
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, steps: int, warmup: int = 3, kind: str = "auto", native: bool = False) -> None:
-        """Run the current placement on devices and, with `native`, the undivided step.
+        """Runs the current placement on devices and, with `native`, the undivided step.
 
         `live` is emitted after steps, `run` at the end.
         """
@@ -244,7 +244,7 @@ class Tasks:
         return next((run for measured, run in reversed(self.measured_runs) if same_placement(measured, outcome)), None)
 
     def measure_link(self) -> None:
-        """Measure transfers between two TensorFlow devices of this machine, and set the fitted link."""
+        """Measures transfers between two TensorFlow devices of this machine, and sets the fitted link."""
 
         def work(ticket: Ticket) -> Any:
             from ..executors import measure_link
@@ -261,7 +261,7 @@ class Tasks:
     # -- explaining ------------------------------------------------------------------------------------
 
     def explain(self) -> None:
-        """Make the decision log of the current placement, and emit `log`."""
+        """Makes the decision log of the current placement, and emits `log`."""
         outcome = self.outcome()
 
         def work(ticket: Ticket) -> Log:
@@ -277,7 +277,7 @@ class Tasks:
     # -- exporting -------------------------------------------------------------------------------------
 
     def export(self, folder: str) -> None:
-        """Write the training script of the current placement; `written` is emitted with the folder."""
+        """Writes the training script of the current placement; `written` is emitted with the folder."""
         from ..exporters import export
 
         def write(step: TrainingStep, outcome: Outcome, options: dict[str, Any]) -> Path:
@@ -286,7 +286,7 @@ class Tasks:
         self._with_step(f"writing {folder}", write, lambda path: self.model.emit("written", path))
 
     def preview_script(self) -> None:
-        """Make the training script of the current placement; `script` is emitted with its text."""
+        """Makes the training script of the current placement; `script` is emitted with its text."""
 
         def text(step: TrainingStep, outcome: Outcome, options: dict[str, Any]) -> str:
             exporter = framework_part("exporters", framework_of(step))
@@ -295,7 +295,7 @@ class Tasks:
         self._with_step("the training script", text, lambda text: self.model.emit("script", text))
 
     def _with_step(self, job: str, call: Callable[..., object], on_result: Callable[[Any], None]) -> None:
-        """Start `call(step, outcome, options)` with the arguments of `bl.export` for the setting."""
+        """Starts `call(step, outcome, options)` with the arguments of `bl.export` for the setting."""
         outcome = self.outcome()
         step, setting = outcome.step, outcome.setting
         if step is None:

@@ -213,20 +213,20 @@ class Workbench(PicturedBox):
         return [] if outcome is None else [outcome.timeline, *measured_timelines]
 
     def _offer(self) -> None:
-        """Update the placements with which the timeline can be compared, and drop a choice that no longer exists."""
+        """Updates the placements with which the timeline can be compared, and drops a choice that no longer exists."""
         offered = self.tasks.comparable_outcomes()
         self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in offered.items()]
         if self.timeline.against not in offered:
             self.timeline.against = ""
 
     def _set_against(self, key: str) -> None:
-        """Show the timeline of the chosen placement below the current one."""
+        """Shows the timeline of the chosen placement below the current one."""
         if self._listening:
             with Guard(self.model.fail):
                 self.tasks.bring(key)
 
     def _go_to_op(self, op: int) -> None:
-        """Select the op of a link in the details in every view, and make it visible in the graph."""
+        """Selects the op of a link in the details in every view, and makes it visible in the graph."""
         outcome = self.model.outcome
         if outcome is not None:
             with Guard(self.model.fail):
@@ -236,7 +236,7 @@ class Workbench(PicturedBox):
                 self._describe()
 
     def _describe(self) -> None:
-        """Show the details of the clicked op, or else of the selection."""
+        """Shows the details of the clicked op, or else of the selection."""
         outcome, ops = self.model.outcome, self.model.selection
         if outcome is None or not ops:
             self.details.clear()
@@ -250,7 +250,7 @@ class Workbench(PicturedBox):
             self.details.show_selection(outcome, ops)
 
     def _select(self, origin: object, ops: Any) -> None:
-        """Select, in all views, the ops that were selected in view `origin` and those that move with them."""
+        """Selects, in all views, the ops that were selected in view `origin` and those that move with them."""
         if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
                 indices = [int(op) for op in ops()]
@@ -270,7 +270,7 @@ class Workbench(PicturedBox):
     _origin: object = None
 
     def _selected(self, ops: tuple[int, ...]) -> None:
-        """Show the selection in all views except the one where it was made."""
+        """Shows the selection in all views except the one where it was made."""
         self._listening = False
         if self.graph.selected_ops != list(ops):
             self.graph.select_ops(ops)
@@ -284,7 +284,7 @@ class Workbench(PicturedBox):
         self.model.preview_moves(ops)
 
     def _command(self, name: str, content: dict[str, Any]) -> None:
-        """Execute a command of the graph view: move, undo, redo."""
+        """Executes a command of the graph view: move, undo, redo."""
         with Guard(self.model.fail):
             if name == "undo":
                 self.model.undo()
@@ -303,7 +303,7 @@ class Workbench(PicturedBox):
                 self.graph.status = f"{count} moved to {device_name}: {description}. Undo takes it back."
 
     def _show_decision(self, log: Log, step: int) -> None:
-        """Show a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""
+        """Shows a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""
         decided = log.placed_until(step)
         self.graph.dim_all_but(decided)
         outcome = self.model.outcome
@@ -338,7 +338,7 @@ class Workbench(PicturedBox):
         return self.model.code()
 
     def load_code(self, text: str) -> None:
-        """Replace the setting by that of the code."""
+        """Replaces the setting by that of the code."""
         self.model.load_code(text)
 
     def picture(self) -> str:
@@ -376,5 +376,5 @@ class Workbench(PicturedBox):
 
 
 def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:
-    """Put the class `mark`, which hides a part, on `body` while the part's folder is folded."""
+    """Puts the class `mark`, which hides a part, on `body` while the part's folder is folded."""
     body.remove_class(mark) if folder.unfolded else body.add_class(mark)

@@ -74,7 +74,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             os.set_blocking(stream.fileno(), False)
 
     def enter(self, network: int | None) -> None:
-        """Go on in the network of process `network` (None: the machine's): in a new process, if this one is in another."""
+        """Goes on in the network of process `network` (None: the machine's): in a new process, if this one is in another."""
         if network != self._network and self.alive:
             self.close()
             self._start(network)
@@ -97,7 +97,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         cancel: threading.Event | None = None,
         find_lost_peer: Callable[[], str | None] | None = None,
     ) -> Generator[Message, None, None]:
-        """Send a request and yield the answers up to the first whose kind is in `last`.
+        """Sends a request and yields the answers up to the first whose kind is in `last`.
 
         `find_lost_peer` is called repeatedly; where another process that the answer needs has ended, it returns a sentence
         that says so, else None.
@@ -176,7 +176,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return [s for s in (process.stdin, process.stdout, process.stderr) if s is not None]
 
     def close(self) -> None:
-        """Kill the worker and all processes that it started, reap it, and close every file. May be called twice."""
+        """Kills the worker and all processes that it started, reaps it, and closes every file. May be called twice."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -119,7 +119,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raises `subprocess.TimeoutExpired`."""
+        """Waits for the end. Raises `subprocess.TimeoutExpired`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             remaining_seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -128,7 +128,7 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """End the process now."""
+        """Ends the process now."""
         with contextlib.suppress(ProcessLookupError):
             if self.poll() is None:
                 os.kill(self.pid, signal.SIGKILL)

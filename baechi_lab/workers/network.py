@@ -24,7 +24,7 @@ _PARENT_DEATH_SIGNAL = 1  # prctl.h
 
 
 def enter(network: int) -> None:
-    """Move this process, which has one thread yet, to the network of process `network`, or to a new one (`CREATE_NETWORK`).
+    """Moves this process, which has one thread yet, to the network of process `network`, or to a new one (`CREATE_NETWORK`).
 
     Raises `SystemExit` with a sentence where that cannot be done.
     """
@@ -53,7 +53,7 @@ def enter(network: int) -> None:
 
 
 def leave_network() -> None:
-    """Give this process a network of its own, which has a loopback device and nothing else.
+    """Gives this process a network of its own, which has a loopback device and nothing else.
 
     Call it before other threads make sockets: each thread has the network of the one that started it. Without the right to make
     networks, the process goes on as a user of its own user namespace, who has that right. Only a process of one thread may

@@ -125,7 +125,7 @@ class Cost:
 
 
 def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
-    """Measure the overheads of a running `bl.LocalCluster` of at least two workers. Takes about a minute.
+    """Measures the overheads of a running `bl.LocalCluster` of at least two workers. Takes about a minute.
 
     Raises `InvalidInput` for one worker, `ExecutionError` if a synthetic step does not run.
     """

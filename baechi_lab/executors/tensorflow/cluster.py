@@ -144,7 +144,7 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
         return None if ended is None else f"worker {ended} of the cluster ({self.addresses[ended]}) has ended"
 
     def require_alive(self) -> None:
-        """Raise `ExecutionError` that names the first worker that has ended, if any."""
+        """Raises `ExecutionError` that names the first worker that has ended, if any."""
         message = self.ended_worker()
         if message is not None:
             raise ExecutionError(f"{message}; make a new LocalCluster")
@@ -160,7 +160,7 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
         return tuple(p.pid for p in self._processes)
 
     def close(self) -> None:
-        """End the workers. Further calls do nothing."""
+        """Ends the workers. Further calls do nothing."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def serve(request: Message, send: Send) -> None:
-    """Run the step of an `execute` request. Sends `ready`, one `step` per step, `timeline` and `done`."""
+    """Runs the step of an `execute` request. Sends `ready`, one `step` per step, `timeline` and `done`."""
     import tensorflow as tf
 
     header = request.header
@@ -69,7 +69,7 @@ def _run_steps(
     placed: PlacedGraph,
     send: Send,
 ) -> None:
-    """Warm up, trace, then measure. Traced steps come before measured ones, so an interrupted run still has a trace.
+    """Warms up, traces, then measures. Traced steps come before measured ones, so an interrupted run still has a trace.
 
     The first warm-up step records how TensorFlow partitioned the graph. A traced step that records it would start differently.
     """

@@ -72,7 +72,7 @@ def measure_link(
     timeout: float | None = None,
     progress: bool = True,
 ) -> LinkFit:
-    """Time transfers from one device to another.
+    """Times transfers from one device to another.
 
     Args:
         source, target: names or indices of devices of `cluster`; without one, TensorFlow device names of this machine
@@ -125,7 +125,7 @@ def measure_links(
     timeout: float | None = None,
     progress: bool = True,
 ) -> ClusterFit:
-    """Measure and probe every ordered pair of a cluster's devices; see `measure_cluster`."""
+    """Measures and probes every ordered pair of a cluster's devices; see `measure_cluster`."""
     _check(sizes, repeats)
     _check((4, probe_bytes), repeats)
     record, addresses = _running(cluster, workers)

@@ -37,7 +37,7 @@ KINDS = ("one", "back", "same", "opposite")
 
 
 def serve(request: Message, send: Send) -> None:
-    """Time the pairs of a `links` request. Sends `link` per pair (float64[sizes, repeats] seconds, probes) and `done`."""
+    """Times the pairs of a `links` request. Sends `link` per pair (float64[sizes, repeats] seconds, probes) and `done`."""
     import tensorflow as tf
 
     header = request.header

@@ -91,7 +91,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
         self._open = True
 
     def __call__(self, *batch: object) -> Any:
-        """Run one step. Returns what the step returns: one value, a tuple of them, or a dict by name.
+        """Runs one step. Returns what the step returns: one value, a tuple of them, or a dict by name.
 
         Raises `InvalidInput` for a batch that does not match, `ExecutionError` when TensorFlow fails.
         """
@@ -120,7 +120,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
         return {node_of(spec.name): value for spec, value in zip(self.step.variables, values, strict=True)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the variables as `.npz`, atomically. `load` reads the file."""
+        """Writes the variables as `.npz`, atomically. `load` reads the file."""
         target = Path(path)
         values = {f"variable_{i}": value for i, value in enumerate(self.variables.values())}
         try:
@@ -131,7 +131,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
             raise ExecutionError(f"cannot write {target}: {error.strerror or error}") from error
 
     def load(self, values: str | os.PathLike[str] | Mapping[str, NDArray[np.generic]]) -> None:
-        """Set the variables from a file that `save` wrote, or from a mapping like `variables`."""
+        """Sets the variables from a file that `save` wrote, or from a mapping like `variables`."""
         names = [node_of(spec.name) for spec in self.step.variables]
         if not isinstance(values, Mapping):
             with np.load(values, allow_pickle=False) as stored:
@@ -146,7 +146,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
         self._session.assign(converted)
 
     def restore(self, model: object) -> int:
-        """Copy the variables back into what the step was traced from; returns how many were copied.
+        """Copies the variables back into what the step was traced from; returns how many were copied.
 
         `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
         `InvalidInput` when a variable of the step has no counterpart of its name and shape there.
@@ -154,7 +154,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
         return copy_back(self.variables, model)
 
     def close(self) -> None:
-        """Free the session. Further calls do nothing."""
+        """Frees the session. Further calls do nothing."""
         if self._open:
             self._session.close()
         self._open = False

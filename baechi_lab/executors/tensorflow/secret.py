@@ -14,7 +14,7 @@ YEARS = 10  # for which the certificate is valid
 
 
 def make_secret(path: str | os.PathLike[str]) -> Path:
-    """Write a new secret that only its owner can read. Copy it to the machines of a cluster over a trusted channel.
+    """Writes a new secret that only its owner can read. Copy it to the machines of a cluster over a trusted channel.
 
     The file has an Ed25519 key and a self-signed certificate (RFC 5280, RFC 8410), in PEM. Anyone with the file can use the
     workers that were started with it, and so run code as the user who started them.

@@ -56,7 +56,7 @@ def start(
     spinning: bool = True,
     trusted_users: bool = False,
 ) -> str:
-    """Start the server in this process and return its address `host:port`.
+    """Starts the server in this process and returns its address `host:port`.
 
     With `secret`, a file of `make_secret`, only clients with that file can connect, through TLS. The process leaves the machine's
     network unless `trusted_users` is given. Without a secret, `trusted_users` or `trusted_network` is required. With
@@ -132,7 +132,7 @@ def main(
     spinning: bool = True,
     trusted_users: bool = False,
 ) -> int:
-    """Run one worker until it is stopped; prints its address on a separate line.
+    """Runs one worker until it is stopped; prints its address on a separate line.
 
     Args:
         bind: `host:port`, or a port; loopback unless a host is named.

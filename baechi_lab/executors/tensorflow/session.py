@@ -92,7 +92,7 @@ def parse_graph(data: bytes) -> GraphDef:
 
 
 def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
-    """Put every op of `step` on `device_of[name]`.
+    """Puts every op of `step` on `device_of[name]`.
 
     Ops that `device_of` does not name go to the device of their first placed neighbour. Ops that share a resource (a
     variable, its readers and its writers) must be on one device in TensorFlow. They go to the device of the resource's
@@ -265,13 +265,13 @@ class PlacedSession:
         return tuple((d.name, d.device_type, int(d.memory_limit_bytes)) for d in self.session.list_devices())
 
     def start(self, values: Sequence[NDArray[np.generic]]) -> None:
-        """Set the variables and build the step."""
+        """Sets the variables and builds the step."""
         self.assign(values)
         fetches = [*self.placed.fetches, *self.placed.targets]
         self._call = self.session.make_callable(fetches, list(self.placed.feeds), accept_options=True)
 
     def assign(self, values: Sequence[NDArray[np.generic]]) -> None:
-        """Set the variables.
+        """Sets the variables.
 
         TensorFlow prepares the graph again for every set of feeds, which takes longer than most assignments. Assigning all
         variables at once would double the memory. So variables are assigned in portions of up to `_FEED_BYTES`.
@@ -281,11 +281,11 @@ class PlacedSession:
             self.session.run([self.placed.variables[i].assign for i in portion], feeds)
 
     def call(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
-        """Run one step; the values of its outputs."""
+        """Runs one step; the values of its outputs."""
         return self._run(inputs)
 
     def run_and_record_partition(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
-        """Run one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
+        """Runs one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
 
         A worker that records its partition does so before it starts (`GraphMgr::ExecuteAsync`). The worker with the larger
         partition then starts later than in other steps, after its tensors were requested, so they leave at once instead of
@@ -297,7 +297,7 @@ class PlacedSession:
         return outputs
 
     def trace(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[tuple[object, ...], object]:
-        """Run one step under a full trace. Returns outputs and RunMetadata, including partition graphs."""
+        """Runs one step under a full trace. Returns outputs and RunMetadata, including partition graphs."""
         divided_before = bool(self._partition_graphs)
         full = self._tf.RunOptions.FULL_TRACE
         options = self._tf.RunOptions(trace_level=full, output_partition_graphs=not divided_before)

@@ -269,7 +269,7 @@ class _Unroller:
             return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
-        """Warn about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
+        """Warns about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
         other_ops = None if self.undivided is None else other_number_of_ops(self.source_def, self.undivided)
         while self.nodes[name].op == "Identity":

@@ -59,7 +59,7 @@ def execute(
     reduction: str | None = None,
     return_gradients: bool = False,
 ) -> Run:
-    """Train a placed step for `warmup + steps` steps on real devices and measure it.
+    """Trains a placed step for `warmup + steps` steps on real devices and measures it.
 
     Whole batches run in this process. With `micro_batches` or a `schedule`, a placement whose stages form a pipeline runs
     on `torch.distributed.pipelining`, in a process of its own for every device (gloo between CPUs, NCCL between GPUs;
@@ -326,7 +326,7 @@ class _StepRunner:
         torch.manual_seed(step.seed)
 
     def run_steps(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:
-        """Run `steps` steps. Returns status and message."""
+        """Runs `steps` steps. Returns status and message."""
         for _ in range(steps):
             if self.cancel is not None and self.cancel.is_set():
                 return "cancelled", f"cancelled after {len(self.seconds)} steps"
@@ -385,7 +385,7 @@ class _StepRunner:
         self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
 
     def run_observed_step(self, measurement: Measurement) -> Measurement:
-        """Run one more step to observe its memory. It is not reported."""
+        """Runs one more step to observe its memory. It is not reported."""
         try:
             self._run_step(measurement)
         finally:
@@ -397,7 +397,7 @@ class _StepRunner:
 
 
 def synchronize() -> None:
-    """Wait for every GPU in use."""
+    """Waits for every GPU in use."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
             torch.cuda.synchronize(device)

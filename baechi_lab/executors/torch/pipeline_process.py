@@ -69,7 +69,7 @@ class Report:
 
 
 def run_process(pickled_job: bytes, file: str) -> Report:
-    """Train with the settings of the pickled `Job`. The processes find each other through `file`."""
+    """Trains with the settings of the pickled `Job`. The processes find each other through `file`."""
     job: Job = pickle.loads(pickled_job)  # noqa: S301  (from our own caller, through a pipe)
     cuda = job.device.startswith("cuda")
     if cuda:

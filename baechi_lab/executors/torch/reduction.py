@@ -96,7 +96,7 @@ def reduction_of(
     micro_steps: Sequence[TorchStep],
     requested: str | None = None,
 ) -> Reduction:
-    """Find how the micro-batches make up `step`. The model is left unchanged.
+    """Finds how the micro-batches make up `step`. The model is left unchanged.
 
     Warns if gradients will not be those of the undivided batch, or if this cannot be tested.
 
@@ -426,7 +426,7 @@ def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwarg
 
 @contextlib.contextmanager
 def _in_single_precision(model: nn.Module) -> Iterator[None]:
-    """Give 16-bit parameters and buffers 32 bits, so that rounding does not hide what couples samples."""
+    """Gives 16-bit parameters and buffers 32 bits, so that rounding does not hide what couples samples."""
     before = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype in _HALF]
     for t, data in before:
         t.data = data.float()
@@ -439,7 +439,7 @@ def _in_single_precision(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _layers_in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Put layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay."""
+    """Puts layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay."""
     before = {m: m.training for m in model.modules() if type(m).__module__.startswith("torch.nn.")}
     try:
         for module in before:

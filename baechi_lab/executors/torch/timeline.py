@@ -120,7 +120,7 @@ class Measurement(Observer):
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
     def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: object = ()) -> None:
-        """Start the observation of a step. What the optimizer and the batch hold in memory is counted."""
+        """Starts the observation of a step. What the optimizer and the batch hold in memory is counted."""
         if self.storages is not None:
             calls = self.session.plan.device
             first = calls[0] if calls else 0
@@ -180,7 +180,7 @@ class Measurement(Observer):
         return nodes
 
     def compute_loss(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
-        """Compute the loss of the model's outputs under observation."""
+        """Computes the loss of the model's outputs under observation."""
         if self.loss is None:
             return loss_of(outputs)
         nodes = self.start(self.loss, outputs)
@@ -318,7 +318,7 @@ class Measurement(Observer):
         return (mark - self.base_ns) / 1e3
 
     def timeline(self, observed: Measurement | None = None) -> Timeline:
-        """Build the Timeline. Ops that did not run have no row. `observed` has followed the storages of another step."""
+        """Builds the Timeline. Ops that did not run have no row. `observed` has followed the storages of another step."""
         spans = {
             op: (self._us(self.start_marks[op]), self._us(stop))
             for op, stop in self.stop_marks.items()

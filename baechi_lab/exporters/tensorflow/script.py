@@ -23,7 +23,7 @@ v1 = tf.compat.v1
 
 
 def batches(plan: dict) -> Iterator[tuple]:
-    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `split_batch`)."""
+    """Yields one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `split_batch`)."""
     with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
         example = tuple(with_dtype(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
     # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
@@ -81,7 +81,7 @@ def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
 
 
 def train(plan: dict, steps: int) -> None:
-    """Run `steps` steps of the placed graph from the stored values, and print what each returns."""
+    """Runs `steps` steps of the placed graph from the stored values, and prints what each returns."""
     names, counts = devices(plan)
     target = f"grpc://{plan['workers'][0]}" if plan["workers"] else ""
     with v1.Session(target, placed_graph(plan, names), config(plan, counts)) as session:
@@ -101,14 +101,14 @@ def train(plan: dict, steps: int) -> None:
 
 
 def save(plan: dict, session: tf.compat.v1.Session) -> None:
-    """Write the trained variables; the same keys as in initial_values.npz."""
+    """Writes the trained variables; the same keys as in initial_values.npz."""
     values = session.run([v["read"] for v in plan["variables"]])
     np.savez(HERE / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
     os.replace(HERE / "trained_values.partial.npz", HERE / "trained_values.npz")
 
 
 def main() -> None:
-    """Train, or serve as one worker of the cluster."""
+    """Trains, or serves as one worker of the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="training steps to run")
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")

@@ -20,7 +20,7 @@ ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
 
 @contextlib.contextmanager
 def watch_workers(addresses: list[str], secret: str | None) -> Iterator[None]:
-    """Wait until all workers answer; from then on this program ends with a sentence when one of them does not."""
+    """Waits until all workers answer; from then on this program ends with a sentence when one of them does not."""
     connections = {address: _answering(address) for address in addresses}
     for address in addresses:
         if not secret and not speaks_plainly(address, ANSWER_SECONDS):  # TensorFlow would wait for it, for ever

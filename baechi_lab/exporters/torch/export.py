@@ -43,7 +43,7 @@ def export(
     pipeline: bool | None = None,
     reduction: str | None = None,
 ) -> Path:
-    """Write a folder with the placed step and a `train.py`; returns its path.
+    """Writes a folder with the placed step and a `train.py`; returns its path.
 
     The script imports only torch, and installed packages that the model comes from. With `micro_batches` or a `schedule`, a
     placement that forms a pipeline becomes a script for `torchrun`, one process per device, on one machine or several.

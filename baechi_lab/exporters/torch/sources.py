@@ -37,7 +37,7 @@ class Sources:
         self.packages: set[str] = set()  # installed ones, which are imported where they are
 
     def add(self, source: Any, role: str) -> str | None:
-        """Add the file that defines an object. Returns its module name in the script; None for torch and Python."""
+        """Adds the file that defines an object. Returns its module name in the script; None for torch and Python."""
         name = getattr(source, "__module__", "") or ""
         top = name.partition(".")[0]
         if top in ("torch", "builtins"):
@@ -166,5 +166,5 @@ def runtime_files() -> dict[str, str]:
 
 
 def flat(text: str) -> str:
-    """Replace relative imports by imports of the flat files."""
+    """Replaces relative imports by imports of the flat files."""
     return re.sub(r"^(\s*)from \.+(?:\w+\.)*(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)

@@ -25,7 +25,7 @@ _FIRST_LANE = {_COMPUTE: 0, _SEND: 1000, _RECEIVE: 2000}
 
 
 def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write the trace to `path` (compressed where it ends in `.gz`, which Perfetto opens too).
+    """Writes the trace to `path` (compressed where it ends in `.gz`, which Perfetto opens too).
 
     Raises `FormatError` when the file cannot be written.
     """

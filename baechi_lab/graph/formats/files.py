@@ -42,7 +42,7 @@ _T = TypeVar("_T", OpGraph, Cluster, Placement, Timeline)
 
 
 def load_graph(path: PathLike) -> OpGraph:
-    """Read a graph: ours (`.json`, `.json.gz`), dnn-partitioning JSON, PipeDream's `graph.txt`, a Standard Task Graph, a trace.
+    """Reads a graph: ours (`.json`, `.json.gz`), dnn-partitioning JSON, PipeDream's `graph.txt`, a Standard Task Graph, a trace.
 
     The content decides, not the name, except that `.stg` and `.stg.gz` are always read as task graphs, and binary traces go
     by their names. Units and meaning of the foreign formats: see `dnn_partitioning`, `pipedream` and `stg` in
@@ -82,7 +82,7 @@ def load_graph(path: PathLike) -> OpGraph:
 
 
 def save_graph(graph: OpGraph, path: PathLike) -> None:
-    """Write a graph to a `.json` or `.json.gz` file (see `baechi_lab.graph.formats.json_format`).
+    """Writes a graph to a `.json` or `.json.gz` file (see `baechi_lab.graph.formats.json_format`).
 
     Raises:
         InvalidInput: not an OpGraph.
@@ -100,7 +100,7 @@ def save_graph(graph: OpGraph, path: PathLike) -> None:
 
 
 def save_cluster(cluster: Cluster, path: PathLike) -> None:
-    """Write a cluster to a `.json` or `.json.gz` file, such as one that `bl.measure_cluster` has measured.
+    """Writes a cluster to a `.json` or `.json.gz` file, such as one that `bl.measure_cluster` has measured.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def save_cluster(cluster: Cluster, path: PathLike) -> None:
 
 
 def load_cluster(path: PathLike) -> Cluster:
-    """Read a cluster that `bl.save_cluster` wrote.
+    """Reads a cluster that `bl.save_cluster` wrote.
 
     Raises:
         FormatError: an unreadable or foreign file; the message names file, field and place.
@@ -123,17 +123,17 @@ def load_cluster(path: PathLike) -> Cluster:
 
 
 def load_placement(path: PathLike) -> Placement:
-    """Read a placement that `save` wrote."""
+    """Reads a placement that `save` wrote."""
     return _expect(path, with_file_name(path, lambda: parse(read_bytes(path))), Placement)
 
 
 def load_timeline(path: PathLike) -> Timeline:
-    """Read a timeline that `save` wrote."""
+    """Reads a timeline that `save` wrote."""
     return _expect(path, with_file_name(path, lambda: parse(read_bytes(path))), Timeline)
 
 
 def save(record: Record, path: PathLike) -> None:
-    """Write a graph, cluster, placement or timeline to a `.json` or `.json.gz` file."""
+    """Writes a graph, cluster, placement or timeline to a `.json` or `.json.gz` file."""
     name = name_of(path)
     if not name.endswith((".json", ".json.gz")):
         raise FormatError(f"{name}: the name must end in .json or .json.gz")

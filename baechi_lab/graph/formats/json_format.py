@@ -62,7 +62,7 @@ def schema() -> Document:
 
 
 def check_schema(document: object) -> None:
-    """Check the document's structure, every list cut to its first entries; `FormatError` names the first bad field."""
+    """Checks the document's structure, every list cut to its first entries; `FormatError` names the first bad field."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'not a {FORMAT} document: field format must be "{FORMAT}"')
     if document.get("version") != VERSION:

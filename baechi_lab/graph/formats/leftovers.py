@@ -21,7 +21,7 @@ RANDOM = "[a-z0-9_]{8}"
 
 
 def lock(path: str | os.PathLike[str]) -> int | None:
-    """Lock a file or a folder; returns the descriptor whose closing unlocks it, None if another process holds the lock."""
+    """Locks a file or a folder; returns the descriptor whose closing unlocks it, None if another process holds the lock."""
     try:
         import fcntl
     except ImportError:
@@ -38,7 +38,7 @@ def lock(path: str | os.PathLike[str]) -> int | None:
 
 
 def clear(folder: Path, pattern: str, remove: Callable[[Path], None]) -> None:
-    """Remove the leftovers in `folder` whose whole name matches `pattern`; what cannot be removed stays."""
+    """Removes the leftovers in `folder` whose whole name matches `pattern`; what cannot be removed stays."""
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if re.fullmatch(pattern, path.name)]:
             with contextlib.suppress(OSError):

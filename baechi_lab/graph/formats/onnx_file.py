@@ -65,7 +65,7 @@ def load_model(path: PathLike) -> ModelProto:
 
 
 def check_versions(model: ModelProto, path: str) -> None:
-    """Refuse a model of a version that the installed `onnx` does not read, or of none.
+    """Refuses a model of a version that the installed `onnx` does not read, or of none.
 
     Raises:
         FormatError: its format, or its operators, are newer, or it names no version of its operators.

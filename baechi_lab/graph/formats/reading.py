@@ -164,7 +164,7 @@ def program_kind(path: PathLike, data: bytes) -> str | None:
 
 
 def refuse_model_config(path: PathLike, data: bytes) -> None:
-    """Raise `FormatError` where the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
+    """Raises `FormatError` where the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
     if data.lstrip()[:1] == b"{" and any(key in data[:_CONFIG_BYTES] for key in (b'"model_type"', b'"architectures"')):
         name = name_of(path)
         raise FormatError(

@@ -150,7 +150,7 @@ def _graph(
     slot: NDArray[np.int64] | int = 0,
     **columns: Any,
 ) -> OpGraph:
-    """Draw the costs; `slot` says which of at most two outputs of its source an edge carries."""
+    """Draws the costs; `slot` says which of at most two outputs of its source an edge carries."""
     for key in ("temp_bytes", "persistent_bytes"):
         if key in columns:
             columns[key] = _draw(rng, columns[key], n, key).astype(np.int64)

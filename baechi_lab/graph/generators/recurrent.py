@@ -47,7 +47,7 @@ class _Net:
     reader: list[Ops] = field(default_factory=list)
 
     def ops(self, names: list[str], kind: str, flop: float, size: int, *, persistent: int = 0, outputs: int = 1) -> Ops:
-        """Add equal ops; `size` bytes per output, `persistent` bytes throughout."""
+        """Adds equal ops; `size` bytes per output, `persistent` bytes throughout."""
         first, count = self.n, len(names)
         self.n += count
         self.names += names
@@ -62,13 +62,13 @@ class _Net:
         return np.arange(first, first + count)
 
     def edge(self, source: Ops | int, target: Ops | int, output: int = 0) -> None:
-        """Connect arrays of ops, element by element (or one to many)."""
+        """Connects arrays of ops, element by element (or one to many)."""
         a, b = np.broadcast_arrays(np.asarray(source), np.asarray(target))
         self.tensor.append(_SLOTS * a.ravel() + output)
         self.reader.append(b.ravel())
 
     def graph(self, name: str, seed: int, jitter: float) -> OpGraph:
-        """Number the ops topologically (by phase, then step, then block) and draw the jitter."""
+        """Numbers the ops topologically (by phase, then step, then block) and draws the jitter."""
         n = self.n
         place = np.concatenate(self.place)
         order = np.lexsort((place[:, 1], place[:, 0]))

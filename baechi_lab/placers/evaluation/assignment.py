@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
 
 def make_assignment(device: NDArray[np.number], rank: NDArray[np.number] | None) -> Assignment:
-    """Make an assignment of `device` int[n] that runs low `rank` float[n] first (ties by index); None: first in, first out."""
+    """Makes an assignment of `device` int[n] that runs low `rank` float[n] first (ties by index); None: first in, first out."""
     return Assignment(np.array(device, dtype=np.int32), *positions(rank, len(device)), rank is not None)
 
 

@@ -61,7 +61,7 @@ class Model(NamedTuple):
 
 
 def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
-    """Make the arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
+    """Makes the arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
     costs = durations(graph, cluster) if table is None else np.asarray(table, dtype=np.float64)
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731
     writable_copy = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)

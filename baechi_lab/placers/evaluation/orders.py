@@ -53,7 +53,7 @@ def measure(
     cutoff: float = np.inf,
     overflow_limit: float = np.inf,
 ) -> Candidate:
-    """Simulate one candidate; its makespan is infinite if it exceeds `cutoff` microseconds or `overflow_limit` bytes."""
+    """Simulates one candidate; its makespan is infinite if it exceeds `cutoff` microseconds or `overflow_limit` bytes."""
     assignment = make_assignment(device, rank)
     time = float(evaluate(model, work, assignment, Limits(True, cutoff, overflow_limit)))
     overflow_bytes = float(overflow(model, work)) if np.isfinite(time) else np.inf

@@ -20,7 +20,7 @@ class Moves(NamedTuple):
 
 
 def number(default: object, unit: str, meaning: str, origin: str = "by hand") -> Any:
-    """Define a field of a parameter object by its default value, unit, meaning and origin."""
+    """Defines a field of a parameter object by its default value, unit, meaning and origin."""
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "origin": origin})
 
 

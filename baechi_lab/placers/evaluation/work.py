@@ -68,7 +68,7 @@ class Work(NamedTuple):
 
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
-    """Allocate the scratch space for `model`."""
+    """Allocates the scratch space for `model`."""
     checkpoint_count, in_flight = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
     lanes = devices * (2 if model.lane.any() else 1)
@@ -113,7 +113,7 @@ def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Wo
 
 
 def pad_arrays(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arrays:
-    """Copy a named tuple's small arrays into memory of their own: threads that write to one cache line slow each other."""
+    """Copies a named tuple's small arrays into memory of their own: threads that write to one cache line slow each other."""
 
     def padded_copy(a: object) -> Any:
         if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:

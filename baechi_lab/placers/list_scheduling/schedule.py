@@ -29,7 +29,7 @@ def schedule(
     reservation: bool = False,
     explain: bool = False,
 ) -> Placement:
-    """Plan with `earliest_start`; `child` and `parent` int32[n] are favourites (-1: none).
+    """Plans with `earliest_start`; `child` and `parent` int32[n] are favourites (-1: none).
 
     Of equal devices with equal links the lowest unused one is as good as any other, so a plan for the first few of them is the
     plan for all as long as it leaves one unused.

@@ -26,7 +26,7 @@ class Adam:
     def step(
         self, weights: dict[str, NDArray[np.float32]], gradient: Mapping[str, NDArray[np.float32]], largest_norm: float
     ) -> None:
-        """Replace `weights` by those after one step along `gradient` scaled to a norm of at most `largest_norm`."""
+        """Replaces `weights` by those after one step along `gradient` scaled to a norm of at most `largest_norm`."""
         self.steps += 1
         norm = float(np.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in gradient.values())))
         scale = np.float32(min(1.0, largest_norm / norm) if norm > 0 else 1.0)

@@ -21,7 +21,7 @@ _CURVES = ("reward", "valid", "best_seconds", "entropy", "grouper_entropy")
 
 
 def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, object]) -> None:
-    """Write `trainer`'s state; `belongs` identifies the run that may continue it."""
+    """Writes `trainer`'s state; `belongs` identifies the run that may continue it."""
     head = {"version": VERSION, "belongs": belongs}
     arrays: dict[str, Any] = {
         "head": np.frombuffer(json.dumps(head, sort_keys=True).encode(), dtype=np.uint8),

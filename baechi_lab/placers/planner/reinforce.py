@@ -99,7 +99,7 @@ class Trainer:
         return len(self.history.reward)
 
     def update(self) -> None:
-        """Sample, measure, learn; extends `history`."""
+        """Samples, measures, learns; extends `history`."""
         gradient, draw = self.gradient(np.random.default_rng([self.params.seed, self.updates]))
         if gradient is not None:
             self.adam.step(self.weights, gradient, self.params.gradient_norm)

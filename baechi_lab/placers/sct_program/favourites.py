@@ -33,7 +33,7 @@ class Favourites:
 
 
 def check_threshold(threshold: float) -> None:
-    """Raise `InvalidInput` unless 0 <= threshold < 1."""
+    """Raises `InvalidInput` unless 0 <= threshold < 1."""
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
         raise InvalidInput(
             f"threshold is {threshold!r}; it must be in [0, 1): x at or below it makes a favourite child"

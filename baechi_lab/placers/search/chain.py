@@ -70,7 +70,7 @@ class Chain:
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
     def cycle(self, share: Budget, levels: Sequence[Level] | None = None, partners: Sequence[Candidate] = ()) -> None:
-        """Anneal on every level from coarse to fine, each time from the best candidate.
+        """Anneals on every level from coarse to fine, each time from the best candidate.
 
         If there are `partners`, the cycle begins by taking over their better segments (`search.combine`). Temperatures differ
         from cycle to cycle, except on small graphs. If memory may run out, half of the cycles may exceed it in between, at a
@@ -96,7 +96,7 @@ class Chain:
         back_to_best(self.state)
 
     def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:
-        """Take over the better segments of `candidates`, until the window ends or no candidate differs."""
+        """Takes over the better segments of `candidates`, until the window ends or no candidate differs."""
         instance, attempt, remaining = self.instance, 0, list(candidates)
         back_to_best(self.state)
         subproblem = self.subproblem_of(instance.groups)
@@ -116,7 +116,7 @@ class Chain:
             self.used, attempt = self.used + simulations, attempt + 1
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
-        """Anneal `units` within the window, on runs of ops if these make simulations shorter."""
+        """Anneals `units` within the window, on runs of ops if these make simulations shorter."""
         subproblem, short = self.subproblem_of(units), None
         if self.state.by_rank and not len(self.instance.samples.table):
             self.evaluate(subproblem)

@@ -59,7 +59,7 @@ class MultiStart:
         return [self.best[1], *(chain.best for chain in other_chains)]
 
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
-        """Spend the budget, starting from `candidates` (best first); `before` simulations are already spent."""
+        """Spends the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
         starts, spent_before, searches = (
@@ -99,7 +99,7 @@ class MultiStart:
         return self.budget.spent(self.before + self.used)
 
     def _run_trials(self, until: float) -> list[Candidate]:
-        """Run the trials of a search that may spend the budget `until` this share; returns their results, best first."""
+        """Runs the trials of a search that may spend the budget `until` this share; returns their results, best first."""
         trials, measured = self.trials, []
         share = trials.share * (until - self._spent_share())
         for k in range(0, trials.count, len(self.chains)):
@@ -124,7 +124,7 @@ class MultiStart:
         return min(max(p.rounds, round(fits)), p.most_rounds)
 
     def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, is_late: bool = False) -> None:
-        """Run cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader.
+        """Runs cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader.
 
         With `is_late` all cycles have the low temperatures of late rounds.
         """
@@ -164,7 +164,7 @@ class MultiStart:
                     chain.start_from(leader.best)
 
     def _reorder(self, chain: Chain) -> None:
-        """Compute priorities for the current assignment, and use them if they are better, since ops have moved."""
+        """Computes priorities for the current assignment, and uses them if they are better, since ops have moved."""
         if not chain.state.by_rank or len(self.instance.samples.table):
             return
         best = chain.best
@@ -175,7 +175,7 @@ class MultiStart:
             chain.start_from(remeasured)
 
     def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[Sequence[Level]]) -> None:
-        """Run one cycle of every chain at the same time, with its part of `share` of the whole budget."""
+        """Runs one cycle of every chain at the same time, with its part of `share` of the whole budget."""
         donors = () if self.small else tuple(self.partners)
         shares = [self.budget.portion(share, len(chains)) for _ in chains]
         with ThreadPoolExecutor(len(chains)) as pool:

@@ -90,7 +90,7 @@ class _Annealing:
         return self.used > 0
 
     def round(self, pool: ThreadPoolExecutor) -> None:
-        """Anneal all chains once, and measure their results, the most promising first."""
+        """Anneals all chains once, and measures their results, the most promising first."""
         workers, evaluations_left = len(self.rngs), self.budget.evaluations
         steps = self.numbers.period_round
         if evaluations_left is not None:

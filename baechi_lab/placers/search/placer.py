@@ -179,7 +179,7 @@ class Search(Placer):
     def _pipeline(
         self, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
     ) -> Placement:
-        """Search for a period, or for a step of several micro-batches, from the best start."""
+        """Searches for a period, or for a step of several micro-batches, from the best start."""
         from ..registry import make_placer
 
         goal, starts = self._goal, [] if start_placement is None else [start_placement]
@@ -319,7 +319,7 @@ class _Run:
         return Placement(device=best.device, order=best.rank, info=report._asdict(), interrupted=self.interrupted)
 
     def _tell(self, best: float, used: int) -> None:
-        """Record progress: `best` is the objective of a placement of the graph, `used` the simulations of this part."""
+        """Records progress: `best` is the objective of a placement of the graph, `used` the simulations of this part."""
         self.best = min(self.best, best)
         used += self.used_before
         if not self.history or self.best < self.history[-1][2]:
@@ -345,7 +345,7 @@ class _Run:
         return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Search on the contracted graph of a large graph, and project the result onto the ops."""
+        """Searches on the contracted graph of a large graph, and projects the result onto the ops."""
         if (
             self.params.objective == "p90"
             or self.budget.spent(0) >= 1.0

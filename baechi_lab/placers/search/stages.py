@@ -164,7 +164,7 @@ class Moves:
         return [d for d in range(self.devices) if d not in used]
 
     def shift_unit(self, unit_device: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
-        """Shift a unit to the previous or next stage, or to a device of `free`, with the units that must move with it."""
+        """Shifts a unit to the previous or next stage, or to a device of `free`, with the units that must move with it."""
         line = self.line(unit_device)
         neighbour = unit_device.copy()
         unit, shift_later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
@@ -245,7 +245,7 @@ class SharedMoves(Moves):
         return self._of(candidate, {**groups, leader: (*groups[leader], added_device)})
 
     def _cut_stage(self, candidate: Candidate) -> Candidate | None:
-        """Cut a stage: its first units keep some of its devices, the other units get the others."""
+        """Cuts a stage: its first units keep some of its devices, the other units get the others."""
         wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:
             return None

@@ -53,6 +53,6 @@ class Trials:
         return Trial(self.starts[0], levels, layer)
 
     def note(self, trial: Trial, cost: float) -> None:
-        """Record the result of `trial`; the structure of the best trial so far is tried again."""
+        """Records the result of `trial`; the structure of the best trial so far is tried again."""
         if trial.layer >= 0 and cost < self.least:
             self.least, self.best = cost, trial.layer

@@ -28,7 +28,7 @@ class RaisedTimes(NamedTuple):
 
 
 def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> RaisedTimes:
-    """Raise the heads of `paid_heads` by probing with each size of zone in turn, then by energy."""
+    """Raises the heads of `paid_heads` by probing with each size of zone in turn, then by energy."""
     x, began = problem, working_seconds()
     head, tail = paid_heads(x)
     for k, zone in enumerate(zones):

@@ -23,6 +23,6 @@ class SchedulerLike(Protocol):
 
 
 def by_rank(rank: object) -> kernel.Scheduler:
-    """Run the ready op with the lowest rank first; ties by op index."""
+    """Runs the ready op with the lowest rank first; ties by op index."""
     column = np.ascontiguousarray(rank, dtype=np.float64)
     return kernel.Scheduler(kernel.BY_RANK, column, NO_COLUMN, NO_POINTERS, NO_DEVICES, 0.0)

@@ -38,7 +38,7 @@ class StageModule:
 
 
 def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[StageModule]:
-    """Cut a program into `count` stages. `stage[i]` is the stage of call i; -1 if every stage that reads it computes it itself.
+    """Cuts a program into `count` stages. `stage[i]` is the stage of call i; -1 if every stage that reads it computes it itself.
 
     The stage modules share the model's parameters, even if several stages use one.
 

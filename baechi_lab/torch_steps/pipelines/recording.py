@@ -93,7 +93,7 @@ class Program:
 
 
 def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
-    """Record one forward of `model` on `inputs` (as a `TorchStep` has them). The model is left unchanged.
+    """Records one forward of `model` on `inputs` (as a `TorchStep` has them). The model is left unchanged.
 
     The calls of the program are those of `trace`. Its inputs are the tensors of `inputs` in the order of
     `runtime.tree.tensors`.
@@ -163,7 +163,7 @@ def stem(key: str) -> str:
 
 @contextlib.contextmanager
 def _exporting() -> Iterator[None]:
-    """Make `torch.compiler.is_exporting()` True for the length of a `with` block."""
+    """Makes `torch.compiler.is_exporting()` True for the length of a `with` block."""
     compiler = torch.compiler
     before = compiler._is_compiling_flag, compiler._is_exporting_flag
     compiler._is_compiling_flag = compiler._is_exporting_flag = True
@@ -276,7 +276,7 @@ class Recorder(Handler):
     def _mark_sized(
         self, key: str, run: Function, args: Args, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
-        """Record tensors whose sizes depend on varying values."""
+        """Records tensors whose sizes depend on varying values."""
         name = getattr(run, "__name__", "")
         index = args[1] if name == "__getitem__" and len(args) > 1 else ()
         masks = any(t.dtype in (torch.bool, torch.uint8) for t in tensors(index))
@@ -305,7 +305,7 @@ class Recorder(Handler):
                 )
 
     def _read_values(self, key: str, run: Function, args: Args, kwargs: Kwargs, inputs: list[torch.Tensor]) -> object:
-        """Let Python read values that are equal in all micro-batches and steps; reject others."""
+        """Lets Python read values that are equal in all micro-batches and steps; rejects others."""
         if any(id(t) in self.parameters or storage_key(t) in self.varying for t in inputs):
             raise VaryingRead(
                 f"call {key!r} reads a tensor's values in Python, which follow from the model's inputs or parameters; {_ELSE}"
@@ -392,7 +392,7 @@ class Recorder(Handler):
         return self.node_of[id(tensor)][1]
 
     def _outputs(self, node: fx.Node, outputs: object) -> None:
-        """Add a node for every tensor of `outputs`, selected along its path."""
+        """Adds a node for every tensor of `outputs`, selected along its path."""
         for path, tensor in _tensor_paths(outputs):
             output_node = node
             for read, step in path:

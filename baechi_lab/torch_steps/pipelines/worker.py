@@ -45,7 +45,7 @@ SECONDS = 300
 
 
 def connect(rank: int, world: int, device: str, file: str | None, seconds: float = SECONDS) -> None:
-    """Join the other processes, through a file on one machine, or as torchrun's environment says.
+    """Joins the other processes, through a file on one machine, or as torchrun's environment says.
 
     With a file, nothing listens beyond the loopback device. Several machines need a network that is closed to others.
     """
@@ -69,7 +69,7 @@ def actions(text: str) -> list[list[str]]:
 
 
 def with_transfers(lines: Sequence[Sequence[str]], stage_ranks: Sequence[Sequence[int]]) -> list[list[str]]:
-    """Add sends and receives to the actions of each process. `stage_ranks[s]` are the processes of stage s.
+    """Adds sends and receives to the actions of each process. `stage_ranks[s]` are the processes of stage s.
 
     The output of a unit is sent when the unit ends. The other process receives it at that moment of its own order. So no two
     processes wait for each other.
@@ -179,7 +179,7 @@ class Pipeline:
         return list(dict.fromkeys(p for module in self.modules.values() for p in module.parameters()))
 
     def step(self, batches: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> float | None:
-        """Run forward and backward of one batch, given as (inputs, targets) of its micro-batches. Gradients add up.
+        """Runs forward and backward of one batch, given as (inputs, targets) of its micro-batches. Gradients add up.
 
         Returns the batch's loss on the process of the last stage, None on the others.
         """
@@ -215,7 +215,7 @@ class Pipeline:
         return float(total)
 
     def _share(self, sums: list[torch.Tensor], group: object) -> None:
-        """Add up tensors among the processes of a group, each dtype by itself, and divide sums into means, in place."""
+        """Adds up tensors among the processes of a group, each dtype by itself, and divides sums into means, in place."""
         for dtype in dict.fromkeys(t.dtype for t in sums if group is not None):
             same_dtype = [t for t in sums if t.dtype == dtype]
             together = torch.cat([t.reshape(-1) for t in same_dtype])

@@ -40,7 +40,7 @@ class Box:
 
 
 def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermost: int) -> None:
-    """Put levels into both boxes until no box holds more than `limit` items, and these two at most `outermost`.
+    """Puts levels into both boxes until no box holds more than `limit` items, and these two at most `outermost`.
 
     The backward box is cut as the forward box of its forward ops is. O(edges x depth + items^2 / 2).
     """
@@ -63,7 +63,7 @@ class _Levels:
         self.readers = np.diff(graph.successors[0])
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
-        """Cut `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
+        """Cuts `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
         if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
             return
         self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
@@ -94,7 +94,7 @@ class _Levels:
                 self.visit(item, (*key, item.label), pairs, self.most, mirrored)
 
     def _sort(self, box: Box, edges: Ints) -> None:
-        """Sort items topologically, by the mean position of their ops; items without inputs come just before their reader."""
+        """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader."""
         count = len(box.items)
         owner, position = self.item_of[box.ops], self.graph.position[box.ops]
         # The positions of variables and updates say little about the time.

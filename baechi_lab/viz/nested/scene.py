@@ -164,7 +164,7 @@ class _Builder:
         return box_note(self.tree, node, float(self._duration(node)))
 
     def _make_arrows(self, node: int, edges: NDArray[np.int64]) -> None:
-        """Make the arrows between the children of an open node from the edges of its ops, and then those inside them."""
+        """Makes the arrows between the children of an open node from the edges of its ops, and then those inside them."""
         tree, graph = self.tree, self.graph
         children = tree.children[node]
         for k, child in enumerate(children):

@@ -135,7 +135,7 @@ def _common(paths: Sequence[Path]) -> Path:
 
 
 def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
-    """Give ops without a scope that of their producers, in topological order, and then that of their readers, in reverse.
+    """Gives ops without a scope that of their producers, in topological order, and then that of their readers, in reverse.
 
     Ops that an optimizer runs for all scopes together (clipping by the norm, counting steps) stay in a scope of their own.
     """

@@ -33,7 +33,7 @@ class Cut:
 
 
 def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
-    """Cut `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items."""
+    """Cuts `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items."""
     m = len(labels)
     width = crossings(m, source, target)
     repeat = repeats(labels)

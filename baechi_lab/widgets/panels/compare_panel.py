@@ -153,7 +153,7 @@ class ComparePanel:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Show whether the table still belongs to the setting."""
+        """Shows whether the table still belongs to the setting."""
         outcome, of = self.model.outcome, self.tasks.table_of
         if outcome is None or of is None:
             return

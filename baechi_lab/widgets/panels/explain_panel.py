@@ -61,7 +61,7 @@ class ExplainPanel:
             self._go(self.log.step_of(self.model.selection[0]))
 
     def attend(self, attended: bool) -> None:
-        """Mark the step in the views while the panel is shown, and end that otherwise."""
+        """Marks the step in the views while the panel is shown, and ends that otherwise."""
         if self.log is not None:
             self._shown(self.slider.value - 1) if attended else self.clear()
 
@@ -74,7 +74,7 @@ class ExplainPanel:
         say(self.sentence, INTRODUCTION if logs_decisions(self.model.setting.placer) else REPLAYED)
 
     def show(self, log: Log) -> None:
-        """Show a log from its first step."""
+        """Shows a log from its first step."""
         self.log = log
         self.steps.layout.display = "flex"
         self.slider.max = max(len(log), 1)

@@ -156,7 +156,7 @@ class ExplorePanel:
             say(self.state, " ".join(["No sweep was started: see the message above.", self._table_in_words()]))
 
     def _show_progress(self, progress: tuple[str, float]) -> None:
-        """Show the progress of the sweep, or that it ended without a row."""
+        """Shows the progress of the sweep, or that it ended without a row."""
         if self.tasks.job == SWEEP and (progress[0] or self.progress_shown):
             say(self.state, progress[0] or self._table_in_words() or HINT)
             self.progress_shown = bool(progress[0])
@@ -193,7 +193,7 @@ class ExplorePanel:
         return f"{words} They belong to another setting; press Sweep to renew them." if self.outdated else words
 
     def _refresh(self) -> None:
-        """Say whether the table still belongs to the setting, and which row is the best."""
+        """Says whether the table still belongs to the setting, and which row is the best."""
         if self.table is not None:
             if not self.sweeping:  # then the progress is shown
                 say(self.state, self._table_in_words())
@@ -201,7 +201,7 @@ class ExplorePanel:
         self._judge()
 
     def _judge(self) -> None:
-        """Say which row is the best, and whether the result on the screen is better still."""
+        """Says which row is the best, and whether the result on the screen is better still."""
         if self.table is None:
             return
         try:
@@ -215,7 +215,7 @@ class ExplorePanel:
             self.take.layout.display = "none"
 
     def _keep_question(self) -> None:
-        """Keep the axes that the user chose for further rows."""
+        """Keeps the axes that the user chose for further rows."""
         if not self.quiet.active:
             self.fresh = False
             self._draw()
@@ -240,7 +240,7 @@ class ExplorePanel:
             self.open_row(change["new"])
 
     def open_row(self, number: int) -> None:
-        """Make a row of the sweep the setting."""
+        """Makes a row of the sweep the setting."""
         if self.table is not None:
             self._enter(self.table.iloc[number])
 
@@ -251,7 +251,7 @@ class ExplorePanel:
             self._enter(best(self.table))
 
     def _enter(self, row: Any) -> None:
-        """Make a row the setting, with the values that the sweep did not vary as they were when it started."""
+        """Makes a row the setting, with the values that the sweep did not vary as they were when it started."""
         with Guard(self.model.fail):
             swept = self.tasks.swept_setting or self.model.setting
             self.model.enter(swept.replace(**setting_changes(row, swept)))

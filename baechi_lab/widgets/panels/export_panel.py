@@ -71,7 +71,7 @@ class ExportPanel:
             say(self.state, "")
 
     def _show_script(self, text: str) -> None:
-        """Show the script of the current placement; an empty text removes that of another placement."""
+        """Shows the script of the current placement; an empty text removes that of another placement."""
         self.script.value = text and f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
 
     def _written(self, path: Path) -> None:

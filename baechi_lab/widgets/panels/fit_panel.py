@@ -54,7 +54,7 @@ class FitPanel:
             self.tasks.start("the search for options that fit", work, lambda answer: self.show(answer, shown))
 
     def show(self, answer: Fit, shown: Outcome | None = None) -> None:
-        """Show the answer, its options as points, and their table; `shown` is the outcome in the header at the question."""
+        """Shows the answer, its options as points, and their table; `shown` is the outcome in the header at the question."""
         self.answer = answer
         say(
             self.state,

@@ -42,7 +42,7 @@ class AdviceRow:
             self._apply(self.advice)
 
     def show(self, advice: Advice | None, applied: bool = False) -> None:
-        """Show an advice, or none; `applied` says whether it is in force."""
+        """Shows an advice, or none; `applied` says whether it is in force."""
         self.advice, self.applied = advice, applied
         self.widget.layout.display = "none" if advice is None else "flex"
         words = "" if advice is None else f"Applied: {advice.sentence}" if applied else advice.sentence
@@ -119,7 +119,7 @@ class Header:
         self.tasks.cancel()
 
     def show(self, outcome: Outcome) -> None:
-        """Show the numbers of an outcome. The previous numbers are removed first, so that an error leaves no wrong ones."""
+        """Shows the numbers of an outcome. The previous numbers are removed first, so that an error leaves no wrong ones."""
         self.text = self.facts.value = ""
         self.verdict.clear()
         line, fits = outcome.timeline, outcome.timeline.feasible
@@ -141,7 +141,7 @@ class Header:
         self._stale(self.model.stale)
 
     def _advise(self, advice: Sequence[Advice]) -> None:
-        """Show one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
+        """Shows one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
         applied = self._applied
         advices: list[tuple[Advice, bool]] = []
         if applied is not None and applied[1] == self.model.setting:

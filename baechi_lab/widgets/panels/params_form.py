@@ -47,7 +47,7 @@ class ParamsForm:
         self._fields: dict[str, tuple[Field, Any]] = {}
 
     def show(self, cls: type, values: Any) -> None:
-        """Show the controls for `cls`, set to `values` where given."""
+        """Shows the controls for `cls`, set to `values` where given."""
         self._fields = {
             f.name: (f, control(f)) for f in fields(cls) if f.name not in HIDDEN and default_of(f) is not MISSING
         }

@@ -38,7 +38,7 @@ def note(text: str = "") -> ipywidgets.HTML:
 
 
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
-    """Set the text of a note, with tooltips for its terms; `kind` is `note`, `good` or `bad`."""
+    """Sets the text of a note, with tooltips for its terms; `kind` is `note`, `good` or `bad`."""
     target.value = f'<div class="bl-{kind}">{explained(text)}</div>' if text else ""
 
 

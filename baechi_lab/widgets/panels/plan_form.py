@@ -65,7 +65,7 @@ class PlanForm:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove the plan of another placement or format."""
+        """Removes the plan of another placement or format."""
         self.plan = None
         self.onnx_file.layout.display = "" if self.format.value == "onnx" else "none"
         self.copy.text = self.text.value = self.unsupported.value = ""

@@ -101,13 +101,13 @@ class RunPanel:
             self._clear()
 
     def _clear(self) -> None:
-        """Remove the numbers of another placement."""
+        """Removes the numbers of another placement."""
         self.numbers.value = ""
         say(self.progress_note, "")
         self.chart.show(None)
 
     def _counted(self, change: Any) -> None:
-        """Check a typed number of steps; an invalid one is replaced by the previous one, with a note."""
+        """Checks a typed number of steps; an invalid one is replaced by the previous one, with a note."""
         with refused(self.model.fail) as guard:
             count_up_to("steps", change["new"], MOST_STEPS)
         if guard.failed:

@@ -333,7 +333,7 @@ class SettingPanel:
             self.replicas.value = str(setting.replicas)
 
     def _progressed(self) -> None:
-        """Show the curve of the best step so far, which stays until the next computation."""
+        """Shows the curve of the best step so far, which stays until the next computation."""
         setting, points = self.model.setting, self.model.worker.points
         if points:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))

@@ -85,7 +85,7 @@ class Pictured(ipywidgets.DOMWidget):
         return {"text/html": STRAY + picture_rule(self.model_id) + paragraph, "text/plain": ""}
 
     def renew_picture(self) -> None:
-        """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
+        """Draws the picture again, if there is one, so that a saved notebook shows the last state."""
         if self._shown_outputs and (svg := self.picture()):
             outputs = (self.picture_output(svg), self.words_output(svg))
             for shown_output, output in zip(self._shown_outputs, outputs, strict=True):

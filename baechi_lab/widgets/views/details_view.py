@@ -77,7 +77,7 @@ class DetailsView(View):
             self.sections = [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]
 
     def clear(self) -> None:
-        """Show a text that says what the pane is for."""
+        """Shows a text that says what the pane is for."""
         with self.hold_sync():
             self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
 

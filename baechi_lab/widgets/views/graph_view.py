@@ -85,7 +85,7 @@ class GraphView(CanvasView):
     # -- records in ----------------------------------------------------------------------------------
 
     def show_graph(self, graph: OpGraph, coarse: OpGraph | None = None) -> None:
-        """Draw the first picture of another graph, without a selection. Groups of `coarse` are selected and moved as one."""
+        """Draws the first picture of another graph, without a selection. Groups of `coarse` are selected and moved as one."""
         self.graph, self.tree = graph, build_tree(graph)
         self.group_of = None if coarse is None else coarse.group_of
         self._timeline = self._paint = self._lit = self.scene = self._heat_source = self._op_heat = None
@@ -106,16 +106,16 @@ class GraphView(CanvasView):
             self._mark()
 
     def show_heat(self, heat_source: HeatSource) -> None:
-        """Set the source of heats; the chosen heat (`heat_by`) is summed over boxes and drawn."""
+        """Sets the source of heats; the chosen heat (`heat_by`) is summed over boxes and drawn."""
         self._heat_source, self.heats = heat_source, list(HEATS)
         self._heat(anew=True)
 
     def show_previews(self, previews: Mapping[str, MovePreview]) -> None:
-        """Show on the button of each device the effect of moving the selection there."""
+        """Shows on the button of each device the effect of moving the selection there."""
         self.previews = {name: [preview.change, preview.sentence] for name, preview in previews.items()}
 
     def _heat(self, anew: bool = False) -> None:
-        """Set the heat of each box as a share of the hottest; none if no heat is chosen."""
+        """Sets the heat of each box as a share of the hottest; none if no heat is chosen."""
         if self.scene is None or self._heat_source is None or self.heat_by not in HEATS:
             self.heat, self._op_heat = {}, None
             return
@@ -132,7 +132,7 @@ class GraphView(CanvasView):
         }
 
     def open_nodes(self, expanded: Iterable[int]) -> None:
-        """Draw with these tree nodes open, the newest last; the oldest are closed if there would be too many boxes."""
+        """Draws with these tree nodes open, the newest last; the oldest are closed if there would be too many boxes."""
         if self.graph is None:
             return
         asked_nodes = tuple(dict.fromkeys(int(n) for n in expanded))
@@ -150,7 +150,7 @@ class GraphView(CanvasView):
             self.dim_all_but(self._lit)
 
     def dim_all_but(self, ops: object) -> None:
-        """Draw boxes that hold none of `ops` faintly; None draws everything."""
+        """Draws boxes that hold none of `ops` faintly; None draws everything."""
         self._lit = ops
         if ops is None or self.scene is None:
             self.dim = b""
@@ -178,7 +178,7 @@ class GraphView(CanvasView):
         return self.selected_ops if self.graph is None else together(self.graph, self._ops).tolist()
 
     def _clicked(self, change: Any) -> None:
-        """Select the ops of boxes that were selected in the browser, and the ops that move with them.
+        """Selects the ops of boxes that were selected in the browser, and the ops that move with them.
 
         If boxes are added or removed, the other boxes keep their selected ops.
         """
@@ -195,12 +195,12 @@ class GraphView(CanvasView):
             self.choose(np.concatenate([kept_ops, *(self.tree.members(node) for node in clicked_boxes - kept_boxes)]))
 
     def choose(self, ops: Iterable[int]) -> None:
-        """Select ops and those that move with them, and describe these."""
+        """Selects ops and those that move with them, and describes these."""
         if self.graph is not None:
             self._set_ops(moving(self.graph, ops, self.group_of), ops)
 
     def select_ops(self, ops: Iterable[int]) -> None:
-        """Select exactly these ops."""
+        """Selects exactly these ops."""
         self._set_ops(ops)
 
     def _set_ops(self, ops: Iterable[int], clicked: Iterable[int] | None = None) -> None:
@@ -216,7 +216,7 @@ class GraphView(CanvasView):
             self._mark()
 
     def _mark(self) -> None:
-        """Count the selected ops and the found ops of each box, and add up the time of the selected ops."""
+        """Counts the selected ops and the found ops of each box, and adds up the time of the selected ops."""
         if self.scene is None:
             return
         count, owner = len(self.scene), self.scene.owner
@@ -227,7 +227,7 @@ class GraphView(CanvasView):
             self.chosen_us = float(placed_us(self.graph, self._timeline)[self._ops].sum())
 
     def reveal(self, ops: Iterable[int]) -> None:
-        """Select ops, with those that move with them, and open the boxes around the first, so that it is visible."""
+        """Selects ops, with those that move with them, and opens the boxes around the first, so that it is visible."""
         op_list = list(ops)
         if self.graph is None or not op_list:
             return
@@ -238,7 +238,7 @@ class GraphView(CanvasView):
         self.focus = covering(self.scene, op_list) if self.scene is not None else []
 
     def search(self, text: str, following: bool = False) -> list[int]:
-        """List and mark the ops whose name contains `text`, in any case; they are not selected.
+        """Lists and marks the ops whose name contains `text`, in any case; they are not selected.
 
         With `following`, each call reveals the next of them.
         """
@@ -270,7 +270,7 @@ class GraphView(CanvasView):
             self.command(content)
 
     def command(self, content: Message) -> None:
-        """Execute one message of the view."""
+        """Executes one message of the view."""
         kind = content["type"]
         if kind == "search":
             self.search(str(content["text"]), bool(content.get("next")))
@@ -299,7 +299,7 @@ class GraphView(CanvasView):
             self.open_nodes(self.tree.open_until(FIRST_NODES))
 
     def open_inside(self, nodes: list[int]) -> None:
-        """Open boxes in place."""
+        """Opens boxes in place."""
         fresh = [n for n in nodes if self.tree.children[n] and n not in self.expanded]
         if not fresh:
             return
@@ -311,7 +311,7 @@ class GraphView(CanvasView):
             self.status = f"at most {MOST_NODES} boxes are drawn: {closed_count} {boxes} closed"
 
     def fold(self, nodes: list[int]) -> None:
-        """Close each frame, or the frame around each box."""
+        """Closes each frame, or the frame around each box."""
         around = {n if n in self.expanded else int(self.tree.parent[n]) for n in nodes} - {ROOT, -1}
         inside = {e for e in self.expanded for a in around if a in (e, *self.tree.path(e))}
         if around:

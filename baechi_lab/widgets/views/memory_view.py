@@ -56,7 +56,7 @@ class MemoryView(CanvasView):
         self.on_msg(self._received)
 
     def show(self, timelines: Timeline | Sequence[Timeline], span_us: float | None = None) -> None:
-        """Draw `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
+        """Draws `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
         self.timelines = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
         self.rows = rows = memory_rows(self.timelines)
         peak_list = peaks(rows)
@@ -80,7 +80,7 @@ class MemoryView(CanvasView):
             self.live = {}
 
     def show_live(self, row: int, time_us: float) -> None:
-        """List the largest live tensors of a row's device at a time: op, name, category, bytes."""
+        """Lists the largest live tensors of a row's device at a time: op, name, category, bytes."""
         if not 0 <= row < len(self.rows):
             self.live = {}
             return

@@ -109,7 +109,7 @@ class TableView(View):
         self.on_msg(self._clicked)
 
     def show(self, columns: Sequence[Column], extras: Sequence[dict[str, object]] = ()) -> None:
-        """Replace the shown columns; `extras` are further fields of the rows, one dict each."""
+        """Replaces the shown columns; `extras` are further fields of the rows, one dict each."""
         count = len(columns[0].texts) if columns else 0
         plain: dict[str, object] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
         with self.hold_sync():

@@ -94,7 +94,7 @@ class TimelineView(CanvasView):
         against: int = -1,
         groups: Sequence[str] = (),
     ) -> None:
-        """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first.
+        """Draws `timelines` of `graph`, the first on top; `chain` is the critical path of the first.
 
         `titles` name them, by default by their origin; number `against` is of another placement, and what moved is marked.
         `groups` name the machine or replica of each device.
@@ -129,7 +129,7 @@ class TimelineView(CanvasView):
             self._measure()
 
     def _explain(self) -> None:
-        """Set the cause of the start of the clicked op, or of the only selected one, and its neighbours."""
+        """Sets the cause of the start of the clicked op, or of the only selected one, and its neighbours."""
         op = self.focus if self.focus in self.selected else self.selected[0] if len(self.selected) == 1 else -1
         in_graph = self.graph is not None and self.timelines and 0 <= op < self.graph.n
         start_cause = cause(self.graph, self.timelines[0], op) if in_graph and self.graph is not None else None
@@ -139,7 +139,7 @@ class TimelineView(CanvasView):
             self.inputs, self.outputs = neighbours(self.graph, op) if in_graph and self.graph is not None else ([], [])
 
     def _color(self) -> None:
-        """Set the classes of ops, and the legend."""
+        """Sets the classes of ops, and the legend."""
         if self.graph is None or self.drawn is None:
             return
         with self.hold_sync():
@@ -156,7 +156,7 @@ class TimelineView(CanvasView):
             self.legend = [{"label": a, "color": b, "time": c if c == c else 0.0} for a, b, c in rows]
 
     def _measure(self) -> None:
-        """Set the statistics of the marked range, or else of the visible interval."""
+        """Sets the statistics of the marked range, or else of the visible interval."""
         if not self.measuring or self.graph is None:
             self.statistics = []
             return
@@ -169,7 +169,7 @@ class TimelineView(CanvasView):
         self.statistics = rows
 
     def dim_all_but(self, ops: object) -> None:
-        """Draw bars of other ops than `ops` faintly; None draws everything."""
+        """Draws bars of other ops than `ops` faintly; None draws everything."""
         if ops is None or self.drawn is None:
             self.dim = b""
             return

@@ -144,7 +144,7 @@ class _EventBuilder:
         self.input_bytes: dict[int, int] = {}
 
     def host(self, op: _Op) -> None:
-        """Add the parts of an op on the host, one after the other."""
+        """Adds the parts of an op on the host, one after the other."""
         start, before, pending = op.start_us, -1, False
         self.of_op[id(op)] = []
         for cut in [*sorted(op.cuts, key=lambda c: c.start_us), None]:
@@ -169,7 +169,7 @@ class _EventBuilder:
         return len(self.events) - 1
 
     def kernel(self, row: Row) -> None:
-        """Add an event on a stream, after the part of the op that launched it."""
+        """Adds an event on a stream, after the part of the op that launched it."""
         k = self._add(Event(row.name, row.category, _lane(row), row.start_us, row.end_us, "gpu", fixed=True))
         if row.correlation is None or row.correlation not in self.launched:
             return
@@ -190,7 +190,7 @@ class _EventBuilder:
             self.events[k].after |= set(last.values())
 
     def by_tensors(self, ops: Sequence[_Op], rows: Sequence[Row], of: Mapping[int, Access]) -> list[str]:
-        """Set dependencies by the storages that ops read and wrote; returns sentences on omissions."""
+        """Sets dependencies by the storages that ops read and wrote; returns sentences on omissions."""
         op_rows = [op.row for op in ops if op.row is not None]
         access, notes = join([row for row in rows if row.category == "cpu_op"], op_rows, of)
         with_access = [op for op in ops if op.row is not None and id(op.row) in access]
