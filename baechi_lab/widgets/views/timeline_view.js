@@ -5,7 +5,7 @@ function render({ model, el }) {
   const s = readState(model);
   const view = frame(el, "Timeline", (...args) => draw(...args));
   const axis = timeAxis(model, () => view, () => model.get("lanes").map((/** @type {any} */ lane) => lane.label));
-  const { span, setWindow, scaleX, xOf, timeAt } = axis;
+  const { span, setWindow, timeAt } = axis;
   const strip = overviewStrip(() => view, axis);
   const { draw, extent } = timelinePainter(s, model, () => view, axis, strip, () => explained());
   const reset = button("Whole", "show the whole step (0)", axis.fit);
@@ -28,13 +28,7 @@ function render({ model, el }) {
     },
     () => ({
       caption: "Ops and transfers in what is shown", head: ["op", "lane", "origin", "start", "takes"],
-      rows: s.lanes.flatMap((lane, k) => {
-        const rows = [];
-        for (let b = firstVisible(s.bars, k, axis.range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < axis.range[1] && rows.length < 501; b += 1) {
-          if (s.bars.end[b] >= axis.range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
-        }
-        return rows;
-      }),
+      rows: visibleRows(s, axis.range),
     }));
   const legend = element("div", { class: "bl-legend" });
   const table = element("div", { class: "bl-statistics", hidden: true });
@@ -69,90 +63,10 @@ function render({ model, el }) {
     foldButton.hidden = !s.lanes.some((lane) => lane.folded);
     foldButton.setAttribute("aria-pressed", String(!foldButton.hidden && Boolean(model.get("fold_idle"))));
     view.stage.style.height = `${Math.max(y + 6, 70)}px`;
-    const makespans = model.get("makespans");
-    const bubbles = (origin) => {
-      const idle = s.lanes.filter((lane) => lane.kind === "ops" && lane.origin === origin).map((lane) => lane.idle_share);
-      return s.batches.length && idle.length ? `, ${formatShare(idle.reduce((a, b) => a + b, 0) / idle.length)} bubbles` : "";
-    };
-    title.textContent = Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}${bubbles(origin)}`).join("  ·  ");
+    title.textContent = makespansInWords(s, model.get("makespans"));
   }
 
-  // -- pointing ------------------------------------------------------------------------------------
-
-  function barAt(x, y) {
-    const lane = s.tops.findIndex(([top, height]) => y >= top && y < top + height);
-    if (lane < 0 || x < axis.gutter) return [UNSEEN, lane];
-    const slack = 2 / scaleX();
-    const time = timeAt(x);
-    let best = UNSEEN;
-    let nearest = Infinity;
-    for (let b = firstVisible(s.bars, lane, time - slack); b < s.bars.pointer[lane + 1] && s.bars.start[b] <= time + slack; b += 1) {
-      const [top, height] = extent(lane, b);
-      if (y < top || y > top + height) continue;
-      const away = Math.max(s.bars.start[b] - time, time - s.bars.end[b], 0);
-      if (away <= slack && away < nearest) [nearest, best] = [away, b];
-    }
-    return [best, lane];
-  }
-
-  const nameOfLane = (lane) => (lane.folded && model.get("fold_idle") ? lane.fold_label : `${lane.label}, ${lane.origin}`);
-
-  function laneFacts(lane) {
-    const l = s.lanes[lane];
-    const waited = [0, 0, 0, 0, 0, 0];
-    for (let w = s.waits.pointer[lane]; w < s.waits.pointer[lane + 1]; w += 1) waited[s.waits.kind[w]] += s.waits.end[w] - s.waits.start[w];
-    const time = (us) => (us > 0 ? formatTime(us) : "");
-    if (l.kind === "transfers") return [["transfers", String(s.bars.pointer[lane + 1] - s.bars.pointer[lane])], ["", "above: sent, below: received"]];
-    if (l.kind === "collectives") return [["collectives", formatTime(l.collectives_us)], ["exposed", `${formatTime(l.exposed_us)}, in which the device computes nothing`]];
-    return [
-      ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
-      ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])], ["for collectives", time(waited[COLLECTIVE_WAIT])],
-      ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
-      ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
-    ];
-  }
-
-  function hover(x, y) {
-    const [bar, lane] = barAt(x, y);
-    if (bar !== UNSEEN) {
-      const l = s.lanes[lane];
-      const moved = l.kind === "transfers";
-      showTooltip(view, x, y, s.names[s.bars.label[bar]] ?? "?", [
-        [moved ? "transfer" : "device", moved ? describePeer(l, bar) : l.label],
-        ["origin", l.origin], ["start", formatTime(s.bars.start[bar])],
-        ["takes", formatTime(s.bars.end[bar] - s.bars.start[bar])], ["size", moved ? formatBytes(s.bars.bytes[bar]) : ""],
-        ["micro-batch", (s.batches[s.bars.label[bar]] ?? -1) >= 0 ? String(s.batches[s.bars.label[bar]]) : ""],
-        [model.get("color_by"), s.classes ? model.get("legend")[s.shade[bar]]?.label : ""],
-        ["phase", moved ? "" : phaseOf(model, s.bars.label[bar])],
-        ["elsewhere", s.bars.elsewhere[bar] ? `on ${model.get("devices")[s.bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
-      ]);
-    } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, nameOfLane(s.lanes[lane]), laneFacts(lane));
-    else if (lane >= 0 && waitAt(lane, x) !== UNSEEN) showWait(waitAt(lane, x), x, y);
-    else showTooltip(view, 0, 0, "", []);
-    view.canvas.style.cursor = x < axis.gutter && y > STRIP + AXIS ? "ns-resize" : "";
-    if (bar !== s.hovered) {
-      s.hovered = bar;
-      view.redraw();
-    }
-  }
-
-  function waitAt(lane, x) {
-    const w = firstWait(s.waits, lane, timeAt(x));
-    return w < s.waits.pointer[lane + 1] && s.waits.start[w] <= timeAt(x) ? w : UNSEEN;
-  }
-
-  function showWait(w, x, y) {
-    const why = reason(s.waits.kind[w], s.names[s.waits.source[w]] ?? "", s.names[s.waits.op[w]] ?? "");
-    showTooltip(view, x, y, `idle ${formatTime(s.waits.end[w] - s.waits.start[w])}`, [
-      ["because", why], ["from", formatTime(s.waits.start[w])], ["to", formatTime(s.waits.end[w])],
-    ]);
-  }
-
-  function describePeer(lane, bar) {
-    const devices = model.get("devices");
-    const peer = s.bars.peer[bar];
-    return peer >= 0 ? `${lane.label} to ${devices[peer]}` : `${devices[-peer - 1]} to ${lane.label}`;
-  }
+  const { barAt, hover } = timelinePointer(s, model, view, axis, extent);
 
   /** The op that is explained: the clicked one, whatever is selected with it, or the only one. */
   const explained = () => {
@@ -169,20 +83,7 @@ function render({ model, el }) {
     view.redraw();
   }
 
-  function describe() {
-    if (!s.selected.size) return view.say(model.get("status"));
-    const rows = [];
-    const op = explained();
-    for (let lane = 0; op !== UNSEEN && lane < s.lanes.length && rows.length < 4; lane += 1) {
-      if (s.lanes[lane].kind === "transfers") continue;
-      for (let b = s.bars.pointer[lane]; b < s.bars.pointer[lane + 1] && rows.length < 4; b += 1) {
-        if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${formatTime(s.bars.start[b])} to ${formatTime(s.bars.end[b])}`);
-      }
-    }
-    const why = model.get("why");
-    const count = s.selected.size === 1 ? [] : [`${opsInWords(s.selected.size)} selected`];
-    return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
-  }
+  const describe = () => view.say(s.selected.size ? selectionInWords(s, model, explained()) : model.get("status"));
 
   const stretch = (/** @type {number} */ factor) => {
     model.set("lane_scale", Math.min(Math.max(scale * factor, LEAST_SCALE), MOST_SCALE));
@@ -304,6 +205,125 @@ function render({ model, el }) {
   };
   model.on("msg:custom", onMessage);
   return () => { stop(); axis.stop(); model.off("msg:custom", onMessage); view.close(); };
+}
+
+/** The makespan of each timeline, with the share of bubbles if there are micro-batches.
+ * @param {any} s @param {Record<string, number>} makespans */
+function makespansInWords(s, makespans) {
+  const bubbles = (origin) => {
+    const idle = s.lanes.filter((lane) => lane.kind === "ops" && lane.origin === origin).map((lane) => lane.idle_share);
+    return s.batches.length && idle.length ? `, ${formatShare(idle.reduce((a, b) => a + b, 0) / idle.length)} bubbles` : "";
+  };
+  return Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}${bubbles(origin)}`).join("  ·  ");
+}
+
+/** The rows of the table for readers of screens: up to 501 bars per lane that begin or go on in `range`.
+ * @param {any} s @param {number[]} range */
+function visibleRows(s, range) {
+  return s.lanes.flatMap((/** @type {any} */ lane, /** @type {number} */ k) => {
+    const rows = [];
+    for (let b = firstVisible(s.bars, k, range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < range[1] && rows.length < 501; b += 1) {
+      if (s.bars.end[b] >= range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
+    }
+    return rows;
+  });
+}
+
+/** What the pointer is over: `barAt` returns the bar and the lane of a point, `hover` shows the tooltip of a bar, a lane's name or
+ * idle time.
+ * @param {any} s @param {Model} model @param {any} view @param {TimeAxis} axis @param {(lane: number, bar: number) => number[]} extent */
+function timelinePointer(s, model, view, axis, extent) {
+  function barAt(x, y) {
+    const lane = s.tops.findIndex(([top, height]) => y >= top && y < top + height);
+    if (lane < 0 || x < axis.gutter) return [UNSEEN, lane];
+    const slack = 2 / axis.scaleX();
+    const time = axis.timeAt(x);
+    let best = UNSEEN;
+    let nearest = Infinity;
+    for (let b = firstVisible(s.bars, lane, time - slack); b < s.bars.pointer[lane + 1] && s.bars.start[b] <= time + slack; b += 1) {
+      const [top, height] = extent(lane, b);
+      if (y < top || y > top + height) continue;
+      const away = Math.max(s.bars.start[b] - time, time - s.bars.end[b], 0);
+      if (away <= slack && away < nearest) [nearest, best] = [away, b];
+    }
+    return [best, lane];
+  }
+
+  const nameOfLane = (lane) => (lane.folded && model.get("fold_idle") ? lane.fold_label : `${lane.label}, ${lane.origin}`);
+
+  function laneFacts(lane) {
+    const l = s.lanes[lane];
+    const waited = [0, 0, 0, 0, 0, 0];
+    for (let w = s.waits.pointer[lane]; w < s.waits.pointer[lane + 1]; w += 1) waited[s.waits.kind[w]] += s.waits.end[w] - s.waits.start[w];
+    const time = (us) => (us > 0 ? formatTime(us) : "");
+    if (l.kind === "transfers") return [["transfers", String(s.bars.pointer[lane + 1] - s.bars.pointer[lane])], ["", "above: sent, below: received"]];
+    if (l.kind === "collectives") return [["collectives", formatTime(l.collectives_us)], ["exposed", `${formatTime(l.exposed_us)}, in which the device computes nothing`]];
+    return [
+      ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
+      ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])], ["for collectives", time(waited[COLLECTIVE_WAIT])],
+      ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
+      ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
+    ];
+  }
+
+  function hover(x, y) {
+    const [bar, lane] = barAt(x, y);
+    if (bar !== UNSEEN) {
+      const l = s.lanes[lane];
+      const moved = l.kind === "transfers";
+      showTooltip(view, x, y, s.names[s.bars.label[bar]] ?? "?", [
+        [moved ? "transfer" : "device", moved ? describePeer(l, bar) : l.label],
+        ["origin", l.origin], ["start", formatTime(s.bars.start[bar])],
+        ["takes", formatTime(s.bars.end[bar] - s.bars.start[bar])], ["size", moved ? formatBytes(s.bars.bytes[bar]) : ""],
+        ["micro-batch", (s.batches[s.bars.label[bar]] ?? -1) >= 0 ? String(s.batches[s.bars.label[bar]]) : ""],
+        [model.get("color_by"), s.classes ? model.get("legend")[s.shade[bar]]?.label : ""],
+        ["phase", moved ? "" : phaseOf(model, s.bars.label[bar])],
+        ["elsewhere", s.bars.elsewhere[bar] ? `on ${model.get("devices")[s.bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
+      ]);
+    } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, nameOfLane(s.lanes[lane]), laneFacts(lane));
+    else if (lane >= 0 && waitAt(lane, x) !== UNSEEN) showWait(waitAt(lane, x), x, y);
+    else showTooltip(view, 0, 0, "", []);
+    view.canvas.style.cursor = x < axis.gutter && y > STRIP + AXIS ? "ns-resize" : "";
+    if (bar !== s.hovered) {
+      s.hovered = bar;
+      view.redraw();
+    }
+  }
+
+  function waitAt(lane, x) {
+    const w = firstWait(s.waits, lane, axis.timeAt(x));
+    return w < s.waits.pointer[lane + 1] && s.waits.start[w] <= axis.timeAt(x) ? w : UNSEEN;
+  }
+
+  function showWait(w, x, y) {
+    const why = reason(s.waits.kind[w], s.names[s.waits.source[w]] ?? "", s.names[s.waits.op[w]] ?? "");
+    showTooltip(view, x, y, `idle ${formatTime(s.waits.end[w] - s.waits.start[w])}`, [
+      ["because", why], ["from", formatTime(s.waits.start[w])], ["to", formatTime(s.waits.end[w])],
+    ]);
+  }
+
+  function describePeer(lane, bar) {
+    const devices = model.get("devices");
+    const peer = s.bars.peer[bar];
+    return peer >= 0 ? `${lane.label} to ${devices[peer]}` : `${devices[-peer - 1]} to ${lane.label}`;
+  }
+
+  return { barAt, hover };
+}
+
+/** How many ops are selected, when the explained op runs, and why then.
+ * @param {any} s @param {Model} model @param {number} op */
+function selectionInWords(s, model, op) {
+  const rows = [];
+  for (let lane = 0; op !== UNSEEN && lane < s.lanes.length && rows.length < 4; lane += 1) {
+    if (s.lanes[lane].kind === "transfers") continue;
+    for (let b = s.bars.pointer[lane]; b < s.bars.pointer[lane + 1] && rows.length < 4; b += 1) {
+      if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${formatTime(s.bars.start[b])} to ${formatTime(s.bars.end[b])}`);
+    }
+  }
+  const why = model.get("why");
+  const count = s.selected.size === 1 ? [] : [`${opsInWords(s.selected.size)} selected`];
+  return [...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  ");
 }
 
 export default { render };
