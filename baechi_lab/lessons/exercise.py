@@ -67,11 +67,7 @@ class Lesson:
         return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
 
     def solution(self, exercise: int, answer: object) -> Verdict:
-        """Checks an answer that must be right.
-
-        Raises:
-            InvalidInput: the answer is wrong.
-        """
+        """Checks an answer that must be right, and raises `InvalidInput` where it is wrong."""
         verdict = self(exercise, answer)
         if not verdict:
             raise InvalidInput(f"the solution of exercise {exercise} of {self.name!r} does not hold: {verdict.message}")

@@ -39,11 +39,7 @@ class Submission:
 
 
 def read_submission(path: Path) -> Submission:
-    """Reads a notebook, without the solutions of the course in it.
-
-    Raises:
-        FormatError: the file is no notebook.
-    """
+    """Reads a notebook, without the solutions of the course in it; raises `FormatError` where the file is no notebook."""
     cells: list[Cell] = []
     lesson, is_homework, tampering = None, False, []
     names_of_library: set[str] = set()

@@ -134,11 +134,7 @@ class Store:
         self._write("rows", key, values, _digest(key, values))
 
     def graph(self, key: str) -> bytes | None:
-        """Returns a stored graph, or None.
-
-        Raises:
-            FormatError: the stored bytes have changed.
-        """
+        """Returns a stored graph, or None; raises `FormatError` where the stored bytes have changed."""
         with self._as_format_errors():
             row = self._database.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
             check = (

@@ -51,11 +51,7 @@ class LayoutRequest:
         return stage_blocks(self.layout, self.transformer.layers)
 
     def check(self) -> None:
-        """Rejects a batch or model that the layout does not divide.
-
-        Raises:
-            InvalidInput: such a batch or model.
-        """
+        """Raises `InvalidInput` for a batch or model that the layout does not divide."""
         layout = self.layout
         reason = why_illegal(self.transformer, layout, layout.devices, self.global_batch, self.sequence_length)
         if reason:

@@ -106,11 +106,7 @@ def is_call(graph: OpGraph, op: int) -> bool:
 
 
 def check_modules(request: Request, names: Sequence[str]) -> None:
-    """Checks that each name is a submodule of the given model.
-
-    Raises:
-        InvalidInput: a name is no submodule.
-    """
+    """Raises `InvalidInput` for a name that is no submodule of the given model."""
     if not hasattr(request.model, "named_modules"):
         return
     module_names = {name for name, _ in request.model.named_modules(remove_duplicate=False)}

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def onnx_package() -> ModuleType:
-    """Returns the package `onnx`.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
+    """Returns the package `onnx`; raises `MissingPackage` where it is not installed."""
     try:
         import onnx
         import onnx.checker

@@ -52,11 +52,7 @@ def messages(schema: str) -> dict[str, Any]:
 
 
 def parse_message(cls: Any, data: bytes, noun: str) -> Any:
-    """Reads a message from bytes.
-
-    Raises:
-        FormatError: the bytes are cut off, or no message.
-    """
+    """Reads a message; raises `FormatError` for bytes that are cut off or no message."""
     from google.protobuf.message import DecodeError
 
     try:
