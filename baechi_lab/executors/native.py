@@ -1,4 +1,4 @@
-"""Run the undivided step as its framework does. This is the baseline for placed runs."""
+"""Runs the undivided step as its framework does. This is the baseline for placed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare predicted and measured step times on a cluster of this machine."""
+"""Compares predicted and measured step times on a cluster of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulate a step on single-threaded TensorFlow workers in the order of TensorFlow's executor: last ready, first run.
+"""Simulates a step on single-threaded TensorFlow workers in the order of TensorFlow's executor: last ready, first run.
 
 The simulator's schedulers do not model a runtime. This prediction follows TensorFlow's rules:
 

@@ -1,4 +1,4 @@
-"""Add to the simulator's inputs the costs that a kernel profile lacks.
+"""Adds to the simulator's inputs the costs that a kernel profile lacks.
 
 Sending and receiving take processor time of workers without transfer engines. This is LogGP's model (o on the processors, L and
 G between them), expressed in a graph and a cluster, without any factor fitted to measured steps. `with_messages` adds an op for

@@ -1,4 +1,4 @@
-"""Wait for a quiet machine. Times that other programs disturb do not count, so a study does not measure then."""
+"""Waits for a quiet machine. Times that other programs disturb do not count, so a study does not measure then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure whether a step runs faster on two devices than on one, in alternating runs on a `bl.LocalCluster`."""
+"""Measures whether a step runs faster on two devices than on one, in alternating runs on a `bl.LocalCluster`."""
 
 from __future__ import annotations
 

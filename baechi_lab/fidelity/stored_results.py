@@ -1,4 +1,4 @@
-"""Store a study's results in a file, with all figures and the environment of the run.
+"""Stores a study's results in a file, with all figures and the environment of the run.
 
 One JSON file has several sections (`study`, `speed_up`). Each names its command, date and machine. The file is written again
 after every model, so an interrupted study keeps its results.

@@ -1,4 +1,4 @@
-"""Run every placement of every model on a local cluster, and predict the same steps with the simulator."""
+"""Runs every placement of every model on a local cluster, and predicts the same steps with the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Place one graph with one placer: `bl.place` without memory trades."""
+"""Places one graph with one placer: `bl.place` without memory trades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a model follow a plan: move its parameters, then intercept its calls."""
+"""Makes a model follow a plan: moves its parameters, then intercepts its calls."""
 
 from __future__ import annotations
 

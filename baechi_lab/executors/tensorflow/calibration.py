@@ -1,4 +1,4 @@
-"""Measure a cluster's overheads besides kernels, per op, per message and per step, with small synthetic steps.
+"""Measures a cluster's overheads besides kernels, per op, per message and per step, with small synthetic steps.
 
 Idea (LogP's overhead `o`, Culler et al. 1993, doi:10.1145/155332.155333, with LogGP's per-byte part, Alexandrov et
 al. 1995, doi:10.1145/215399.215427): on workers without transfer engines, sending and receiving take CPU time of the devices.

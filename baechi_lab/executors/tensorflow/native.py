@@ -1,4 +1,4 @@
-"""Run a TensorFlow step natively: the caller's own `tf.function` or Keras model, in this process.
+"""Runs a TensorFlow step natively: the caller's own `tf.function` or Keras model, in this process.
 
 TensorFlow's graph optimizer is on, each op uses the threads that TensorFlow assigns, and the function contains everything that
 tracing removes or inlines. Variables are restored afterwards.

@@ -1,4 +1,4 @@
-"""Watch the servers of a cluster: TensorFlow itself may wait forever for a server that has ended."""
+"""Watches the servers of a cluster: TensorFlow itself may wait forever for a server that has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unroll a placed step into the step of several micro-batches under a schedule, to be run or exported."""
+"""Unrolls a placed step into the step of several micro-batches under a schedule, to be run or exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apply a recomputation or offloading plan (`bl.recompute`, `bl.offload`) to a traced step.
+"""Applies a recomputation or offloading plan (`bl.recompute`, `bl.offload`) to a traced step.
 
 An op that the graph repeats has a copy under the graph's name. A copy has its original's type and attributes. It reads the
 producers that the graph names (originals or other copies), and waits for ops by control dependencies as in the graph. An

@@ -1,4 +1,4 @@
-"""Build a TensorFlow graph with every op on its device, and run it in a session.
+"""Builds a TensorFlow graph with every op on its device, and runs it in a session.
 
 The placed graph is the step's GraphDef with `device` set on every node. Nothing is rewritten, so names in a trace are the
 names of the step. Nodes of three kinds are added under `baechi_lab/`: a placeholder that feeds each input, and for each

@@ -1,4 +1,4 @@
-"""Convert a RunMetadata into the arrays of one traced step, with clock offsets removed."""
+"""Converts a RunMetadata into the arrays of one traced step, with clock offsets removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unroll a traced step of one micro-batch into a step of several.
+"""Unrolls a traced step of one micro-batch into a step of several.
 
 The ops have the names of `bl.unroll`: forward and backward ops once per micro-batch, variables and updates once, gradients
 accumulated. For a mean over the batch, ops under `baechi_lab/` divide sums of gradients by the number of micro-batches. Control

@@ -1,4 +1,4 @@
-"""Prove the best period, or step of several micro-batches: bounds from the load model, assignments measured one by one.
+"""Proves the best period, or step of several micro-batches: bounds from the load model, assignments measured one by one.
 
 The model (`exact.load_program`) gives the assignment with the least bound. It is measured as `bl.throughput` or `bl.simulate`
 does, and then forbidden. The next bound of the model holds for everything not measured yet, so the best measured assignment is

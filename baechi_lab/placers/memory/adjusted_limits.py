@@ -1,4 +1,4 @@
-"""Place with adjusted memory limits where placers count other bytes than the simulation.
+"""Places with adjusted memory limits where placers count other bytes than the simulation.
 
 Placers give every output bytes of its own. If a placer refuses a graph whose outputs share memory (`OpGraph.reuse`), it is
 asked again with larger limits. The first placement that fits when it is simulated with the real limits is taken. Small graphs

@@ -1,4 +1,4 @@
-"""Try every placement of a small graph in every order, so that a refusal is a proof.
+"""Tries every placement of a small graph in every order, so that a refusal is a proof.
 
 A placement puts each colocation group on one of its allowed devices. An order is a topological order; running ops by such an
 order wherever several are ready makes every schedule that an order can make. The cost is O(devices^groups x orders)

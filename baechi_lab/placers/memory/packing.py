@@ -1,4 +1,4 @@
-"""Pack the persistent bytes of groups into devices, and prove where no placement fits.
+"""Packs the persistent bytes of groups into devices, and proves where no placement fits.
 
 Every colocation group keeps its persistent bytes on one device throughout. Bin packing is NP-hard: best fit decreasing
 looks for a packing, and branch and bound over the groups (largest first, equal devices tried once) decides.

@@ -1,4 +1,4 @@
-"""Choose offloading and placement together: offload larger shares until a placement fits."""
+"""Chooses offloading and placement together: offloads larger shares until a placement fits."""
 
 from __future__ import annotations
 

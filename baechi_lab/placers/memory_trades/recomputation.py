@@ -1,4 +1,4 @@
-"""Choose recomputation and placement together, in turns.
+"""Chooses recomputation and placement together, in turns.
 
 A graph with recomputed ops is another graph, while the compiled evaluation of `search` moves the units of one graph. So the
 two are chosen in turns:

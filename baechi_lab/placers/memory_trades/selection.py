@@ -1,4 +1,4 @@
-"""Place with memory trades: the fastest of the original graph and of graphs that recompute or offload.
+"""Places with memory trades: the fastest of the original graph and of graphs that recompute or offload.
 
 Without a shortage of memory the original graph is placed. Otherwise:
 

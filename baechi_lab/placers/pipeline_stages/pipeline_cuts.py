@@ -1,4 +1,4 @@
-"""Measure the cuts of the dynamic programs and place the best one."""
+"""Measures the cuts of the dynamic programs and places the best one."""
 
 from __future__ import annotations
 

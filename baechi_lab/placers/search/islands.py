@@ -1,4 +1,4 @@
-"""Search on other processes or machines: islands search separately and exchange their results (`executor=`).
+"""Searches on other processes or machines: islands search separately and exchange their results (`executor=`).
 
 The stepping-stone model (Tanese 1989, in Proc. ICGA 3; Cantu-Paz 1998, "A survey of parallel genetic algorithms"): every
 island searches for a round from its candidate. Then it continues from the better of its own result and that of its neighbour in

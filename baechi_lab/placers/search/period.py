@@ -1,4 +1,4 @@
-"""Search for the smallest period of endless micro-batches: annealing of the largest load (`pipeline_stages.device_loads`).
+"""Searches for the smallest period of endless micro-batches: annealing of the largest load (`pipeline_stages.device_loads`).
 
 Chains start from the best cut into stages (`contiguous`), or from a given placement, and anneal in rounds. Each round starts
 from the best candidate of all chains, at temperatures from a twentieth of its period down. The results of a round are measured

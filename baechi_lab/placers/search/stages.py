@@ -1,4 +1,4 @@
-"""Search for the shortest period or step of several micro-batches: annealing of stages and devices, each candidate measured.
+"""Searches for the shortest period or step of several micro-batches: annealing of stages and devices, each candidate measured.
 
 A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader its
 replicas. A move shifts a unit to the previous or next stage, with other units so that the stages remain a pipeline, or
