@@ -6,9 +6,10 @@ once, so that leaving a device and coming back is paid for twice and whole neigh
 Assume that v starts before H, on a device d. For every ancestor u of v in a *zone* (any set of ancestors; here the last
 ones in topological order, up to `zone` of them) with duration p(u), and c the cost of an edge:
 
-- L(u) and R(u) are lower bounds on u's start if it is on d, and if it is not. A producer w of u that is on u's side of this
-  question delays it by L(w) + p(w), or R(w) + p(w) (it may be on the same device); one on the other side delays it by its
-  transfer too: R(w) + p(w) + c, or L(w) + p(w) + c. The smaller of what is possible counts. Outside of the zone: head(w) + p(w).
+- L(u) and R(u) (`start_on_device`, `start_elsewhere`) are lower bounds on u's start if it is on d, and if it is not. `local` and
+  `remote` say whether either is still possible. A producer w of u that is on u's side of this question delays it by
+  L(w) + p(w), or R(w) + p(w) (it may be on the same device); one on the other side delays it by its transfer too:
+  R(w) + p(w) + c, or L(w) + p(w) + c. The smaller of what is possible counts. Outside of the zone: head(w) + p(w).
 - tau(u) is the longest path from u's end to v's start. pay(u) is the same if u is not on d: over every reader w, either w
   is on d, then c + p(w) + tau(w), or it is not, then p(w) + pay(w) at least; v itself is on d. An edge of a colocation
   group cannot be cut: c is infinite.
@@ -17,9 +18,9 @@ ones in topological order, up to `zone` of them) with duration p(u), and c the c
 - All u that must be on d run there before v, one after the other: v starts no earlier than they end when served by L.
 
 - Case split: a *fork* f of the zone is on d, or on another device e. In the second case the same is asked of e: own(u) and
-  other(u) are lower bounds on u's start on e and elsewhere; if other(u) + p(u) + tau(u) >= H, then u is on e; if
-  own(u) + p(u) + pay(u) >= H, it is not; what must be on e is served there one after the other and then paid for. With
-  two devices, what is not on one is on the other. The smaller result of both cases counts.
+  other(u) (`start_with_fork`, `start_without_fork`) are lower bounds on u's start on e and elsewhere. If other(u) + p(u) +
+  tau(u) >= H, then u is on e; if own(u) + p(u) + pay(u) >= H, it is not. What must be on e is served there one after the
+  other and then paid for. With two devices, what is not on one is on the other. The smaller result of both cases counts.
 
 These are repeated until nothing changes. A contradiction, or an end of at least H, proves head(v) >= H. With a smaller H
 the same ops and more are forced, so where the ops that H forces end before H, at f say, f is proven as well. The
@@ -170,14 +171,9 @@ def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, for
 @njit(cache=True)
 def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Ints) -> int:
     """Choose the forks: ops of the zone with several readers whose transfers cost most."""
-    pointer = graph.pointer
-    near = graph.near
-    cost = graph.cost
-    slot = zone.slot
-    total = zone.work[0]
-    readers = zone.work[1]
-    total[:size] = 0.0
-    readers[:size] = 0.0
+    pointer, near, cost, slot = graph.pointer, graph.near, graph.cost, zone.slot
+    total, readers = zone.work[0], zone.work[1]
+    total[:size] = readers[:size] = 0.0
     for a in range(size):
         w = zone.op[a]
         for e in range(pointer[w], pointer[w + 1]):
@@ -202,13 +198,8 @@ def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Ints) -> int:
 def _fill_zone(k: int, graph: Upstream, zone_state: Zone, heap: tuple[Floats, Ints, Ints]) -> int:
     """The op at position `k` and its last ancestors, last first, with longest paths `tau`; returns how many."""
     order, position, p, pointer, near = graph.order, graph.position, graph.p, graph.pointer, graph.near
-    zone, slot, tau, (keys, codes, visited_by), zone_size = (
-        zone_state.op,
-        zone_state.slot,
-        zone_state.tau,
-        heap,
-        len(zone_state.op),
-    )
+    zone, slot, tau, zone_size = zone_state.op, zone_state.slot, zone_state.tau, len(zone_state.op)
+    keys, codes, visited_by = heap
     size, waiting = 0, push(keys, codes, 0, 0, float(-k), k)
     visited_by[k] = k
     while waiting > 0 and size < zone_size:
@@ -241,13 +232,8 @@ def _earliest(
     `assumption` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
     """
     p, unit, zone, tau, work, can = graph.p, graph.unit, zone_state.op, zone_state.tau, zone_state.work, zone_state.can
-    start_on_device = work[0]
-    start_elsewhere = work[1]
-    pay = work[2]
-    release = work[3]
-    length = work[4]
-    start_with_fork = work[5]
-    start_without_fork = work[6]
+    start_on_device, start_elsewhere, pay = work[0], work[1], work[2]
+    release, length, start_with_fork, start_without_fork = work[3], work[4], work[5], work[6]
     local, remote, with_fork, without = can[0], can[1], can[2], can[3]
     for a in range(size):
         local[a] = with_fork[a] = without[a] = True
@@ -317,13 +303,8 @@ def _pay(size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Boo
 
     It is the least time from an op's end on another device to the start of the zone's first op.
     """
-    p = graph.p
-    pointer = graph.pointer
-    near = graph.near
-    cost = graph.cost
-    zone = zone_state.op
-    slot = zone_state.slot
-    tau = zone_state.tau
+    p, pointer, near, cost = graph.p, graph.pointer, graph.near, graph.cost
+    zone, slot, tau = zone_state.op, zone_state.slot, zone_state.tau
     pay[:size] = 0.0
     for a in range(size):
         w = zone[a]
@@ -339,33 +320,25 @@ def _pay(size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Boo
 
 @njit(cache=True)
 def _starts(
-    size: int,
-    graph: Upstream,
-    zone_state: Zone,
-    local: Bools,
-    remote: Bools,
-    start_on_device: Floats,
-    start_elsewhere: Floats,
+    size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Bools, on_device: Floats, elsewhere: Floats
 ) -> None:
-    """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
+    """Sets `on_device` to L(u) and `elsewhere` to R(u), from the first op of the zone to the last; infinite where impossible."""
     p, head, zone, slot = graph.p, graph.head, zone_state.op, zone_state.slot
     pointer, near, cost = graph.pointer, graph.near, graph.cost
     for a in range(size - 1, -1, -1):
         u = zone[a]
-        start_on_device[a] = start_elsewhere[a] = head[u]
+        on_device[a] = elsewhere[a] = head[u]
         for e in range(pointer[u], pointer[u + 1]):
             w = near[e]
             s = slot[w]
             if s < 0:
-                start_on_device[a], start_elsewhere[a] = (
-                    max(start_on_device[a], head[w] + p[w]),
-                    max(start_elsewhere[a], head[w] + p[w]),
-                )
+                on_device[a] = max(on_device[a], head[w] + p[w])
+                elsewhere[a] = max(elsewhere[a], head[w] + p[w])
                 continue
-            end_on_device, end_elsewhere = start_on_device[s] + p[w], start_elsewhere[s] + p[w]
-            start_on_device[a] = max(start_on_device[a], min(end_on_device, end_elsewhere + cost[e]))
-            start_elsewhere[a] = max(start_elsewhere[a], min(end_elsewhere, end_on_device + cost[e]))
+            end_on_device, end_elsewhere = on_device[s] + p[w], elsewhere[s] + p[w]
+            on_device[a] = max(on_device[a], min(end_on_device, end_elsewhere + cost[e]))
+            elsewhere[a] = max(elsewhere[a], min(end_elsewhere, end_on_device + cost[e]))
         if not local[a]:
-            start_on_device[a] = np.inf
+            on_device[a] = np.inf
         if not remote[a]:
-            start_elsewhere[a] = np.inf
+            elsewhere[a] = np.inf
