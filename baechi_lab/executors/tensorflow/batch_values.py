@@ -15,7 +15,7 @@ counts as samples, and a scalar as a total of unknown kind. O(ops + edges).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import prod
@@ -28,6 +28,7 @@ from ...profilers.tensorflow.function_bodies import Library, body_graph, is_hand
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import called_functions, data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
+from .constant_ops import CONSTANT_OPS
 from .gradient_sums import argument_names
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ Value = Samples | Total | None
 """None: the value is the same for all micro-batches."""
 
 _MOST_COUNTS = 1000  # pairs of possible counts whose sums are followed
-_MOST_ENTRIES = 1 << 16  # of a constant; larger ones are not evaluated
-_LISTS = ("EmptyTensorList", "TensorList")
+LISTS = ("EmptyTensorList", "TensorList")
 """Ops on lists, which the forward pass fills for the backward pass."""
 _VARIANT = 21
 """TensorFlow's DT_VARIANT, the type of lists of tensors."""
@@ -299,67 +299,13 @@ class BatchValues:
             return np.array(len(shape))
         if node.op in ("Shape", "Size") and shape is not None and -1 not in shape:
             return np.array(shape) if node.op == "Shape" else np.array(prod(shape))
-        compute = _CONSTANTS.get(node.op)
+        compute = CONSTANT_OPS.get(node.op)
         values = [self.constant(source) for source in data_inputs(node)] if compute else [None]
         if compute is None or any(value is None for value in values):
             return None
         with np.errstate(all="ignore"):
             value = compute(node, *values)
         return value if node.op != "Unpack" or value is None else np.take(value, tensor[1], node.attr["axis"].i)
-
-
-def _slice(
-    node: NodeDef,
-    x: NDArray[np.generic],
-    begin_indices: NDArray[np.generic],
-    end_indices: NDArray[np.generic],
-    steps: NDArray[np.generic],
-) -> NDArray[Any] | None:
-    """`x[begin:end]` or `x[begin]` of one axis."""
-    if len(begin_indices) != 1 or np.ndim(x) == 0 or node.attr["new_axis_mask"].i or node.attr["ellipsis_mask"].i:
-        return None
-    if node.attr["shrink_axis_mask"].i:
-        return x[int(begin_indices[0])]
-    first, last = (
-        None if node.attr[f"{key}_mask"].i else int(at[0])
-        for key, at in (("begin", begin_indices), ("end", end_indices))
-    )
-    return x[first : last : int(steps[0])]
-
-
-def _converted(x: NDArray[np.generic], kind: int) -> NDArray[Any]:
-    import tensorflow as tf
-
-    return np.asarray(x).astype(tf.dtypes.as_dtype(kind).as_numpy_dtype)
-
-
-_CONSTANTS: dict[str, Callable[..., Any]] = {
-    "Identity": lambda node, x: x,
-    "Cast": lambda node, x: _converted(x, node.attr["DstT"].type),
-    "Neg": lambda node, x: -x,
-    "Prod": lambda node, x, axes: np.prod(
-        x, axis=tuple(int(a) for a in np.ravel(axes)), keepdims=node.attr["keep_dims"].b
-    ),
-    "StridedSlice": _slice,
-    "Mul": lambda node, x, y: x * y,
-    **{op: lambda node, x, y: x + y for op in ("Add", "AddV2")},
-    "Sub": lambda node, x, y: x - y,
-    **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan")},
-    "FloorDiv": lambda node, x, y: x // y if np.all(y) else None,
-    "Maximum": lambda node, x, y: np.maximum(x, y),
-    "Pack": lambda node, *parts: np.stack(parts, node.attr["axis"].i),
-    "Reshape": lambda node, x, shape: np.reshape(x, shape),
-    "Transpose": lambda node, x, order: np.transpose(x, order),
-    "Fill": lambda node, shape, x: np.full(shape, x) if np.prod(shape) <= _MOST_ENTRIES else None,
-    "Tile": lambda node, x, times: np.tile(x, times) if np.size(x) * np.prod(times) <= _MOST_ENTRIES else None,
-    "Unpack": lambda node, x: x,
-    "GatherV2": lambda node, x, at, axis: None if node.attr["batch_dims"].i else np.take(x, at, int(axis)),
-    "Range": lambda node, start, limit, step: (
-        np.arange(start, limit, step) if step and abs(limit - start) <= _MOST_ENTRIES * abs(step) else None
-    ),
-    "ConcatV2": lambda node, *parts: np.concatenate(parts[:-1], axis=int(parts[-1])),
-}
-"""Op -> its evaluation on constants. Numbers of entries, for example, follow from shapes and constants."""
 
 
 def read_batch_values(
@@ -431,7 +377,7 @@ class _OpRule:
 
     def _follows_batch_size(self) -> bool:
         """Stores the values of a constant that is another one for the undivided batch. Returns whether it is."""
-        if self.node.op != "Const" and self.node.op not in _CONSTANTS:
+        if self.node.op != "Const" and self.node.op not in CONSTANT_OPS:
             return False
         tensors = [(self.node.name, output) for output in range(len(output_types(self.node)))]
         values = {tensor: self.batch_values.of_batch_size(tensor) for tensor in tensors}
@@ -457,7 +403,7 @@ class _OpRule:
             return Samples(0) if output == 0 else Total(0)
         if op in CONTROL_FLOW_OPS:
             return self._control_flow(output)
-        if op.startswith(_LISTS):
+        if op.startswith(LISTS):
             return self._list(output)
         if op in REDUCTIONS:
             return self._reduction()
@@ -1197,52 +1143,6 @@ def _reshaped(axis: int, source: Sequence[int], shape: Sequence[int], batch: int
     return None
 
 
-@dataclass(frozen=True)
-class Loss:
-    """The loss of a step: what its gradients differentiate.
-
-    `terms`: the last ops before the gradients, with their values. `problems`, `unclear`: the entries of `BatchValues` for ops
-    that lead to them.
-    """
-
-    terms: Mapping[str, Value]
-    problems: Mapping[str, str]
-    unclear: Mapping[str, str]
-
-
-def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str], returned: set[str]) -> Loss:
-    """Returns the loss: outputs of the step after the last ops that have backward ops, else those ops.
-
-    Args:
-        values, forward: of `read_batch_values`.
-        differentiated: the forward ops that have backward ops.
-        returned: the ops that compute the scalars that the step returns.
-    """
-    leads_to_loss, read = set(differentiated), set[str]()
-    for name in reversed(forward):
-        if name in leads_to_loss:
-            sources = {producer for producer, _ in data_inputs(values.nodes[name])}
-            leads_to_loss |= sources
-            read |= sources
-    terms: dict[str, Value] = {}
-    unread = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
-    of_op = {name: value for (name, _), value in reversed(values.values.items()) if value is not None}
-    for end in (name for name in unread if name in of_op):
-        behind = {end}
-        for name in forward:
-            if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):
-                behind.add(name)
-        results = {name: of_op.get(name) for name in forward if name in behind & returned}
-        alike = len({value.power for value in results.values() if value is not None}) == 1
-        terms.update(results if alike else {end: of_op[end]})
-    leads_to_loss = ancestors(values.nodes, forward, leads_to_loss | set(terms))
-    problems, unclear = (
-        {name: reason for name, reason in ops.items() if name in leads_to_loss}
-        for ops in (values.problems, values.unclear)
-    )
-    return Loss(terms, problems, unclear)
-
-
 def ancestors(nodes: Mapping[str, NodeDef], ops: Sequence[str], names: set[str]) -> set[str]:
     """Returns `names` and the ops from which they follow; `ops` in topological order."""
     leading = set(names)
@@ -1250,60 +1150,3 @@ def ancestors(nodes: Mapping[str, NodeDef], ops: Sequence[str], names: set[str])
         if name in leading:
             leading |= {producer for producer, _ in data_inputs(nodes[name])}
     return leading
-
-
-def unproven_statistic(values: BatchValues, ops: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
-    """Returns the first number of `tensors` that is not proven to be a mean over the batch, or of integers a sum over it.
-
-    `values`: an analysis in which inputs count as trained, so that what follows from them alone is exact or not.
-    """
-    import tensorflow as tf
-
-    for tensor in tensors:
-        value, kind = values.of(tensor), tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
-        proven = isinstance(value, Total) and value.exact and value.power == int(kind.is_integer)
-        proven = proven and not values.problems.keys() & ancestors(values.nodes, ops, {tensor[0]})
-        if value is not None and kind != tf.bool and not proven:
-            return tensor
-    return None
-
-
-def mixing_gradients(
-    graph_def: GraphDef, ops: Sequence[str], backward: set[str], axes: Mapping[str, int | None], count: int
-) -> dict[str, str]:
-    """Returns the ops that combine gradients of samples otherwise than by adding them up, with reasons.
-
-    Such are custom gradients that divide by a norm over the batch, and gradients of gradients. Ops whose totals are of unknown
-    kind are left out.
-
-    Args:
-        graph_def, axes: as in `read_batch_values`.
-        ops: the ops that run once per micro-batch, in topological order.
-        backward: those of the backward pass by their names or pairs; what reads their outputs is as well.
-        count: micro-batches of a step.
-    """
-    values, behind = read_batch_values(graph_def, ops, axes, count), set[str]()
-    for name in ops:
-        node = values.nodes[name]
-        reads = any(producer in behind for producer, _ in data_inputs(node))
-        if (name in backward or reads) and node.op != "Const" and not node.op.startswith(_LISTS):
-            behind.add(name)
-    mixing = {}
-    for name in values.problems.keys() & behind:
-        totals = [v for tensor in data_inputs(values.nodes[name]) if isinstance(v := values.of(tensor), Total)]
-        if totals and all(total.exact for total in totals):
-            mixing[name] = values.problems[name]
-    return {name: mixing[name] for name in ops if name in mixing}
-
-
-def share_with_gradients(values: BatchValues, backward: Sequence[str]) -> None:
-    """Records the totals that gradients read as shares, also those whose quotient no forward op reads."""
-    import tensorflow as tf
-
-    for name in backward:
-        for tensor in data_inputs(values.nodes[name]):
-            value = values.of(tensor)
-            if isinstance(value, Total) and tensor[0] not in values.trained and value.share is not None:
-                kind = tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
-                if kind.is_floating or not value.share:
-                    values.shared[tensor] = value.share

@@ -34,20 +34,10 @@ from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
 from .batch_totals import BatchTotals
-from .batch_values import (
-    UNPROVEN,
-    Loss,
-    Samples,
-    Total,
-    ancestors,
-    loss_of,
-    mixing_gradients,
-    read_batch_values,
-    share_with_gradients,
-    unproven_statistic,
-)
+from .batch_values import UNPROVEN, Samples, Total, ancestors, read_batch_values
 from .gradient_comparison import MOST_BYTES, GradientRead, largest_difference, sample_batches
 from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
+from .loss_terms import Loss, loss_of, mixing_gradients, share_with_gradients, unproven_statistic
 from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
 from .sends import SUMS
