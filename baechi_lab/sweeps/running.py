@@ -65,7 +65,7 @@ def sweep(
     cancel: threading.Event | None = None,
     progress: bool = True,
 ) -> pandas.DataFrame:
-    """Optimizes, places and simulates every combination of batch size, micro-batches, devices, memory, placer and schedules.
+    """Optimizes, places and simulates every combination of batch size, micro-batches, devices, memory, placer and schedule.
 
     Batch sizes and micro-batches enter by building and profiling the model again, never by scaling one profile.
 

@@ -53,7 +53,7 @@ def bounds(
     placement: Placement | None = None,
     period: bool = False,
 ) -> Bounds:
-    """Lowers bounds on the makespan of `graph` on `cluster`, in microseconds.
+    """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
     "normal" effort takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
     "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
