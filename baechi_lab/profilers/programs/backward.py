@@ -233,13 +233,12 @@ def _gradient_kernels(
     depthwise convolution's input computes `number_share` as many numbers as the forward pass.
     """
     side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
+    vector_share = number_share * DEPTHWISE_GRADIENT  # no other product of two operands has FLOPs of vector units
     gradients = tuple(
         replace(
             k,
             products=tuple(getattr(p, side) for p in k.products),
-            vector_flops=number_share
-            * DEPTHWISE_GRADIENT
-            * k.vector_flops,  # no other product with two operands has any
+            vector_flops=vector_share * k.vector_flops,
             wait_us=POSITIONS_SUM_US if summed_bytes and k.convolution else 0.0,
             followed_by=None,
         )
