@@ -16,13 +16,16 @@ the tensor, and runs after everything that read the tensor before. Modules that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -94,12 +97,62 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         tracer.pinned_calls.pin_attribute_changes(tracer.model, snapshot, modules)
         tracer.state.pin_unseen_writes(snapshot.written_tensors(), modules)
         del hiding
+        if tracer.pinned_calls.has_outliving_tensors():
+            snapshot.restore()
+            index = {call.key: i for i, call in enumerate(tracer.calls)}
+            tracer.pinned_calls.release_saved_tensors(_kept_calls(model, layers, index, args, kwargs))
     if not tracer.calls:
         raise InvalidInput(
             f"model {type(model).__name__} computes nothing from the sample inputs: it calls no layer or function that reads "
             "them, so that there is nothing to place"
         )
     return tracer.finish(layers)
+
+
+def _kept_calls(
+    model: nn.Module, layers: Sequence[str], index: Mapping[str, int], args: Args, kwargs: Kwargs
+) -> set[int] | None:
+    """Returns the calls whose outputs an object such as a cache holds after the forward; None if that cannot be told.
+
+    Such a tensor also holds its autograd graph, and with it what all calls before it have saved. So autograd saves nothing here.
+    """
+    watch = _OutputWatch()
+    interceptor = Interceptor(model, layers, watch).install()
+    try:
+        with saved_tensors_hooks(lambda tensor: None, _refuse):
+            outputs = model(*args, **kwargs)
+    except RuntimeError:  # the forward has a backward pass of its own
+        return None
+    finally:
+        interceptor.remove()
+    hiding = map_tensors(outputs, lambda t: None)
+    del outputs
+    gc.collect()
+    kept_calls = {index[key] for key, reference in watch.outputs if key in index and reference() is not None}
+    del hiding
+    return kept_calls
+
+
+def _refuse(packed: None) -> NoReturn:
+    raise RuntimeError("autograd saves nothing in this forward pass")
+
+
+class _OutputWatch(Handler):
+    """Refers to the outputs of all calls, without keeping them alive."""
+
+    def __init__(self) -> None:
+        self.outputs: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+
+    def call(
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
+        with kept_activations():
+            outputs = run(*args, **kwargs)
+        self.outputs += [(key, weakref.ref(t)) for t in tensors(outputs)]
+        return outputs
+
+    def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
+        return plainly(run, args, kwargs) if recomputes(subject, args) else run(*args, **kwargs)
 
 
 def check_model(model: nn.Module) -> None:

@@ -525,3 +525,30 @@ def test_a_model_that_computes_nothing_is_refused(model):
     for profile in (bl.torch.profile, lambda m, x: bl.torch.distribute(m, x, TWO, "single")):
         with pytest.raises(bl.InvalidInput, match=f"{type(model).__name__} computes nothing from the sample inputs"):
             profile(model.eval(), torch.ones(2))
+
+
+class Cache:
+    """Holds keys, as the cache of a language model does."""
+
+    def __init__(self):
+        self.keys = []
+
+
+class WithCache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.key, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        cache = Cache()
+        h = torch.tanh(self.up(x))
+        cache.keys.append(self.key(h))
+        return self.head(h * cache.keys[0].sigmoid()), cache
+
+
+def test_bug_calls_before_what_a_cache_keeps_counted_as_kept():
+    """The cached tensor holds its autograd graph, and so what earlier calls have saved: recomputation kept all of it."""
+    model = WithCache()
+    traced = trace(model, torch.ones(3, 8))
+    assert [traced.calls[i].key for i in traced.fixed] == ["key"]
+    assert not any(p.grad is not None for p in model.parameters())
