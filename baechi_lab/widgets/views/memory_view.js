@@ -8,9 +8,10 @@ const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary:
 /** How each category is hatched on its shade: an empty list is plain. Lines of a square of 6 pixels. @type {number[][][]} */
 const HATCHES = [[], [[0, 6, 6, 0]], [[0, 3, 6, 3]], [[3, 0, 3, 6], [0, 3, 6, 3]]];
 
-/** Marks of a scale of bytes from 0 to `largest`: a step of 1, 2 or 5 times a power of ten. @param {number} largest @returns {number[]} */
+/** Marks of a scale of bytes from 0 to `largest`: a step of 1, 2 or 5 times a power of ten, below the line of the limit at the
+ * upper edge. @param {number} largest @returns {number[]} */
 function byteTicks(largest) {
-  return ticks(0, largest, 3).filter((value) => value > 0 && value < largest);
+  return ticks(0, largest, 3).filter((value) => value > 0 && value < 0.92 * largest);
 }
 
 function readLevels(model) {
