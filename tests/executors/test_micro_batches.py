@@ -1149,10 +1149,16 @@ def _losses_in_loops():
         inputs = tf.transpose(tf.einsum("btc,cv->btv", words, weight), [1, 0, 2])
         return tf.reduce_mean(tf.scan(lambda state, x: tf.tanh(state + x), inputs) ** 2)
 
-    return [mean, total, number_of_samples, longest, states]
+    def list_of_means(weight, words):
+        by_time = tf.transpose(words, [1, 0, 2])
+        return tf.reduce_sum(tf.map_fn(lambda x: tf.reduce_mean((x @ weight - 1.0) ** 2), by_time))
+
+    return [mean, total, number_of_samples, longest, states, list_of_means]
 
 
-@pytest.mark.parametrize("kind", range(5), ids=["mean", "sum", "number of samples", "longest", "states"])
+@pytest.mark.parametrize(
+    "kind", range(6), ids=["mean", "sum", "number of samples", "longest", "states", "list of means"]
+)
 @pytest.mark.parametrize("count", [2, 4])
 def test_bug_losses_in_loops_were_warned_of(kind, count, worker):
     """Means over the batch that the rounds of a loop add up are means, and sums are sums."""

@@ -405,6 +405,8 @@ class _OpRule:
             return self._control_flow(output)
         if op.startswith(LISTS):
             return self._list(output)
+        if op in _PASS_ON:
+            return self.values[0]
         if op in REDUCTIONS:
             return self._reduction()
         if op == "L2Loss" and isinstance(self.values[0], Samples):
@@ -1108,12 +1110,12 @@ def _kind(value: Value) -> Value:
 def _joined(one: Value, other: Value, is_scalar: bool) -> Value:
     """Returns the value of a tensor that has one of two values."""
     known = [value for value in (one, other) if value is not None]
-    kinds = {_kind(value) for value in known}
+    has_total = is_scalar or any(isinstance(value, Total) for value in known)
     always = len(known) == 2 or not any(isinstance(value, Total) and value.power != 0 for value in known)
     counts = frozenset[float]().union(*(value.counts for value in known))
-    if len(kinds) < 2 and always:  # the mean of what is the same for all is the same
+    if len({_kind(value) for value in known}) < 2 and always:  # the mean of what is the same for all is the same
         return replace(known[0], counts=counts) if known else None
-    return Total(None, exact=False, counts=counts) if is_scalar else Samples(None, counts)
+    return Total(None, exact=False, counts=counts) if has_total else Samples(None, counts)
 
 
 def _is_float(kind: int) -> bool:
