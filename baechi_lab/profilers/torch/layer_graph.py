@@ -351,9 +351,13 @@ def _named_ops(profile: LayerProfile, backward: dict[int, int], first: int) -> d
 
 
 def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple[int, int]]:
-    """Returns `(call, value)` of values that the forward pass holds after their last reader and until its last call."""
+    """Returns `(call, value)` of values that the forward pass holds after their last reader and until its last call.
+
+    Outputs that the training loop names, on other devices than the loss, are among them: running their calls again frees nothing.
+    """
     trace = profile.trace
-    if not (profile.named and backward):
+    outputs = _outputs(profile, backward).readers
+    if not ((profile.named or outputs) and backward):
         return []
     readers = _readers(profile, backward)
     last: dict[int, int] = {}  # of a storage, the last call that reads it
@@ -368,6 +372,9 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
         until = profile.named.get((value.producer, value.position), -1)
         if until == end > last.get(value.storage, end) and value.size_bytes >= least and value.storage in saved:
             named_values[value.producer, value.storage] = (value.producer, k)
+    for k in outputs:
+        if (value := trace.values[k]).size_bytes >= least:
+            named_values.setdefault((value.producer, value.storage), (value.producer, k))
     return list(named_values.values())
 
 
