@@ -54,30 +54,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
             raise
     memory_matters = memory_may_run_out(graph, cluster_for_placers)
     if (graph.reuse is not None or has_overhead) and placer.uses_memory and memory_matters:
-        objective = getattr(placer, "objective", "latency")
-
-        def peak_as_simulated(on: Cluster, placed: Placement) -> NDArray[np.int64]:
-            if objective == "step":
-                pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
-                return simulate(graph, on, placed, **pipeline).peak_bytes
-            # In one micro-batch each replica holds what the first of its group holds.
-            return simulate_step(graph, on, placed.replace(replicas=())).peak_bytes
-
-        def peak_as_counted(on: Cluster, placed: Placement) -> NDArray[np.int64]:
-            if objective == "step":
-                return peak_as_simulated(on, placed)
-            return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
-
-        tries = TRIES // 2 if placer.anytime else TRIES
-        fitting = place_with_smaller_limits(
-            cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, tries
-        )
-        if fitting is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
-            fitting = fastest_of_all_placements(graph, cluster)
-        if fitting is None:
-            reason = "no placement that fits was found, which is no proof that none exists"
-            raise infeasible_placement(f"{reason}: views and messages take more than placers count", graph, cluster)
-        placement = fitting
+        placement = _fit_in_simulation(graph, cluster, placer, placement)
     if has_overhead:
         placement = placement.replace(info={**_drop_proofs(placement.info), "overhead": "seen as latency"})
     if graph.reuse is not None and memory_matters:
@@ -110,6 +87,34 @@ def _retry_if_messages_delay_ops(
         return placement
     message = f"{refusal}; no proof: the processor time of messages was seen as latency"
     raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
+
+
+def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placement: Placement) -> Placement:
+    """Returns a placement that fits when it is simulated, else raises a refusal without a proof."""
+    objective = getattr(placer, "objective", "latency")
+
+    def peak_as_simulated(on: Cluster, placed: Placement) -> NDArray[np.int64]:
+        if objective == "step":
+            pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
+            return simulate(graph, on, placed, **pipeline).peak_bytes
+        # In one micro-batch each replica holds what the first of its group holds.
+        return simulate_step(graph, on, placed.replace(replicas=())).peak_bytes
+
+    def peak_as_counted(on: Cluster, placed: Placement) -> NDArray[np.int64]:
+        if objective == "step":
+            return peak_as_simulated(on, placed)
+        return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
+
+    tries = TRIES // 2 if placer.anytime else TRIES
+    fitting = place_with_smaller_limits(
+        cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, tries
+    )
+    if fitting is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
+        fitting = fastest_of_all_placements(graph, cluster)
+    if fitting is None:
+        reason = "no placement that fits was found, which is no proof that none exists"
+        raise infeasible_placement(f"{reason}: views and messages take more than placers count", graph, cluster)
+    return fitting
 
 
 def _retry_with_buffer_reuse(

@@ -140,7 +140,7 @@ def execute(
                 used.enter(network)
             status, message = _collect_answers(used, request, collected, timeout, cancel, bar.update, on_step, peers)
         except ExecutionError:
-            # The worker refused the request and waits for the next.
+            # The worker refused the request and waits for the next, so one that the caller gave stays open.
             raise
         except BaseException:  # Ctrl-C, and errors of `on_step`: the worker is in the middle of an answer
             used.close()

@@ -69,14 +69,10 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
     lonely = np.diff(graph.consumer_ptr) == 0
     np.add.at(unread, graph.tensor_producer[lonely], graph.tensor_bytes[lonely])
     degree = np.diff(graph.inputs[0])
-    if (table is None and not graph.on_communication_lane.any()) and cluster.n > 1 and graph.n:
-        tail = paid_heads(merge_problem(graph, cluster, reach=False))[1]
-    else:
-        tail = heads_and_tails(graph, np.where(allowed_devices(graph, cluster), costs, np.inf).min(axis=1))[1]
     return Model(
         writable_copy(costs),
         ints(cluster.n * graph.on_communication_lane),
-        tail * SURELY,
+        _tails(graph, cluster, costs, exact=table is None and not graph.on_communication_lane.any()),
         ints(degree),
         ints(np.flatnonzero(degree == 0)),
         edge_ptr=ints(graph.consumer_ptr[graph.output_ptr]),
@@ -96,6 +92,19 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
         per_byte=writable_copy(cluster.us_per_byte),
         comm=COMMUNICATION_MODES.index(cluster.comm),
     )
+
+
+def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: bool) -> NDArray[np.float64]:
+    """Returns float64[n]: the least time from the end of each op to the end of the step.
+
+    With `exact`, a consumer is on the op's device or its transfer counts. Otherwise, because costs or links vary or some ops
+    are collectives, transfers are free.
+    """
+    if exact and cluster.n > 1 and graph.n:
+        tail = paid_heads(merge_problem(graph, cluster, reach=False))[1]
+    else:
+        tail = heads_and_tails(graph, np.where(allowed_devices(graph, cluster), costs, np.inf).min(axis=1))[1]
+    return tail * SURELY
 
 
 def memory_matters(model: Model) -> bool:

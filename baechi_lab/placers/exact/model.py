@@ -43,28 +43,7 @@ def build_model(m: ExactModel) -> ExactModel:
     if memory_may_run_out(m.graph, m.cluster):
         add_memory(m)
     if m.strict:
-        n, model = m.graph.n, m.model
-        ready: list[IntVar] = []  # when all inputs of each op are on its device
-        for i in range(n):
-            ready.append(m.var(m.horizon, f"r{i}"))
-            if m.arrivals[i]:
-                model.add_max_equality(ready[i], m.arrivals[i])
-            else:
-                model.add(ready[i] == 0)
-            model.add(m.start[i] >= ready[i])
-        for i in range(n):
-            follows = [
-                m.reason(m.start[i], m.end[j], [m.together(i, j), m.before(j, i)])
-                for j in range(n)
-                if j != i and not m.after[i, j]
-            ]
-            is_packed = m.bool(f"packed{i}")
-            model.add_bool_or([*follows, ~is_packed])
-            m.at_one_instant(m.start[i], ready[i], ~is_packed)
-            for k in range(n):
-                if k != i and not m.after[k, i]:
-                    waited = ready[k] + m.times.tolerance >= m.start[i]
-                    model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~is_packed])
+        forbid_idling(m)
     elif devices_are_equal(m.graph, m.cluster):
         # Of equal devices one numbering: group g may use device d only if a group before it is on device d - 1.
         for g, row in enumerate(m.x):
@@ -80,3 +59,29 @@ def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
     off = ~np.eye(cluster.n, dtype=bool)
     links = all(len(np.unique(a[off])) <= 1 for a in (cluster.latency_us, cluster.us_per_byte))
     return same and links and not graph.allowed_sets and cluster.n > 1
+
+
+def forbid_idling(m: ExactModel) -> None:
+    """Requires that another op ends on the device when `i` starts if an op was ready there before."""
+    n, model = m.graph.n, m.model
+    ready: list[IntVar] = []  # when all inputs of each op are on its device
+    for i in range(n):
+        ready.append(m.var(m.horizon, f"r{i}"))
+        if m.arrivals[i]:
+            model.add_max_equality(ready[i], m.arrivals[i])
+        else:
+            model.add(ready[i] == 0)
+        model.add(m.start[i] >= ready[i])
+    for i in range(n):
+        follows = [
+            m.reason(m.start[i], m.end[j], [m.together(i, j), m.before(j, i)])
+            for j in range(n)
+            if j != i and not m.after[i, j]
+        ]
+        is_packed = m.bool(f"packed{i}")
+        model.add_bool_or([*follows, ~is_packed])
+        m.at_one_instant(m.start[i], ready[i], ~is_packed)
+        for k in range(n):
+            if k != i and not m.after[k, i]:
+                waited = ready[k] + m.times.tolerance >= m.start[i]
+                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~is_packed])

@@ -120,6 +120,20 @@ def lstm(tf: ModuleType, inputs: Tensor, weights: Tensor, out: Tensor, memory: T
     return outs, cells
 
 
+def make_scores(tf: ModuleType) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Content attention, `(keys[m, 1, M, h], query[m, k, 1, h], score[h, 1]) -> [m, k, M]`: `tanh(keys + query) @ score`.
+
+    Most of an update is spent here: it is compiled as a whole, and computed again for its derivative, so that nothing of
+    size M x h is kept between.
+    """
+
+    @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
+    def scores(keys: Tensor, query: Tensor, score: Tensor) -> Tensor:
+        return tf.reduce_sum(tf.tanh(keys + query) * score[:, 0], axis=-1)
+
+    return tf.recompute_grad(scores)
+
+
 @cache
 def functions() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor, Tensor]]]:
     """`(group, place)`: the two networks, compiled once per shape.
@@ -201,13 +215,7 @@ class _Decoder:
     tanh_constant: Tensor
 
     def __post_init__(self) -> None:
-        tf = self.tf
-
-        @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
-        def scores(keys: Tensor, query: Tensor, score: Tensor) -> Tensor:
-            return tf.reduce_sum(tf.tanh(keys + query) * score[:, 0], axis=-1)
-
-        self.scores = tf.recompute_grad(scores)
+        self.scores = make_scores(self.tf)
 
     def _attention(self, query: Tensor) -> Tensor:
         """Scores [m, k, M] of `query` [m, k, h]."""

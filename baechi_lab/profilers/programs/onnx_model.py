@@ -102,16 +102,7 @@ def _read_model(
                 shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
     if precision is not None and precision.dtype is not None:
         types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in _FLOATS}
-    available_values = {v.name for v in (*graph.input, *graph.initializer)} | {
-        t.values.name for t in graph.sparse_initializer
-    }
-    available_values |= {v for node in graph.node for v in node.output}
-    for node in graph.node:
-        missing = next((v for v in node.input if v and v not in available_values), None)
-        if missing is not None:
-            raise FormatError(
-                f"operator {(node.name or node.op_type)!r:.60} reads {missing!r:.80}, which no operator makes and is no input"
-            )
+    _check_inputs_exist(graph)
     nodes = [n for n in graph.node if n.op_type != "Constant"]
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
@@ -172,6 +163,20 @@ def _read_model(
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
+
+
+def _check_inputs_exist(graph: GraphProto) -> None:
+    """Raises `FormatError` for an operator that reads what nothing makes: its shape, and so the work on it, is unknown."""
+    available_values = {v.name for v in (*graph.input, *graph.initializer)} | {
+        t.values.name for t in graph.sparse_initializer
+    }
+    available_values |= {v for node in graph.node for v in node.output}
+    for node in graph.node:
+        missing = next((v for v in node.input if v and v not in available_values), None)
+        if missing is not None:
+            raise FormatError(
+                f"operator {(node.name or node.op_type)!r:.60} reads {missing!r:.80}, which no operator makes and is no input"
+            )
 
 
 def _parameters(

@@ -305,6 +305,7 @@ def _inputs(
         raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE_INPUTS}")
     if not inputs.keys() - _TEXT:
         for name in inputs.keys() & {"input_ids", "decoder_input_ids"}:
+            # Tokens that are neither padding nor special in the configuration: the model ignores none of them.
             named = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
             special_tokens = {token for v in named for token in (v if isinstance(v, list) else [v])}
             plain = next(k for k in range(len(special_tokens) + 1) if k not in special_tokens)

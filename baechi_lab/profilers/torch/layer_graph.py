@@ -237,6 +237,7 @@ def layer_graph(
         batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
         **writer.table.columns(),
     )
+    # The most that the step held while each op ran, as measured.
     levels = {i: memory.level for i, memory in enumerate(profile.memory)}
     levels |= {op: profile.memory[i].backward_level for i, op in backward.items()}
     for op, loss_backward in loss.items():
