@@ -40,6 +40,8 @@ def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:
 
 PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
+NAMED = "Named"
+"""Type of ops of PyTorch's steps that keep a tensor for as long as a variable names it (`passes.named_tensors`)."""
 RECOMPUTED = "Recomputed"
 """Type of PyTorch's ops that make again what an op of a checkpointed region made."""
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import Bools, Ints, inverse
-from ..graph.tensors import RECOMPUTED
+from ..graph.tensors import NAMED, RECOMPUTED
 from ..passes.forward_only import backward_ops
-from ..passes.named_tensors import NAMED
 from ..passes.roles import SETUP, UPDATE, roles
 
 _RANDOM = re.compile(r"Random|Multinomial|Dropout|Bernoulli", re.IGNORECASE)

@@ -10,9 +10,7 @@ import numpy as np
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
-
-NAMED = "Named"
-"""Type of these ops."""
+from ..graph.tensors import NAMED
 
 
 def without_name_waits(graph: OpGraph) -> OpGraph:

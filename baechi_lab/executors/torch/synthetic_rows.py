@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...graph.tensors import PARTS_TYPE, RECOMPUTED
-from ...passes.named_tensors import NAMED
+from ...graph.tensors import NAMED, PARTS_TYPE, RECOMPUTED
 from ...torch_steps.records import UPDATE
 
 Spans = dict[int, tuple[float, float]]

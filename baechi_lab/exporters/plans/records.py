@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Timeline
 from ...graph.kernels.csr import Integers
+from ...graph.tensors import NAMED, RECOMPUTED
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ class Request:
 
     @property
     def forward(self) -> NDArray[np.int32]:
-        """The ops of the forward pass, in topological order (code order, where that is one): no backward ops or updates."""
-        update = np.array([t == "Update" for t in self.graph.op_types], dtype=np.bool_)
-        return self.graph.order[(self.graph.forward_of < 0)[self.graph.order] & ~update[self.graph.order]]
+        """The ops of the forward pass, in topological order (code order, where that is one).
+
+        Backward ops, updates, and ops that stand for no call (`Named`, `Recomputed`) are left out.
+        """
+        other = np.array([kind in ("Update", NAMED, RECOMPUTED) for kind in self.graph.op_types], dtype=np.bool_)
+        return self.graph.order[((self.graph.forward_of < 0) & ~other)[self.graph.order]]
 
     def device_name(self, device: int) -> str:
         """Returns the name of a device, or its index without a cluster."""

@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
-from ...graph.tensors import PARTS_TYPE, TensorTable
-from ...passes.named_tensors import NAMED
+from ...graph.tensors import NAMED, PARTS_TYPE, TensorTable
 from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
 from .memory import CallMemory
