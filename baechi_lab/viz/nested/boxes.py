@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +17,38 @@ from .segments import segments
 SCOPE, OP, LEVEL = 0, 1, 2  # kinds of boxes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Box:
-    """A box: a scope, a level in between, or an op (`op`, else -1)."""
+    """A box: a scope, a level in between, or an op (`op`, else -1). `count` is the number of ops inside."""
 
+    # Graphs have a box per op. What is not stored need not be found by the garbage collector.
     name: str
     label: str
     kind: int
-    items: list[Box]
+    items: Sequence[Box]
     op: int = -1
+    count: int = field(init=False)
 
-    @cached_property
+    def __post_init__(self) -> None:
+        self.count = 1 if self.kind == OP else sum(item.count for item in self.items)
+
+    @property
     def ops(self) -> Ints:
-        if self.kind == OP:
-            return np.array([self.op])
-        return np.concatenate([item.ops for item in self.items]) if self.items else np.zeros(0, np.int64)
+        """The ops inside, in the order of the items."""
+        return np.array(self._op_list(), dtype=np.int64)
 
-    @cached_property
+    def _op_list(self) -> list[int]:
+        if self.kind == OP:
+            return [self.op]
+        ops: list[int] = []
+        for item in self.items:
+            if item.kind == OP:
+                ops.append(item.op)
+            else:
+                ops += item._op_list()
+        return ops
+
+    @property
     def most_items(self) -> int:
         """The largest number of items in this box or in any box inside it."""
         return max([len(self.items), *(item.most_items for item in self.items if item.items)], default=0)
@@ -57,28 +72,33 @@ class _Levels:
         self.graph, self.most = graph, limit
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
-        self.bytes_out = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
-        self.reads = np.diff(graph.predecessors[0])
-        self.timed = (self.reads > 0) & ~updates(graph)
-        self.readers = np.diff(graph.successors[0])
+        bytes_out = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
+        reads, readers = np.diff(graph.predecessors[0]), np.diff(graph.successors[0])
+        self.timed = (reads > 0) & ~updates(graph)
+        # What ops of repeated blocks have in common.
+        self.kind_of_op = list(
+            zip(graph.op_types, reads.tolist(), np.minimum(readers, 4).tolist(), bytes_out.tolist(), strict=True)
+        )
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
         """Cuts `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
         if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
             return
-        self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
+        ops = box.ops
+        self.item_of[ops] = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
         edges = self.item_of[pairs]
         inside = (edges >= 0).all(axis=1)
         pairs, edges = pairs[inside], edges[inside]
-        self._sort(box, edges)
-        self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
+        self._sort(box, ops, edges)
+        ops = box.ops
+        self.item_of[ops] = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
         edges = self.item_of[pairs]
         if len(box.items) > limit:
             cut = self._mirror(box, key, edges) if mirrored and key in self.cuts else None
             part_of_item, labels = cut if cut is not None else self._cut_box(box, edges, limit)
             if not mirrored:
                 position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
-                position_of_op[box.ops] = part_of_item[self.item_of[box.ops]]
+                position_of_op[ops] = part_of_item[self.item_of[ops]]
                 self.cuts[key] = (position_of_op, labels)
             children = []
             for k in np.unique(part_of_item).tolist():
@@ -86,19 +106,17 @@ class _Levels:
                 name = f"{box.name}/{labels[k]}" if box.name else labels[k]
                 children.append(members[0] if len(members) == 1 else Box(name, labels[k], LEVEL, members))
             box.items = children
-            for cached_name in ("ops", "most_items"):
-                box.__dict__.pop(cached_name, None)
-        self.item_of[box.ops] = -1
+        self.item_of[ops] = -1
         for item in box.items:
             if item.items:
                 self.visit(item, (*key, item.label), pairs, self.most, mirrored)
 
-    def _sort(self, box: Box, edges: Ints) -> None:
+    def _sort(self, box: Box, ops: Ints, edges: Ints) -> None:
         """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader."""
         count = len(box.items)
-        owner, position = self.item_of[box.ops], self.graph.position[box.ops]
+        owner, position = self.item_of[ops], self.graph.position[ops]
         # The positions of variables and updates say little about the time.
-        timed: NDArray[np.float64] = np.where(self.timed[box.ops], 1.0, 1e-6)
+        timed: NDArray[np.float64] = np.where(self.timed[ops], 1.0, 1e-6)
         mean: NDArray[np.float64] = np.bincount(owner, timed * position, minlength=count) / np.bincount(
             owner, timed, minlength=count
         )
@@ -111,22 +129,13 @@ class _Levels:
         place = np.where(reads_nothing, first, mean)
         order = np.lexsort((np.arange(count), ~reads_nothing, place))
         box.items = [box.items[k] for k in order.tolist()]
-        del box.ops
 
     def _cut_box(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
         kinds: dict[tuple[object, ...], int] = {}
         candidates = []
         for item in box.items:
-            if item.kind == OP:
-                op = item.op
-                kind: tuple[object, ...] = (
-                    self.graph.op_types[op],
-                    self.reads[op],
-                    min(self.readers[op], 4),
-                    self.bytes_out[op],
-                )
-            else:
-                kind = (re.sub(r"[\d_]+$", "", item.label), len(item.items))
+            is_op = item.kind == OP
+            kind = self.kind_of_op[item.op] if is_op else (re.sub(r"[\d_]+$", "", item.label), len(item.items))
             candidates.append(kinds.setdefault(kind, len(kinds)))
         cut = segments(np.array(candidates), edges[:, 0], edges[:, 1], limit)
         labels = []

@@ -187,7 +187,7 @@ def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
     label = mark.join(components[-2:]) if components[-1].isdigit() else components[-1]
     while len(label) > LONGEST_LABEL and "." in label:
         label = label.partition(".")[2]
-    return Box(graph.names[op], label, OP, [], op)
+    return Box(graph.names[op], label, OP, (), op)
 
 
 LONGEST_LABEL = 28
