@@ -243,14 +243,16 @@ def _gradients_of_transposed(args: Args) -> int:
 def _copied_weight_bytes(args: Args) -> int:
     """Returns the bytes of the copies of a weight's gradient in `convolution_backward`, on one thread.
 
-    The gradient is made in blocks of channels. Windows that are wider than `LARGEST_WINDOW`, higher than the input, or deeper
-    than 1 run as a product of the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of the weight's size.
+    The gradient is made in blocks of channels. Windows that are wider than `LARGEST_WINDOW`, higher than the input with their
+    dilation, or deeper than 1 run as a product of the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of
+    the weight's size.
     """
-    gradient, tensor, weight, strides, transposed = args[0], args[1], args[2], args[4], args[7]
+    gradient, tensor, weight, strides, dilation, transposed = args[0], args[1], args[2], args[4], args[6], args[7]
     window, depthwise = weight.shape[2:], weight.shape[1] == 1 < args[9]
     if depthwise or _is_product(weight, strides):
         return 0
-    is_high = len(window) > 1 and (window[-2] > tensor.shape[-2] or (len(window) == 3 and window[0] > 1))
+    height = (window[-2] - 1) * dilation[-2] + 1 if len(window) > 1 else 1
+    is_high = len(window) > 1 and (height > tensor.shape[-2] or (len(window) == 3 and window[0] > 1))
     if window[-1] > LARGEST_WINDOW or (is_high and not transposed):
         positions = (tensor if transposed else gradient).shape[2:][-2:]
         unfolded_bytes = int(weight[0].numel() * prod(positions) * tensor.itemsize)

@@ -433,6 +433,34 @@ def test_bug_scratch_memory_of_transposed_convolutions_and_wide_windows(
 
 
 @pytest.mark.parametrize(
+    ("batch", "channels", "window", "dilation", "positions", "groups"),
+    [
+        (2, 256, (3, 3), (36, 36), (64, 64), 1),  # DeepLab's widest branch: a quarter was estimated
+        (2, 64, (3, 3), (10, 10), (20, 20), 1),  # one row higher than the input
+        (2, 64, (3, 3), (9, 9), (20, 20), 1),  # one row lower
+        (2, 64, (3, 3), (12, 12), (20, 64), 1),
+        (2, 64, (3, 3), (12, 12), (64, 20), 1),  # wider, but not higher
+        (2, 64, (5, 5), (5, 5), (20, 20), 1),
+        (2, 64, (3, 3), (12, 12), (20, 20), 2),
+        (2, 64, (3, 1), (24, 1), (20, 64), 1),
+    ],
+)
+def test_bug_gradients_of_dilated_convolutions_unfold_windows_that_are_higher_than_the_input(
+    batch, channels, window, dilation, positions, groups
+):
+    """Measured with PyTorch's allocator: with their dilation, windows are higher than the input or not."""
+    x, weight = torch.ones(batch, channels, *positions), torch.ones(64, channels // groups, *window)
+    padding = [(size - 1) * step // 2 for size, step in zip(window, dilation, strict=True)]
+    steps = ([1, 1], padding, list(dilation), False, [0, 0], groups)
+    out = torch.ops.aten.convolution(x, weight, None, *steps)
+    arguments = (torch.ones_like(out), x, weight, None, *steps, [True, True, False])
+    torch.ops.aten.convolution_backward(*arguments)  # what oneDNN makes once
+    measured, gradients = _scratch_bytes(lambda: torch.ops.aten.convolution_backward(*arguments))
+    estimated = copied_bytes_on_cpu("convolution_backward", arguments, gradients)
+    assert 0.95 * measured <= estimated <= 1.25 * measured
+
+
+@pytest.mark.parametrize(
     ("x", "weight", "stride", "gradient"),
     [
         (torch.ones(4, 4, 3, 48, 48).transpose(1, 2), (64, 3, 2, 16, 16), (2, 16, 16), "contiguous"),  # frames of ViViT
