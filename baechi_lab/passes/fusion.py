@@ -60,6 +60,18 @@ def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) 
         component = components(n, source[mergeable], target[mergeable])
         label = component[label]
         source, target = distinct_edges(component[source], component[target], n)
+    return _fuse_one_by_one(source, target, key)[label]
+
+
+def distinct_edges(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
+    """Returns the edges between different ops, each once."""
+    pair = source * max(n, 1) + target
+    pair = distinct(pair[source != target])
+    return pair // max(n, 1), pair % max(n, 1)
+
+
+def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
+    """Merges one edge at a time until none qualifies; neighbours move from the op with fewer to the one with more."""
     n = len(key)
     after: dict[int, set[int]] = {}
     before: dict[int, set[int]] = {}
@@ -107,14 +119,7 @@ def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) 
         merged[node] = top
     first = np.full(n, n, dtype=np.int64)
     np.minimum.at(first, merged, np.arange(n))
-    return first[merged][label]
-
-
-def distinct_edges(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
-    """Returns the edges between different ops, each once."""
-    pair = source * max(n, 1) + target
-    pair = distinct(pair[source != target])
-    return pair // max(n, 1), pair % max(n, 1)
+    return first[merged]
 
 
 def _degree(node: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> int:

@@ -95,45 +95,7 @@ def make_pipelined_graph(
         order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
         within_memory = isinstance(order_or_rule, ZbAuto)
-        device, s = placed.device, stages.count
-        duration_us = placed_durations(graph, cluster, device)
-        phase, stage = stages.phase, stages.stage
-
-        def total(kind: int) -> NDArray[np.float64]:
-            in_phase = phase == kind
-            return np.bincount(stage[in_phase], duration_us[in_phase], s).astype(np.float64)
-
-        # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
-        send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
-        a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
-        edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
-        x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
-        cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
-        _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
-        join = np.maximum if cluster.comm == "parallel" else np.add
-        for side, ahead in ((send_us, True), (return_us, False)):
-            rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
-            join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
-        held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
-        room_bytes = (
-            _activation_room(graph, cluster, placed, stages, held_bytes)
-            if within_memory
-            else np.full(len(set(stages.line.tolist())), np.inf)
-        )
-        setting = Setting(
-            stage_device=tuple(stages.line.tolist()),
-            micro_batches=int(micro_batches),
-            forward_us=total(F),
-            input_us=total(B),
-            weight_us=total(W),
-            send_us=send_us,
-            return_us=return_us,
-            held_bytes=held_bytes,
-            kept_bytes=kept_bytes,
-            room_bytes=room_bytes,
-            training=stages.training,
-            replicas=_replicas(placed, stages),
-        )
+        setting = make_setting(graph, cluster, placed, stages, micro_batches, with_memory=within_memory)
         order = make_schedule(order_or_rule, setting)
         if within_memory:
             order = _fit_into_memory(order_or_rule, setting, order, graph, cluster, placed, stages)
@@ -247,6 +209,56 @@ def _fit_into_memory(
 
 
 # -- costs of the stages, for schedule rules ---------------------------------------------------------------------------
+
+
+def make_setting(
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    stages: PipelineStages,
+    micro_batches: int,
+    with_memory: bool = True,
+) -> Setting:
+    """Returns the costs of the stages. `with_memory=False` sets unlimited memory, for schedules that ignore it."""
+    device, s = placed.device, stages.count
+    duration_us = placed_durations(graph, cluster, device)
+    phase, stage = stages.phase, stages.stage
+
+    def total(kind: int) -> NDArray[np.float64]:
+        in_phase = phase == kind
+        return np.bincount(stage[in_phase], duration_us[in_phase], s).astype(np.float64)
+
+    # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
+    send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
+    a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
+    edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
+    x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
+    cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
+    _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
+    join = np.maximum if cluster.comm == "parallel" else np.add
+    for side, ahead in ((send_us, True), (return_us, False)):
+        rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
+        join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
+    held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
+    room_bytes = (
+        _activation_room(graph, cluster, placed, stages, held_bytes)
+        if with_memory
+        else np.full(len(set(stages.line.tolist())), np.inf)
+    )
+    return Setting(
+        stage_device=tuple(stages.line.tolist()),
+        micro_batches=int(micro_batches),
+        forward_us=total(F),
+        input_us=total(B),
+        weight_us=total(W),
+        send_us=send_us,
+        return_us=return_us,
+        held_bytes=held_bytes,
+        kept_bytes=kept_bytes,
+        room_bytes=room_bytes,
+        training=stages.training,
+        replicas=_replicas(placed, stages),
+    )
 
 
 def _activation_bytes(

@@ -57,25 +57,7 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
         longest = lambda source: (source != 0, source != HOST, source)  # noqa: E731
         source_of[key] = min(source_of.get(key, source), source, key=longest)
     all_rows = sorted((*key, source) for key, source in source_of.items() if source != 0 or key[1] != BACKWARD)
-    # The storages that each call computes or hands on, and the last call that writes each storage in place.
-    storages_of: list[set[int]] = [set() for _ in trace.calls]
-    for value in trace.values:
-        if value.producer >= 0:
-            storages_of[value.producer].add(value.storage)
-    written: dict[int, int] = {}
-    for index, call in enumerate(trace.calls):
-        if call.inplace:
-            reads = {trace.values[v].storage for v in call.reads}
-            written |= dict.fromkeys(reads & storages_of[index] or reads, index)
-    unrepeatable_calls = dict(trace.fixed)
-    for index, call in enumerate(trace.calls):
-        if call.recomputed:
-            unrepeatable_calls.setdefault(index, "a checkpointed region of the model's own")
-        if call.inplace:
-            unrepeatable_calls.setdefault(index, "it writes in place")
-        reads = {trace.values[v].storage for v in call.reads}
-        if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
-            unrepeatable_calls.setdefault(index, "a later call writes in place over what it reads or makes")
+    unrepeatable_calls = find_unrepeatable_calls(trace)
     kept_calls = {producer for _, _, _, producer, source in all_rows if source > 0} & unrepeatable_calls.keys()
     if kept_calls:
         reasons = {call: unrepeatable_calls[call] for call in kept_calls}
@@ -124,3 +106,27 @@ def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
     """Returns (call, run) -> its op in the graph, for runs after the first."""
     run_of = {op: run for op in range(calls, graph.n) if (run := _run_of_op(calls, graph, op)) is not None}
     return {run: op for op, run in run_of.items() if run[1] > 0}
+
+
+def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
+    """Returns the calls that must not run twice, with the reason."""
+    # The storages that each call computes or hands on, and the last call that writes each storage in place.
+    storages_of: list[set[int]] = [set() for _ in trace.calls]
+    for value in trace.values:
+        if value.producer >= 0:
+            storages_of[value.producer].add(value.storage)
+    written: dict[int, int] = {}
+    for index, call in enumerate(trace.calls):
+        if call.inplace:
+            reads = {trace.values[v].storage for v in call.reads}
+            written |= dict.fromkeys(reads & storages_of[index] or reads, index)
+    reasons = dict(trace.fixed)
+    for index, call in enumerate(trace.calls):
+        if call.recomputed:
+            reasons.setdefault(index, "a checkpointed region of the model's own")
+        if call.inplace:
+            reasons.setdefault(index, "it writes in place")
+        reads = {trace.values[v].storage for v in call.reads}
+        if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
+            reasons.setdefault(index, "a later call writes in place over what it reads or makes")
+    return reasons

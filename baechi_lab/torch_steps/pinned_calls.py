@@ -33,7 +33,7 @@ from ..torch_runtime.intercept import has_hooks
 from ..torch_runtime.tree import Args, Kwargs, outline, tensors
 from .snapshot import ContainerSnapshot, ModelSnapshot
 
-KEPT = "tensors that are kept after the forward"
+OUTLIVING = "tensors that are kept after the forward"
 """Why calls are pinned whose outputs outlive the forward."""
 
 
@@ -72,16 +72,16 @@ class PinnedCalls:
             gc.collect()
         for reference, behind in references:
             if reference() is not None:
-                self.pin(behind, KEPT)
+                self.pin(behind, OUTLIVING)
 
     def has_outliving_tensors(self) -> bool:
         """Whether calls are pinned because a tensor of theirs is kept."""
-        return KEPT in self.reasons.values()
+        return OUTLIVING in self.reasons.values()
 
     def release_saved_tensors(self, kept_calls: set[int] | None) -> None:
         """Unpins calls of tensors that only autograd keeps: those that are not among `kept_calls`, if these are known."""
         if kept_calls is not None:
-            self.reasons = {call: why for call, why in self.reasons.items() if why != KEPT or call in kept_calls}
+            self.reasons = {call: why for call, why in self.reasons.items() if why != OUTLIVING or call in kept_calls}
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
         """Pins calls because of what the forward changed besides values. `modules` has the layer of every call."""

@@ -1291,9 +1291,9 @@ def test_bug_updates_in_a_loop_over_a_data_set_ran_for_every_micro_batch():
 
     @tf.function
     def step(words):
-        for part in tf.data.Dataset.from_tensor_slices(words).batch(4):
+        for four_samples in tf.data.Dataset.from_tensor_slices(words).batch(4):
             with tf.GradientTape() as tape:
-                loss = _squares(weight, part)
+                loss = _squares(weight, four_samples)
             weight.assign_sub(0.1 * tape.gradient(loss, weight))
         return tf.reduce_sum(weight)
 

@@ -101,7 +101,7 @@ def texts_of(page, view):
     page.wait_for_function("(canvas) => canvas.drawnTexts.length", arg=canvas.element_handle())
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     texts = canvas.evaluate("(canvas) => { delete canvas.getContext('2d').fillText; return canvas.drawnTexts; }")
-    assert [text for text, left, right, width in texts if left < 0 or right > width] == []
+    assert [text for text, begin, end, width in texts if begin < 0 or end > width] == []
     return {text for text, *_ in texts}
 
 

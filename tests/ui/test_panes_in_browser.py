@@ -222,9 +222,11 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
         f"{graph.names[p]}{format_bytes(int(graph.tensor_bytes[t]))}, gpu:{device_of[p]}"
         for p, t in zip(producers, read, strict=True)
     ]
-    made = np.flatnonzero(graph.tensor_producer == op)
-    assert rows("Makes") == [f"tensor {graph.tensor_names[t]}{format_bytes(int(graph.tensor_bytes[t]))}" for t in made]
-    readers = [int(r) for r, t in zip(graph.consumers, graph.edge_tensor, strict=True) if t in made]
+    output_tensors = np.flatnonzero(graph.tensor_producer == op)
+    assert rows("Makes") == [
+        f"tensor {graph.tensor_names[t]}{format_bytes(int(graph.tensor_bytes[t]))}" for t in output_tensors
+    ]
+    readers = [int(r) for r, t in zip(graph.consumers, graph.edge_tensor, strict=True) if t in output_tensors]
     assert [text.split(", ")[-1] for text in rows("Read by")] == [f"gpu:{device_of[r]}" for r in readers]
     # The devices are equal: the op takes as long on each of them.
     assert rows("Time on each device") == [f"gpu:{d}{facts['takes']}" for d in range(4)]

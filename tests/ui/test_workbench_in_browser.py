@@ -808,8 +808,10 @@ def test_explore_sweeps_and_names_the_best(page, expected):
     rows_over_time = page.evaluate("() => window.recordedRows")
     assert rows_over_time == sorted(rows_over_time) and rows_over_time[-1] == 4
     texts = page.evaluate("() => window.recordedTexts")
-    under_way = [text for text in texts if "of 4 combinations" in text]
-    assert under_way and not any("combinations computed" in text for text in texts[: texts.index(under_way[-1])])
+    progress_texts = [text for text in texts if "of 4 combinations" in text]
+    assert progress_texts and not any(
+        "combinations computed" in text for text in texts[: texts.index(progress_texts[-1])]
+    )
     best, us = page.locator('.bl-good:has-text("Best that fits")'), expected.timeline(64, devices=1).makespan_us
     # One device needs no transfers, and 64 samples take less than twice as long as 32.
     jb.eventually(page, lambda: _holds(best.inner_text(), "batch size 64, 1 device", format_us(us)))
@@ -939,8 +941,8 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab, expect
     fallback.wait_for(state="attached", timeout=60_000)  # it is there, and nobody sees it
     assert not fallback.is_visible() and picture.is_visible()
     # What the picture shows stands beside it for screen readers, since JupyterLab's image has no alternative text.
-    said = f"placed by m-topo on 2 devices, {format_us(expected.timeline().makespan_us)}"  # of the last setting
-    assert said in page.locator(".jp-OutputArea").last.aria_snapshot()
+    description = f"placed by m-topo on 2 devices, {format_us(expected.timeline().makespan_us)}"  # of the last setting
+    assert description in page.locator(".jp-OutputArea").last.aria_snapshot()
     shot(page, "21-saved")
 
 

@@ -739,7 +739,7 @@ def controls_of(tree):
 
 def test_marimo_shows_setting_and_views_and_says_what_is_missing(bench, monkeypatch):
     """It shows no containers of ipywidgets: their controls are drawn once more, as elements of the page."""
-    marimo = SimpleNamespace(vstack=list, hstack=lambda parts, widths: parts, md=str)
+    marimo = SimpleNamespace(vstack=list, hstack=lambda items, widths: items, md=str)
     monkeypatch.setitem(sys.modules, "marimo", marimo)
     sentence, header, verdict, (setting, views) = bench._display_()
     assert verdict is bench.header.verdict and "other tabs need JupyterLab" in sentence

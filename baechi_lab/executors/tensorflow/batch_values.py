@@ -433,7 +433,7 @@ class _OpRule:
             item = self.values[-1]
             if isinstance(item, Samples) and item.axis is not None:
                 item = replace(item, axis=item.axis + 1)
-            return _joined(of_list, item, is_scalar=False)
+            return _merge_values(of_list, item, is_scalar=False)
         reads_item = op == "TensorListGetItem" or (op == "TensorListPopBack" and output == 1)
         if reads_item and isinstance(of_list, Samples):
             return replace(of_list, axis=of_list.axis - 1) if of_list.axis else replace(of_list, axis=None)
@@ -538,7 +538,7 @@ class _OpRule:
             initial = self.batch_values.constant(self.inputs[k])
             if initial is not None and not np.any(initial):
                 return after  # a sum that begins at 0
-        return _joined(before, after, self._is_scalar(k))
+        return _merge_values(before, after, self._is_scalar(k))
 
     def _loops_over_samples(self) -> bool:
         """Whether a loop takes one sample after the other from a list."""
@@ -589,7 +589,7 @@ class _OpRule:
         is_scalar = self._is_scalar(output)
         if all(value is None for value in values) and self.values[0] is not None:
             return Total(None, exact=False) if is_scalar else Samples(None)
-        return reduce(partial(_joined, is_scalar=is_scalar), values)
+        return reduce(partial(_merge_values, is_scalar=is_scalar), values)
 
     def _is_scalar(self, output: int) -> bool:
         is_list = output_types(self.node)[output] == _VARIANT
@@ -1107,14 +1107,15 @@ def _kind(value: Value) -> Value:
     return value and replace(value, counts=frozenset())
 
 
-def _joined(one: Value, other: Value, is_scalar: bool) -> Value:
+def _merge_values(first: Value, second: Value, is_scalar: bool) -> Value:
     """Returns the value of a tensor that has one of two values."""
-    known = [value for value in (one, other) if value is not None]
-    has_total = is_scalar or any(isinstance(value, Total) for value in known)
-    always = len(known) == 2 or not any(isinstance(value, Total) and value.power != 0 for value in known)
-    counts = frozenset[float]().union(*(value.counts for value in known))
-    if len({_kind(value) for value in known}) < 2 and always:  # the mean of what is the same for all is the same
-        return replace(known[0], counts=counts) if known else None
+    varying = [value for value in (first, second) if value is not None]
+    has_total = is_scalar or any(isinstance(value, Total) for value in varying)
+    # The mean of what is the same for all is the same; a sum of it is not.
+    is_mergeable = len(varying) == 2 or not any(isinstance(value, Total) and value.power != 0 for value in varying)
+    counts = frozenset[float]().union(*(value.counts for value in varying))
+    if len({_kind(value) for value in varying}) < 2 and is_mergeable:
+        return replace(varying[0], counts=counts) if varying else None
     return Total(None, exact=False, counts=counts) if has_total else Samples(None, counts)
 
 

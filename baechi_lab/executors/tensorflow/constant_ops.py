@@ -53,7 +53,7 @@ CONSTANT_OPS: dict[str, Callable[..., Any]] = {
     **{op: lambda node, x, y: x / y if np.all(y) else None for op in ("RealDiv", "Div", "DivNoNan")},
     "FloorDiv": lambda node, x, y: x // y if np.all(y) else None,
     "Maximum": lambda node, x, y: np.maximum(x, y),
-    "Pack": lambda node, *parts: np.stack(parts, node.attr["axis"].i),
+    "Pack": lambda node, *inputs: np.stack(inputs, node.attr["axis"].i),
     "Reshape": lambda node, x, shape: np.reshape(x, shape),
     "Transpose": lambda node, x, order: np.transpose(x, order),
     "Fill": lambda node, shape, x: np.full(shape, x) if np.prod(shape) <= _MOST_ENTRIES else None,
@@ -63,6 +63,6 @@ CONSTANT_OPS: dict[str, Callable[..., Any]] = {
     "Range": lambda node, start, limit, step: (
         np.arange(start, limit, step) if step and abs(limit - start) <= _MOST_ENTRIES * abs(step) else None
     ),
-    "ConcatV2": lambda node, *parts: np.concatenate(parts[:-1], axis=int(parts[-1])),
+    "ConcatV2": lambda node, *inputs: np.concatenate(inputs[:-1], axis=int(inputs[-1])),
 }
 """Op type -> function of the node and its inputs' values; None if they cannot be evaluated."""

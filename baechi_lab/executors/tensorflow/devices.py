@@ -110,25 +110,7 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
     `secret`.
     """
     if options.get("workers"):
-        workers = tuple(options["workers"])
-        if options.get("secret"):
-            go_through(options["secret"])
-        device_names = [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
-        if names:
-            device_names = [name for name, _ in names]
-        if needed > len(device_names):
-            raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(device_names)}")
-        devices, soft = [], False
-        for name in device_names:
-            match = _TASK.fullmatch(name)
-            if match is None or int(match["task"]) >= len(workers):
-                raise ExecutionError(
-                    f"device {name!r} is not one of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
-                )
-            kind = match["kind"].upper()
-            soft = soft or kind == "GPU"
-            devices.append(f"/job:worker/replica:0/task:{match['task']}/device:{kind}:{match['index']}")
-        return Selection(devices, soft=soft, workers=workers)
+        return _select_tasks(names, options, needed)
     gpus = gpu_memory() if options.get("kind") != "cpu" else []
     if options.get("kind") == "gpu" and not gpus:
         raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
@@ -208,6 +190,28 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
     ]
     cpus = 1 + max((int(m["index"]) for m in matches if m["kind"].lower() == "cpu"), default=0)
     return Selection(devices, cpus, gpu_parts, soft=bool(gpu_parts))
+
+
+def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
+    workers = tuple(options["workers"])
+    if options.get("secret"):
+        go_through(options["secret"])
+    device_names = [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
+    if names:
+        device_names = [name for name, _ in names]
+    if needed > len(device_names):
+        raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(device_names)}")
+    devices, soft = [], False
+    for name in device_names:
+        match = _TASK.fullmatch(name)
+        if match is None or int(match["task"]) >= len(workers):
+            raise ExecutionError(
+                f"device {name!r} is not one of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
+            )
+        kind = match["kind"].upper()
+        soft = soft or kind == "GPU"
+        devices.append(f"/job:worker/replica:0/task:{match['task']}/device:{kind}:{match['index']}")
+    return Selection(devices, soft=soft, workers=workers)
 
 
 def serve(request: Message, send: Callable[..., object]) -> None:

@@ -133,26 +133,47 @@ def execute(
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     count, disable = warmup + traced + steps, None if progress else True
     with tqdm(total=count, desc="execute", unit="step", leave=False, disable=disable) as bar:
-        network = None if local is None else local.network
-        used = worker or Worker(network=network)
-        try:
-            if request.header["options"]["workers"]:
-                used.enter(network)
-            status, message = _collect_answers(used, request, collected, timeout, cancel, bar.update, on_step, peers)
-        except ExecutionError:
-            # The worker refused the request and waits for the next, so one that the caller gave stays open.
-            raise
-        except BaseException:  # Ctrl-C, and errors of `on_step`: the worker is in the middle of an answer
-            used.close()
-            raise
-        finally:
-            peers.close()
-            if worker is None:
-                used.close()
-        if status != "ok":
-            used.close()
+        status, message = _answer_of_worker(
+            worker, request, collected, timeout, cancel, bar.update, on_step, peers, local
+        )
     run = _run(step, graph, placed, cluster, collected, status, message)
     return run if unrolled is None else unrolled.with_pipeline_info(run)
+
+
+def _answer_of_worker(
+    worker: Worker | None,
+    request: Message,
+    collected: _Collected,
+    timeout: float | None,
+    cancel: threading.Event | None,
+    advance_bar: Callable[[], object],
+    on_step: Callable[[StepResult], None] | None,
+    peers: Peers,
+    local: LocalCluster | None,
+) -> tuple[str, str]:
+    """Sends the request to `worker`, or to a process started for it; returns status and message.
+
+    A worker that the caller gave stays open after status "ok", and if it refused the request.
+    """
+    network = None if local is None else local.network
+    used = worker or Worker(network=network)
+    try:
+        if request.header["options"]["workers"]:
+            used.enter(network)
+        status, message = _collect_answers(used, request, collected, timeout, cancel, advance_bar, on_step, peers)
+    except ExecutionError:
+        # The worker refused the request and waits for the next.
+        raise
+    except BaseException:  # Ctrl-C, and errors of `on_step`: the worker is in the middle of an answer
+        used.close()
+        raise
+    finally:
+        peers.close()
+        if worker is None:
+            used.close()
+    if status != "ok":
+        used.close()
+    return status, message
 
 
 def _collect_answers(

@@ -327,17 +327,17 @@ class _Unroller:
             return
         batches = [batch, None] if self.unproven and batch is not None else [batch]
         differences = [self._gradient_difference(unrolled, undivided, axes, inputs) for inputs in batches]
-        for inputs, difference in zip(batches, differences, strict=True):
-            if difference is not None and difference[1] > 0 and not self.unproven:
-                op, share = difference
-                batch_name = "samples of the example inputs" if inputs is None else "the first batch"
-                message = (
-                    f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op "
-                    f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
-                )
-                self._warn(message, 5)
-        if self.unproven and not all(difference is not None and difference[1] == 0 for difference in differences):
-            self._warn(self.unproven[0], 5)
+        if self.unproven:
+            if not all(difference is not None and difference[1] == 0 for difference in differences):
+                self._warn(self.unproven[0], 5)
+        elif differences[0] is not None and differences[0][1] > 0:
+            op, share = differences[0]
+            batch_name = "samples of the example inputs" if batch is None else "the first batch"
+            message = (
+                f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op "
+                f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
+            )
+            self._warn(message, 5)
 
     def _gradient_difference(
         self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None

@@ -79,38 +79,7 @@ def run_process(pickled_job: bytes, file: str) -> Report:
     spent = time.process_time()
     connect(job.rank, job.world, job.device, file)
     try:
-        pipeline = Pipeline(
-            job.stage_modules,
-            job.stages,
-            job.schedule,
-            len(job.batches),
-            loss=job.loss,
-            template=job.template,
-            stage_ranks=job.stage_ranks,
-            mean=job.mean,
-            device=job.device,
-            tied=job.tied,
-        )
-        pipeline.divisors = job.divisors
-        parameters = pipeline.parameters
-        optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
-        report = Report(job.device, peak_bytes=2 * sum(p.nbytes for p in parameters))
-        torch.manual_seed(job.seed)
-        for k in range(job.warmup + job.steps):
-            for parameter in parameters:
-                parameter.grad = None
-            dist.barrier()
-            report.start_seconds.append(time.perf_counter())
-            loss = pipeline.step(job.batches)
-            if k == 0 and job.gradients:
-                named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
-                report.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
-            if optimizer is not None:
-                optimizer.step()
-            report.end_seconds.append(pipeline.read_clock())
-            report.marks.append(pipeline.marks)
-            if loss is not None:
-                report.losses.append(loss)
+        report = _train(job)
     except RuntimeError as error:
         raise (error.__cause__ or error) from None  # torch wraps what a layer raises
     finally:
@@ -118,4 +87,40 @@ def run_process(pickled_job: bytes, file: str) -> Report:
     report.cpu_seconds = time.process_time() - spent
     if cuda:
         report.peak_bytes, report.peak_source = torch.cuda.max_memory_allocated(job.device), "allocator"
+    return report
+
+
+def _train(job: Job) -> Report:
+    pipeline = Pipeline(
+        job.stage_modules,
+        job.stages,
+        job.schedule,
+        len(job.batches),
+        loss=job.loss,
+        template=job.template,
+        stage_ranks=job.stage_ranks,
+        mean=job.mean,
+        device=job.device,
+        tied=job.tied,
+    )
+    pipeline.divisors = job.divisors
+    parameters = pipeline.parameters
+    optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
+    report = Report(job.device, peak_bytes=2 * sum(p.nbytes for p in parameters))
+    torch.manual_seed(job.seed)
+    for k in range(job.warmup + job.steps):
+        for parameter in parameters:
+            parameter.grad = None
+        dist.barrier()
+        report.start_seconds.append(time.perf_counter())
+        loss = pipeline.step(job.batches)
+        if k == 0 and job.gradients:
+            named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
+            report.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
+        if optimizer is not None:
+            optimizer.step()
+        report.end_seconds.append(pipeline.read_clock())
+        report.marks.append(pipeline.marks)
+        if loss is not None:
+            report.losses.append(loss)
     return report

@@ -61,8 +61,8 @@ class Request:
 
         Backward ops, updates, and ops that stand for no call (`Named`, `Recomputed`) are left out.
         """
-        other = np.array([kind in ("Update", NAMED, RECOMPUTED) for kind in self.graph.op_types], dtype=np.bool_)
-        return self.graph.order[((self.graph.forward_of < 0) & ~other)[self.graph.order]]
+        is_excluded = np.array([kind in ("Update", NAMED, RECOMPUTED) for kind in self.graph.op_types], dtype=np.bool_)
+        return self.graph.order[((self.graph.forward_of < 0) & ~is_excluded)[self.graph.order]]
 
     def device_name(self, device: int) -> str:
         """Returns the name of a device, or its index without a cluster."""

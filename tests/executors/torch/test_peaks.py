@@ -505,7 +505,7 @@ def test_bug_a_measured_step_held_what_a_region_had_computed_again():
     assert run.timeline.peak_bytes[0] == pytest.approx(allocated(step), rel=0.01)
 
 
-class RunsAgain(torch.autograd.Function):
+class RecomputingFunction(torch.autograd.Function):
     """Runs blocks without saving anything but their input, and each of them again in its backward pass."""
 
     @staticmethod
@@ -533,7 +533,7 @@ class Reversible(nn.Module):
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)) for _ in range(4))
 
     def forward(self, x):
-        return RunsAgain.apply(self.stem(x), self.blocks)
+        return RecomputingFunction.apply(self.stem(x), self.blocks)
 
 
 def test_bug_blocks_that_a_function_runs_again_were_left_out_or_counted_twice():
