@@ -12,6 +12,7 @@ from functools import cache, cached_property, partial
 import numpy as np
 
 from ..graph import Cluster, Device, Link, OpGraph, Placement, Timeline
+from ..graph.collectives import Collectives
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..passes.data_parallel import divide_data
@@ -55,28 +56,7 @@ class LayoutStep:
     @cached_property
     def cluster(self) -> Cluster:
         """The cluster of the pipeline: one device per stage's ranks."""
-        layout = self.layout
-        collectives = self.costs.collectives
-        width = layout.tp * layout.cp * layout.dp
-        cluster = collectives.cluster
-        devices, names = [], cluster.names
-        for d in range(layout.pp):
-            group = range(d * width, (d + 1) * width)
-            memory = min(int(cluster.memory_bytes[k]) for k in group) - self.options.overhead_bytes
-            speed = min(float(cluster.speed[k]) for k in group)
-            name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
-            devices.append(
-                Device(name, self.hardwares[d].name, max(int(memory / (1.0 + self.options.reserve_share)), 0), speed)
-            )
-
-        def link(a: int, b: int) -> Link:
-            latency, per_byte = collectives.pair_cost(a * width, b * width)
-            return Link(latency, per_byte)
-
-        for s in range(layout.stages - 1):
-            collectives.check_neighbours(stage_device(layout, s) * width, stage_device(layout, s + 1) * width)
-        links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
-        return Cluster(tuple(devices), links, comm="duplex")
+        return _group_cluster(self.layout, self.hardwares, self.options, self.costs.collectives)
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -258,3 +238,27 @@ def make_layout_step(costs: StageCosts, layout: Layout, global_batch: int) -> La
     hardwares = costs.hardwares(layout)
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
     return LayoutStep(costs, layout, costs.stages(layout, hardwares), hardwares, micro_batches)
+
+
+def _group_cluster(
+    layout: Layout, hardwares: Sequence[Hardware], options: StepOptions, collectives: Collectives
+) -> Cluster:
+    """Makes a cluster with one device per pipeline stage, and the links between ranks of neighbouring stages."""
+    width = layout.tp * layout.cp * layout.dp
+    cluster = collectives.cluster
+    devices, names = [], cluster.names
+    for d in range(layout.pp):
+        group = range(d * width, (d + 1) * width)
+        memory = min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes
+        speed = min(float(cluster.speed[k]) for k in group)
+        name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
+        devices.append(Device(name, hardwares[d].name, max(int(memory / (1.0 + options.reserve_share)), 0), speed))
+
+    def link(a: int, b: int) -> Link:
+        latency, per_byte = collectives.pair_cost(a * width, b * width)
+        return Link(latency, per_byte)
+
+    for s in range(layout.stages - 1):
+        collectives.check_neighbours(stage_device(layout, s) * width, stage_device(layout, s + 1) * width)
+    links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
+    return Cluster(tuple(devices), links, comm="duplex")

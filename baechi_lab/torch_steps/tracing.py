@@ -262,7 +262,7 @@ class Tracer(Handler):
             input_storages = {storage_key(t) for t in inputs}
             computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
             idle = not random and not (computes and self.flow.tracked_tensors(inputs))
-        if module is None:
+        if module is None:  # what is drawn of nothing computed is followed until its values are given to the code
             drawn = (
                 random and not self.flow.tracked_tensors(inputs) and not any(id(t) in self.buffer_of for t in inputs)
             )

@@ -32,24 +32,30 @@ def enter(network: int) -> None:
         if network == CREATE_NETWORK:
             leave_network()
         else:
-            kinds = {"user": _NEW_USER, "net": _NEW_NETWORK}
-            files = {kind: os.open(f"/proc/{network}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
-            try:
-                for kind, file in files.items():
-                    if os.path.samestat(os.fstat(file), os.stat(f"/proc/self/ns/{kind}")):
-                        if kind == "net":  # whoever reaches this process would reach what it starts as well
-                            raise OSError(f"process {network} has no network of its own")
-                        continue
-                    failure = _call("setns", file, kinds[kind])
-                    if failure:
-                        raise OSError(
-                            failure, f"the network of process {network} cannot be joined: {os.strerror(failure)}"
-                        )
-            finally:
-                for file in files.values():
-                    os.close(file)
+            join_network(network)
     except OSError as error:
         raise SystemExit(str(error)) from error
+
+
+def join_network(pid: int) -> None:
+    """Moves this process, which has one thread, to the network of process `pid`, and before to its user namespace.
+
+    Raises `OSError` where there is no such process, it belongs to another user, or it has not left this process's network.
+    """
+    kinds = {"user": _NEW_USER, "net": _NEW_NETWORK}
+    files = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
+    try:
+        for kind, file in files.items():
+            if os.path.samestat(os.fstat(file), os.stat(f"/proc/self/ns/{kind}")):
+                if kind == "net":  # whoever reaches this process would reach what it starts as well
+                    raise OSError(f"process {pid} has no network of its own")
+                continue
+            failure = _call("setns", file, kinds[kind])
+            if failure:
+                raise OSError(failure, f"the network of process {pid} cannot be joined: {os.strerror(failure)}")
+    finally:
+        for file in files.values():
+            os.close(file)
 
 
 def leave_network() -> None:

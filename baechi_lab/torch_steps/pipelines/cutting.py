@@ -46,25 +46,14 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     call of another stage made or uses, naming both.
     """
     cutter = _Cutter(program, stage, count)
-    received: list[list[fx.Node]] = [[] for _ in range(cutter.count + 1)]
-    received[cutter.count] = list(cutter.program.outputs)
-    after: set[fx.Node] = set()
-    for s in reversed(range(1, cutter.count)):
-        after = {node for node in after if cutter.stage[node] < s} | cutter.reads[s]
-        received[s] = sorted(after, key=cutter.order.__getitem__)
+    received = cutter.received_nodes()
     sized_node = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
     if sized_node is not None:
         raise InvalidInput(
             f"what {sized_node.meta['sized']!r} makes has a size that follows from values, and a stage would send it; put the "
             "calls that read it on its stage"
         )
-    for s in range(cutter.count):
-        stack = [node for node in received[s + 1] if cutter.stage.get(node, s) == s]
-        while stack:
-            node = stack.pop()
-            if node not in cutter.nodes_of_stage[s] and node not in received[s]:
-                cutter.nodes_of_stage[s].add(node)
-                stack += node.all_input_nodes
+    cutter.own_what_is_sent(received)
     holder = _Holder(model, program.constants)
     return [cutter.stage_module(holder, s, received) for s in range(count)]
 
@@ -114,6 +103,26 @@ class _Cutter:
                     stack += [w for w in self.program.after.get(node, ()) if self.stage.get(w, s) == s]
             self.nodes_of_stage.append(nodes)
             self.reads.append(reads)
+
+    def received_nodes(self) -> list[list[fx.Node]]:
+        """Returns, per stage, the nodes that it receives, for itself or to hand on. The last entry has the outputs."""
+        nodes_of_stage: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
+        nodes_of_stage[self.count] = list(self.program.outputs)
+        after: set[fx.Node] = set()
+        for s in reversed(range(1, self.count)):
+            after = {node for node in after if self.stage[node] < s} | self.reads[s]
+            nodes_of_stage[s] = sorted(after, key=self.order.__getitem__)
+        return nodes_of_stage
+
+    def own_what_is_sent(self, received: list[list[fx.Node]]) -> None:
+        """Adds nodes that select from a call's output to the stage of the call, even if only later stages read them."""
+        for s in range(self.count):
+            stack = [node for node in received[s + 1] if self.stage.get(node, s) == s]
+            while stack:
+                node = stack.pop()
+                if node not in self.nodes_of_stage[s] and node not in received[s]:
+                    self.nodes_of_stage[s].add(node)
+                    stack += node.all_input_nodes
 
     def stage_module(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> StageModule:
         graph, copies = fx.Graph(), {}

@@ -344,18 +344,7 @@ class _Stage(PipelineStage):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         if backward_type == "weight":
-            joined: list[tuple[set[Any], dict[Any, Any]]] = []
-            for group in bwd_kwargs["param_groups"]:
-                pairs = zip(group["intermediates"], group.get("grads") or (), strict=False)
-                params, grads = set(group["params"]), {node: grad for node, grad in pairs if grad is not None}
-                separate = []
-                for other_params, other_grads in joined:
-                    if params & other_params or grads.keys() & other_grads.keys():
-                        params, grads = params | other_params, {**other_grads, **grads}
-                    else:
-                        separate.append((other_params, other_grads))
-                joined = [*separate, (params, grads)]
-            groups = [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in joined if g]
+            groups = joined_groups(bwd_kwargs["param_groups"])
             # The path from several nodes leads through nodes of other groups, which must not be freed yet.
             retain_graph = any(len(group["intermediates"]) > 1 for group in groups)
             return stage_backward_weight(self.submod.parameters(), groups, retain_graph=retain_graph), None
@@ -369,6 +358,31 @@ class _Stage(PipelineStage):
         result = run(*args)
         self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.read_clock()))
         return result
+
+
+def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins those of torch's groups that share parameters or nodes of the graph. Nodes that no gradient has reached are dropped.
+
+    If groups overlap (a weight used in two places, branches that do not read what the stage receives), torch may keep them
+    apart and count a gradient twice.
+
+    >>> groups = [{"params": {1}, "intermediates": ["a"], "grads": [5]}, {"params": {2}, "intermediates": ["b"], "grads": [6]}]
+    >>> both = {"params": {3}, "intermediates": ["b", "a"], "grads": [6, 5]}
+    >>> joined_groups([*groups, both])
+    [{'params': {1, 2, 3}, 'intermediates': ['b', 'a'], 'grads': [6, 5]}]
+    """
+    joined: list[tuple[set[Any], dict[Any, Any]]] = []
+    for group in groups:
+        pairs = zip(group["intermediates"], group.get("grads") or (), strict=False)
+        params, grads = set(group["params"]), {node: grad for node, grad in pairs if grad is not None}
+        separate = []
+        for other_params, other_grads in joined:
+            if params & other_params or grads.keys() & other_grads.keys():
+                params, grads = params | other_params, {**other_grads, **grads}
+            else:
+                separate.append((other_params, other_grads))
+        joined = [*separate, (params, grads)]
+    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in joined if g]
 
 
 class _Sending(nn.Module):
