@@ -66,8 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the table and the best layout."""
-    from ..exporters.layouts import check_format, write_layout
+    """Lists the layouts and, with --write, writes the files of the best one."""
+    rows = options.whole_number(arguments.rows, "--rows", lowest=1)
+    if arguments.output is not None and arguments.write is None:
+        raise InvalidInput("--output is the folder of --write; say which format to write")
+    if arguments.json and arguments.write is not None and arguments.output is None:
+        raise InvalidInput("--json prints the table; with --write it needs --output, a folder for the files")
+    table = _simulate_layouts(arguments)
+    if arguments.json:
+        output.print_json(output.rows_of(table.to_pandas()))
+    else:
+        _print_table(table, rows)
+    best = table.best  # raises where no layout fits
+    if arguments.write is not None:
+        _write_files(best.layout, table, arguments)
+    return 0
+
+
+def _simulate_layouts(arguments: argparse.Namespace) -> Layouts:
+    from ..exporters.layouts import check_format
     from ..parallel.layouts import layouts
 
     cluster = Cluster.machines(
@@ -78,15 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
         link=arguments.link,
         network=arguments.network,
     )
-    count = options.whole_number(arguments.rows, "--rows", lowest=1)
-    if arguments.output is not None and arguments.write is None:
-        raise InvalidInput("--output is the folder of --write; say which format to write")
-    if arguments.write is not None:
+    if arguments.write is not None:  # a format that cannot hold the precision is rejected before the simulations
         check_format(arguments.write, arguments.precision)
-    if arguments.json and arguments.write is not None and arguments.output is None:
-        raise InvalidInput("--json prints the table; with --write it needs --output, a folder for the files")
     with console.progress("layouts") as status:
-        table = layouts(
+        return layouts(
             arguments.model,
             cluster,
             global_batch=options.whole_number(arguments.global_batch, "--global-batch", lowest=1),
@@ -98,35 +110,39 @@ def run(arguments: argparse.Namespace) -> int:
             bucket_bytes=None if arguments.bucket is None else parse_bytes(arguments.bucket, "--bucket"),
             callback=lambda text: setattr(status, "detail", text),
         )
+
+
+def _print_table(table: Layouts, count: int) -> None:
+    """Prints `count` layouts, with a column for every axis that one of them uses, and sentences on all layouts."""
+    shown, default = table.rows[:count], Layout()
+    fields = [key for key in _FIELDS if any(getattr(row.layout, key) != getattr(default, key) for row in shown)]
+    output.print_rows((*fields, "step", "peak", "fits", "busy"), [_cells(row, fields) for row in shown])
     reduced = "half precision" if table.reduce_precision == "half" else table.reduce_precision
-    if arguments.json:
-        output.print_json(output.rows_of(table.to_pandas()))
-    else:
-        shown, default = table.rows[:count], Layout()
-        fields = [key for key in _FIELDS if any(getattr(row.layout, key) != getattr(default, key) for row in shown)]
-        output.print_rows((*fields, "step", "peak", "fits", "busy"), [_cells(row, fields) for row in shown])
-        print(f"\n{_counts(table)}\nData parallelism reduces gradients in {reduced}.")
-        if table.rows[0].fits:
-            print(table.accuracy)
-            print(f"best: {table.best.layout!r}")
-    best = table.best  # raises where no layout fits
-    if arguments.write is not None:
-        plan = write_layout(
-            best.layout,
-            arguments.write,
-            model=arguments.model,
-            global_batch=table.global_batch,
-            sequence_length=table.sequence_length,
-            per_machine=int(arguments.per_machine),
-            precision=arguments.precision,
-            reduce_precision=table.reduce_precision,
-            folder=arguments.output,
-        )
-        for sentence in plan.unsupported:
-            print(f"not written: {sentence}", file=sys.stderr)
-        if not arguments.json:
-            print(plan.text if arguments.output is None else f"wrote {', '.join(plan.files)} to {arguments.output}")
-    return 0
+    print(f"\n{_counts(table)}\nData parallelism reduces gradients in {reduced}.")
+    if table.rows[0].fits:
+        print(table.accuracy)
+        print(f"best: {table.best.layout!r}")
+
+
+def _write_files(layout: Layout, table: Layouts, arguments: argparse.Namespace) -> None:
+    """Writes the files of a layout, or prints them without a folder, and says on stderr what its format cannot hold."""
+    from ..exporters.layouts import write_layout
+
+    plan = write_layout(
+        layout,
+        arguments.write,
+        model=arguments.model,
+        global_batch=table.global_batch,
+        sequence_length=table.sequence_length,
+        per_machine=int(arguments.per_machine),
+        precision=arguments.precision,
+        reduce_precision=table.reduce_precision,
+        folder=arguments.output,
+    )
+    for sentence in plan.unsupported:
+        print(f"not written: {sentence}", file=sys.stderr)
+    if not arguments.json:
+        print(plan.text if arguments.output is None else f"wrote {', '.join(plan.files)} to {arguments.output}")
 
 
 def _counts(table: Layouts) -> str:

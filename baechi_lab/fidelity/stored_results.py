@@ -91,8 +91,9 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         costs: dict[str, Any] = {
             key: Link(**value) if isinstance(value, dict) else value for key, value in section["calibration"].items()
         }
-        costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files lack it
-        # Older files lack fields that have a default; keys of a row that are no fields follow from these.
+        costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # JSON has lists
+        # Older files lack the fields that have a default: `cooled` and `overlap` of a calibration; `others_share`, `drift`, peaks
+        # and their parts of a row. Rows also store properties (`error`, `where`), which are computed again.
         required_fields = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
         rows = tuple(
             Row(**{f.name: row[f.name] for f in fields(Row) if f.name in row or f.name in required_fields})

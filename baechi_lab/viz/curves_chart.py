@@ -14,10 +14,10 @@ from .layout import LEGEND, labelled, styled
 if TYPE_CHECKING:
     import pandas
 
-DIRECT = 8
+MAX_DIRECT_LABELS = 8
 """Most curves with names at their ends; more curves have a legend."""
-DOTS = 30
-"""Most points of a curve that are marked."""
+MAX_MARKED_POINTS = 30
+"""Most points of a curve that are marked with dots; a longer curve is a plain line."""
 
 
 def curves(
@@ -52,7 +52,7 @@ def curves(
     colors, figure = series_colors(len(table.columns)), go.Figure()
     names = [str(c) if not isinstance(c, tuple) else ", ".join(map(str, c)) for c in table.columns]
     values = table.to_numpy(dtype=np.float64)
-    mode = "lines+markers" if len(table) <= DOTS else "lines"
+    mode = "lines+markers" if len(table) <= MAX_MARKED_POINTS else "lines"
     for k, (name, color) in enumerate(zip(names, colors, strict=True)):
         figure.add_scatter(
             x=table.index,
@@ -70,7 +70,7 @@ def curves(
         figure.update_xaxes(dtick=1)
         figure.update_yaxes(dtick=1)
     styled(figure, title, 380, legend=LEGEND)
-    if len(names) <= DIRECT:
+    if len(names) <= MAX_DIRECT_LABELS:
         labelled(figure)
     return figure if log else _missing(figure, table, values, names, colors, missing)
 

@@ -3,7 +3,15 @@
 Every replica adds up the gradients of its own micro-batches, concatenates them and splits the result into as many parts as
 there are replicas. In each round an op of the unrolled graph (`all-reduce0/round1/replica0`) adds its own part to the part
 that the previous replica sent, or passes it on (see `passes.all_reduce`). Every replica then has all sums. They are equal to
-the last bit, so the copies of variables stay equal. Helper ops (reshape, split) have names under `prefix`.
+the last bit, so the copies of variables stay equal. With three replicas and the parts a, b, c of the gradients (a1 is replica
+1's part a), the ops are these. Each goes to the next replica (0 to 1 to 2 to 0), whose op of the next round reads it:
+
+    round        0     1          2               3    4
+    replica 0    a0    c2 + c0    b1 + b2 + b0    a    c
+    replica 1    b1    a0 + a1    c2 + c0 + c1    b    a
+    replica 2    c2    b1 + b2    a0 + a1 + a2    c    b
+
+Helper ops (reshape, split) have names under `prefix`.
 
 Tensors of other types and rows of looked-up tables are added up, or concatenated, once for all replicas.
 """

@@ -96,6 +96,8 @@ def find_stack(request: Request) -> Stack:
 def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
     """Cuts the units where their device changes: one stage per device, or with `looped` one per device and round (`rounds`).
 
+    A looped schedule of a pipeline runs several stages per device: 0, 1, 0, 1 are four stages on two devices, in two rounds.
+
     Raises:
         InvalidInput: the units go back to a device that they left; the message names the first that does.
     """

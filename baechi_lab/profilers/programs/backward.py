@@ -17,8 +17,11 @@ Outputs of an op without gradients (`no_grad`) get none.
 
 Gradients of parameters are persistent bytes of the first backward op that makes them, whose reuse kind is `GROWS`. If several
 ops read a parameter, each later backward op holds its own gradient and the new sum while it runs. States are persistent bytes
-of the update. Updates wait for all gradients of parameters, because an optimizer's `step` is called after the backward pass,
-as in the graphs of PyTorch's layers.
+of the update. An exported program names no optimizer, so their number is given: each state is a tensor of its parameter's
+size, and only that counts for the bytes and FLOPs of an update.
+
+Updates wait for all gradients of parameters, because an optimizer's `step` is called after the backward pass, as in the graphs
+of PyTorch's layers.
 
 Each backward op is colocated with its forward op, and waits for the loss: for all outputs of the program.
 """
@@ -121,8 +124,8 @@ class _BackwardBuilder:
         inputs = [v for v in gradient_targets if v not in self.program.parameters]
         recurrent = any(k.steps > 1 for k in op.kernels)  # whose gradients go back through the steps together
         if not op.is_product or recurrent or len(inputs) > 2 or (len(inputs) == 2 and weights):
-            assumed = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
-            kernels = self._kernels(op, gradient_targets, assumed)
+            default = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
+            kernels = self._kernels(op, gradient_targets, default)
             self._add_op(i, "backward", kernels, [*upstream, *self._saved_values(op)], inputs, weights, after)
             return
         if weights:
@@ -202,10 +205,10 @@ class _BackwardBuilder:
             return ()
         return op.makes if kind in _SAVES_OUTPUT else op.reads
 
-    def _kernels(self, op: ProgramOp, values: list[str], assumed: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Returns the kernels of the gradients of `values`: those that the reader of the program knows, else `assumed`."""
+    def _kernels(self, op: ProgramOp, values: list[str], default: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """Returns the kernels of the gradients of `values`: those that the reader of the program knows, else `default`."""
         kernels = op.gradients(values) if op.gradients is not None else ()
-        return tuple(map(self.precision.kernel, kernels)) or assumed
+        return tuple(map(self.precision.kernel, kernels)) or default
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
         doubled = []

@@ -107,22 +107,24 @@ def _read_model(
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
-    guessed: dict[int, str] = {}
-    assumed: set[str] = set()
+    guessed: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
+    values_of_assumed_shape: set[str] = set()
     body_bytes: dict[str, int] = {}  # of the parameters in bodies
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
-        # Outputs without an inferred shape get that of the op's largest input.
+        # ONNX infers no shape of outputs of custom operators, and of some whose shape depends on values. They are assumed to have
+        # that of the op's largest input. The work of every op that reads or makes such a value is then a guess.
         open_values = {value for value in node.output if value and value not in shapes}
         largest = max((v for v in node.input if v in shapes), key=lambda v: prod(shapes[v]), default=None)
         for value in open_values:
             shapes[value] = shapes[largest] if largest is not None else (1,)
             types.setdefault(value, types.get(largest or "", "FLOAT"))
-        assumed |= open_values
+        values_of_assumed_shape |= open_values
         kernel, why = _kernel(node, shapes, types, version)
         if _is_part_of_product(node, parameters, products):
             kernel, why = Kernel(metadata=True), ""
-        if not assumed.isdisjoint((*node.input, *node.output)) and not why and not kernel.metadata:
+        has_assumed_shape = not values_of_assumed_shape.isdisjoint((*node.input, *node.output))
+        if has_assumed_shape and not why and not kernel.metadata:
             why = UNKNOWN_SHAPES
         if why:
             guessed[i] = why
@@ -140,7 +142,7 @@ def _read_model(
             body_bytes |= {f"{name_of_op}/{v}": program.size_bytes[v] for v in own_parameters}
             reads = (*dict.fromkeys((*reads, *outer)), *(f"{name_of_op}/{v}" for v in own_parameters))
         written = tuple(v for v in node.output if v)
-        shaped_values = [v for v in written if v in types and v in shapes and v not in assumed]
+        shaped_values = [v for v in written if v in types and v in shapes and v not in values_of_assumed_shape]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
         gradients = partial(
             gradient_kernels,

@@ -3,24 +3,25 @@
 Rule 1 of `bounds.merge` asks which producers of an op v are on its device. Here all its nearest ancestors are asked at
 once, so that leaving a device and coming back is paid for twice and whole neighbourhoods turn out to be serial.
 
-Assume that v starts before H, on a device d. For every ancestor u of v in a *zone* (any set of ancestors; here the last
-ones in topological order, up to `zone` of them) with duration p(u), and c the cost of an edge:
+Assume that v starts before H, on a device d. A *zone* is any set of ancestors of v; here, the last ones in topological order,
+up to `zone` of them. u and w are ops of the zone, p(u) is a duration, and c the cost of an edge. Five rules follow:
 
-- L(u) and R(u) (`start_on_device`, `start_elsewhere`) are lower bounds on u's start if it is on d, and if it is not. `local` and
-  `remote` say whether either is still possible. A producer w of u that is on u's side of this question delays it by
-  L(w) + p(w), or R(w) + p(w) (it may be on the same device); one on the other side delays it by its transfer too:
-  R(w) + p(w) + c, or L(w) + p(w) + c. The smaller of what is possible counts. Outside of the zone: head(w) + p(w).
-- tau(u) is the longest path from u's end to v's start. pay(u) is the same if u is not on d: over every reader w, either w
-  is on d, then c + p(w) + tau(w), or it is not, then p(w) + pay(w) at least; v itself is on d. An edge of a colocation
-  group cannot be cut: c is infinite.
-- If R(u) + p(u) + pay(u) >= H, then u is on d: R(u) becomes infinite. If L(u) + p(u) + tau(u) >= H, then it is not: L(u)
-  becomes infinite. Neither possible is a contradiction.
-- All u that must be on d run there before v, one after the other: v starts no earlier than they end when served by L.
-
-- Case split: a *fork* f of the zone is on d, or on another device e. In the second case the same is asked of e: own(u) and
-  other(u) (`start_with_fork`, `start_without_fork`) are lower bounds on u's start on e and elsewhere. If other(u) + p(u) +
-  tau(u) >= H, then u is on e; if own(u) + p(u) + pay(u) >= H, it is not. What must be on e is served there one after the
-  other and then paid for. With two devices, what is not on one is on the other. The smaller result of both cases counts.
+- P1, starts: L(u) and R(u) (`start_on_device`, `start_elsewhere`) are lower bounds on u's start if it is on d, and if it is
+  not. `local` and `remote` say whether either is still possible. A producer w of u that is on u's side of this question
+  delays it by L(w) + p(w), or R(w) + p(w) (it may be on the same device); one on the other side delays it by its transfer
+  too: R(w) + p(w) + c, or L(w) + p(w) + c. The smaller of what is possible counts. Outside of the zone: head(w) + p(w).
+- P2, leaving: tau(u) is the longest path from u's end to v's start. pay(u) is the same if u is not on d: over every reader
+  w, either w is on d, then c + p(w) + tau(w), or it is not, then p(w) + pay(w) at least; v itself is on d. An edge of a
+  colocation group cannot be cut: c is infinite.
+- P3, sides: if R(u) + p(u) + pay(u) >= H, then u is on d: R(u) becomes infinite. If L(u) + p(u) + tau(u) >= H, then it is
+  not: L(u) becomes infinite. Neither possible is a contradiction.
+- P4, serving: all u that must be on d run there before v, one after the other, so v starts no earlier than they end when
+  served by L.
+- P5, case split: a *fork* f of the zone is on d, or on another device e. In the second case P1 to P4 are asked of e: own(u)
+  and other(u) (`start_with_fork`, `start_without_fork`) are lower bounds on u's start on e and elsewhere. If other(u) +
+  p(u) + tau(u) >= H, then u is on e; if own(u) + p(u) + pay(u) >= H, it is not. What must be on e is served there one
+  after the other and then paid for. With two devices, what is not on one is on the other. The smaller result of both cases
+  counts.
 
 These are repeated until nothing changes. A contradiction, or an end of at least H, proves head(v) >= H. With a smaller H
 the same ops and more are forced, so where the ops that H forces end before H, at f say, f is proven as well. The
@@ -229,7 +230,9 @@ def _earliest(
 ) -> float:
     """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it.
 
-    `assumption` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
+    `assumption` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing. Each round
+    applies the rules P1 to P5 of the module's docstring once, until none of them changes a side. `local`, `remote`: whether
+    an op can still be on v's device d, and elsewhere. `with_fork`, `without`: the same of the fork's device e.
     """
     p, unit, zone, tau, work, can = graph.p, graph.unit, zone_state.op, zone_state.tau, zone_state.work, zone_state.can
     start_on_device, start_elsewhere, pay = work[0], work[1], work[2]
@@ -246,12 +249,13 @@ def _earliest(
             return np.inf
     proven = 0.0
     for _ in range(ROUNDS):
-        _pay(size, graph, zone_state, local, remote, pay)
-        _starts(size, graph, zone_state, local, remote, start_on_device, start_elsewhere)
+        _pay(size, graph, zone_state, local, remote, pay)  # P2
+        _starts(size, graph, zone_state, local, remote, start_on_device, start_elsewhere)  # P1
         if start_on_device[0] >= limit:
             return np.inf
         changed, count, proven = False, 0, max(proven, start_on_device[0])
-        for a in range(size - 1, 0, -1):  # nearly by release
+        # P3: which side each op is on. Ops are taken nearly in the order of their releases, for P4.
+        for a in range(size - 1, 0, -1):
             u = zone[a]
             if remote[a] and start_elsewhere[a] + p[u] + pay[a] >= limit:
                 remote[a], changed = False, True
@@ -262,8 +266,10 @@ def _earliest(
                     return np.inf
                 release[count], length[count] = start_on_device[a], p[u]
                 count += 1
-        proven = max(proven, serial_end(release, length, count))
+        proven = max(proven, serial_end(release, length, count))  # P4
+        # P5: the fork is on another device e.
         if assumption == OTHER_DEVICE and proven < limit:
+            # What is on d is not on e; of two devices, what is not on d is on e.
             for a in range(size - 1, 0, -1):
                 if not remote[a]:
                     with_fork[a] = False
@@ -271,6 +277,7 @@ def _earliest(
                     without[a] = False
             _starts(size, graph, zone_state, with_fork, without, start_with_fork, start_without_fork)
             count, least = 0, np.inf
+            # P3 asked of e, and what it says about d.
             for a in range(size - 1, 0, -1):
                 u = zone[a]
                 if without[a] and start_without_fork[a] + p[u] + tau[a] >= limit:
@@ -288,7 +295,7 @@ def _earliest(
                     release[count], length[count] = start_with_fork[a], p[u]
                     least = min(least, pay[a])
                     count += 1
-            if count > 0:
+            if count > 0:  # P4 asked of e; the way to d is paid for after it
                 proven = max(proven, serial_end(release, length, count) + least)
         if proven >= limit:
             return np.inf
