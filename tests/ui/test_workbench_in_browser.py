@@ -39,7 +39,13 @@ import baechi_lab as bl
 step = bl.models.build("mlp", batch_size=32)
 cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
 """,
-    'bench = bl.Workbench(step, cluster, hardware="cpu-core", placer="m-topo", passes=("colocation",))\nbench',
+    """
+import threading
+bench = bl.Workbench(step, cluster, hardware="cpu-core", placer="m-topo", passes=("colocation",))
+threads = set()
+for event in ("setting", "outcome"):
+    bench.model.on(event, lambda _: threads.add(threading.current_thread() is threading.main_thread()))
+bench""",
 ]
 
 
@@ -190,7 +196,7 @@ def test_a_slider_moves_the_batch_size(page, expected):
     shows(page, f"step {format_us(expected.timeline(32).makespan_us)}")
 
 
-def test_the_devices_slider_and_the_placer(page, expected):
+def test_the_devices_slider_and_the_placer(page, lab, expected):
     slider = control(page, "devices").locator(".noUi-handle")
     slider.focus()
     slider.press("ArrowRight")
@@ -205,6 +211,10 @@ def test_the_devices_slider_and_the_placer(page, expected):
     control(page, "placer").locator("select").select_option("m-topo")
     shows(page, f"step {format_us(filled)}")
     shows(page, f"against the setting before {change_in_words(filled, greedy)}")
+    # Changes come in a thread of their own; in two threads, the arrival of a result could cancel the next one.
+    jb.execute(page, "import pathlib\npathlib.Path('threads').write_text(str(threads))")
+    jb.settle(page)
+    assert (lab.folder / "threads").read_text() == "{True}"
     shot(page, "02-after-the-slider")
 
 

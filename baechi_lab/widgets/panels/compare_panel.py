@@ -18,6 +18,7 @@ from ...viz.layout import BYTES, UNITS
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference, name_of
 from ..compute import Outcome, placed_parts
+from ..controls import Checkbox
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
@@ -39,7 +40,7 @@ class ComparePanel:
 
         self.tasks, self.model = tasks, tasks.model
         self.boxes = {
-            name: ipywidgets.Checkbox(
+            name: Checkbox(
                 value=name in DEFAULT_PLACERS,
                 description=name,
                 indent=False,

@@ -7,6 +7,7 @@ from typing import Any
 
 import ipywidgets
 
+from ..controls import IntSlider
 from ..explaining import Log, logs_decisions
 from ..guard import Guard
 from ..tasks import Tasks
@@ -31,7 +32,7 @@ class ExplainPanel:
         self.first = button("|<", "first step", lambda: self._go(0))
         self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
         self.after = button(">", "one step on", lambda: self._go(self.slider.value))
-        self.slider = ipywidgets.IntSlider(value=1, min=1, max=1, description="step", layout=WIDE)
+        self.slider = IntSlider(value=1, min=1, max=1, description="step", layout=WIDE)
         self.next = button(
             "Next of interest", "where a device is excluded, a favourite followed or memory refused", self._interesting
         )

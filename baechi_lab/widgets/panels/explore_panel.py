@@ -14,6 +14,7 @@ from ...sweeps import best
 from ...viz.layout import BYTES, UNITS
 from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_front, plain_number, varied_axes
 from ..compute import Outcome
+from ..controls import Dropdown, Text
 from ..glossary import tip
 from ..guard import Guard
 from ..setting import Setting
@@ -55,14 +56,14 @@ class ExplorePanel:
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
-        self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=NARROW)
-        self.by = ipywidgets.Dropdown(
+        self.axis = Dropdown(description="along", options=list(AXES), style=NARROW)
+        self.by = Dropdown(
             description="rows for",
             options=[("nothing", ""), *((name, name) for name in AXES)],
             value="",
             style=NARROW,
         )
-        self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=NARROW)
+        self.measure = Dropdown(description="show", options=list(MEASURES), style=NARROW)
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"
         self.chart, self.front, self.reading = ChartView(), ChartView(height=HEAT_HEIGHTS[1]), note()
@@ -360,8 +361,8 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
     return [column for column in columns if any(column.texts)]
 
 
-def _text(label: str, value: str, example: str = "", hint: str = "") -> ipywidgets.Text:
-    widget = ipywidgets.Text(value=value, description=label, placeholder=example, style=STYLE)
+def _text(label: str, value: str, example: str = "", hint: str = "") -> Text:
+    widget = Text(value=value, description=label, placeholder=example, style=STYLE)
     widget.layout.width = "250px"
     return hinted(widget, hint)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ipywidgets
 
+from ..controls import Text, Textarea
 from ..guard import Guard, refused
 from ..running import copies_nothing
 from ..tasks import Tasks
@@ -20,7 +21,7 @@ class ExportPanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.code = ipywidgets.Textarea(layout=ipywidgets.Layout(width="100%", height="170px", margin="0"))
+        self.code = Textarea(layout=ipywidgets.Layout(width="100%", height="170px", margin="0"))
         self.read = button(
             "Read this code",
             "set the workbench to what the code says",
@@ -28,7 +29,7 @@ class ExportPanel:
         )
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))
-        self.folder = ipywidgets.Text(value="placed_training", description="folder")
+        self.folder = Text(value="placed_training", description="folder")
         write = Guard(self.model.fail)(lambda: tasks.export(self.folder.value))
         self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
         preview = Guard(self.model.fail)(tasks.preview_script)

@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InvalidInput
+from ..controls import Text, ToggleButton
 from ..glossary import tip
 from .parts import WIDE, hinted, switch
 
@@ -54,7 +55,7 @@ class ParamsForm:
         hint_texts = hints(cls)
         for name, (field, widget) in self._fields.items():
             hint = hint_texts.get(name, name)
-            if isinstance(widget, ipywidgets.ToggleButton):
+            if isinstance(widget, ToggleButton):
                 widget.tooltip = hint
             else:
                 hinted(widget, hint)
@@ -101,12 +102,12 @@ def control(field: Field) -> object:
     label = field.name.replace("_", " ")
     if isinstance(default_of(field), bool):
         return switch(label, label)
-    return ipywidgets.Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
+    return Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
 
 
 def shown(value: object, widget: object) -> object:
     """Returns a value as its control shows it."""
-    if isinstance(widget, ipywidgets.ToggleButton):
+    if isinstance(widget, ToggleButton):
         return bool(value)
     return "" if value is None else str(value)
 

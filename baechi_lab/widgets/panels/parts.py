@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InvalidInput
+from ..controls import Button, ToggleButton
 from ..glossary import explained
 from ..views.folder import Folder
 
@@ -51,11 +52,9 @@ def for_people(note: str) -> str:
     return KEYWORDS.sub("", note)
 
 
-def button(
-    text: str, tooltip: str, call: Callable[[], object], width: str = "auto", style: str = ""
-) -> ipywidgets.Button:
+def button(text: str, tooltip: str, call: Callable[[], object], width: str = "auto", style: str = "") -> Button:
     """Makes a button with a tooltip; a click calls `call` without arguments."""
-    widget = ipywidgets.Button(
+    widget = Button(
         description=text,
         tooltip=tooltip,
         button_style=style,
@@ -65,13 +64,13 @@ def button(
     return widget
 
 
-def switch(text: str, tooltip: str, value: bool = False) -> ipywidgets.ToggleButton:
+def switch(text: str, tooltip: str, value: bool = False) -> ToggleButton:
     """Makes a button that stays pressed, with a tick; unlike a checkbox, it has a tooltip.
 
     >>> switch("fusion", "merges neighbours", True).icon
     'check'
     """
-    widget = ipywidgets.ToggleButton(
+    widget = ToggleButton(
         value=value, description=text, tooltip=tooltip, layout=ipywidgets.Layout(width="auto", flex="0 0 auto")
     )
     widget.add_class("bl-switch")

@@ -11,6 +11,7 @@ from ...errors import BaechiLabError, FormatError, InvalidInput
 from ...exporters.plans import FORMATS, WrittenPlan, write_plan
 from ...graph.formats.files import write_atomically
 from ..compute import is_torch_step
+from ..controls import Dropdown, Text
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
@@ -37,13 +38,11 @@ class PlanForm:
     def __init__(self, model: WorkbenchModel):
         self.model = model
         options = [(f"{name}: {RUNTIMES.get(name, name)}", name) for name in FORMATS]
-        self.format = ipywidgets.Dropdown(
-            options=options, value="dot", description="plan for", layout={"width": "530px"}
-        )
+        self.format = Dropdown(options=options, value="dot", description="plan for", layout={"width": "530px"})
         self.show = button("Show the plan", "the placement as this runtime takes it", self._show)
         self.copy = CopyButton(label="Copy the plan")
-        self.onnx_file = ipywidgets.Text(description="ONNX file", placeholder="model.onnx")
-        self.folder = ipywidgets.Text(value="placed_plan", description="folder")
+        self.onnx_file = Text(description="ONNX file", placeholder="model.onnx")
+        self.folder = Text(value="placed_plan", description="folder")
         self.save = button("Save the plan", "write the plan, and its binary files, into the folder", self._save)
         self.state, self.unsupported = note(), ipywidgets.HTML(layout=WIDE)
         self.text = ipywidgets.HTML(layout=WIDE)

@@ -13,6 +13,7 @@ from ...graph.units import format_us
 from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome, is_torch_step
+from ..controls import Dropdown, IntText
 from ..guard import Guard, refused
 from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
@@ -30,8 +31,8 @@ class RunPanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.kind = ipywidgets.Dropdown(description="devices", options=KINDS, style=STYLE)
-        self.steps = ipywidgets.IntText(value=20, description="steps", continuous_update=False, style=STYLE)
+        self.kind = Dropdown(description="devices", options=KINDS, style=STYLE)
+        self.steps = IntText(value=20, description="steps", continuous_update=False, style=STYLE)
         self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
         self.native = switch(

@@ -13,6 +13,7 @@ from ...graph.units import exact_bytes
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
+from ..controls import Dropdown, IntSlider, SelectionSlider, Text
 from ..guard import Guard, refused
 from ..model import WorkbenchModel
 from ..setting import (
@@ -111,7 +112,7 @@ class SettingPanel:
             "path to a graph: .json, .json.gz, .stg",
             "a graph of this package, of dnn-partitioning, or a task graph (.stg)",
         )
-        self.batch = _slider(ipywidgets.SelectionSlider, "batch size", "samples of a step", options=BATCHES)
+        self.batch = _slider(SelectionSlider, "batch size", "samples of a step", options=BATCHES)
         self.hardware = _drop(
             "costs for",
             [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")],
@@ -126,9 +127,9 @@ class SettingPanel:
             "graph keeps its own",
         )
         hint = "how many; further ones are like the last"
-        self.devices = _slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
+        self.devices = _slider(IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
         # The slider's own readout changes a number that is out of range without a message.
-        self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
+        self.count = Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "number of devices"
         self.memory = _text(
             "memory each", "8GB, or one per device: 8GB, 4GB", "one size for all devices, or one for each"
@@ -341,12 +342,12 @@ class SettingPanel:
             self.curve.show(None)
 
 
-def _drop(label: str, options: object, hint: str) -> ipywidgets.Dropdown:
-    return hinted(ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
+def _drop(label: str, options: object, hint: str) -> Dropdown:
+    return hinted(Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
 
 
-def _text(label: str, example: str, hint: str) -> ipywidgets.Text:
-    widget = ipywidgets.Text(description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE)
+def _text(label: str, example: str, hint: str) -> Text:
+    widget = Text(description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE)
     return hinted(widget, hint)
 
 

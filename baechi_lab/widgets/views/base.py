@@ -11,6 +11,8 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from ..controls import OnLoop
+
 VIEWS_FOLDER = Path(__file__).parent
 PICTURE = "image/svg+xml"
 VISUALLY_HIDDEN = (
@@ -103,7 +105,7 @@ class PicturedBox(Pictured, ipywidgets.VBox):
         return marimo.vstack([marimo.md(sentence), *views])
 
 
-class View(anywidget.AnyWidget):
+class View(OnLoop, anywidget.AnyWidget):
     """A widget whose page knows the identifier of its model: see `followKernel` in `common.js`."""
 
     comm_id = traitlets.Unicode("").tag(sync=True)
