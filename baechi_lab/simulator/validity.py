@@ -7,7 +7,7 @@ replays transfer queues from the production times and rebuilds memory as interva
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -21,8 +21,11 @@ from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Viol
 from ..graph.arguments import check_records
 from ..graph.kernels.csr import Floats, Integers
 from ..graph.opgraph import GROWS
+from ..passes.all_reduce import ALL_REDUCE
+from ..passes.unroll import ACCUMULATE
+from .pipeline_stages import END, START, B, F, W
 from .reuse_intervals import merge_reused_intervals
-from .schedules.schedule import Schedule
+from .schedules.schedule import Schedule, Unit
 
 _MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
@@ -37,6 +40,10 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     `bl.unroll(graph, micro_batches)`. If it followed a schedule, an op is ready only after all earlier units of its
     device have ended, and the units are those of the schedule's text. If ops take no time, memory depends on which of
     them started first within an instant: `Timeline.turn` is that order, by default the topological order.
+
+    The other columns of the timeline are checked as well: names and bytes are those of the graph and the cluster; if no
+    rule is broken, `peak_bytes` and the log of memory are those of the rows. A timeline of `memory_rule="edges"` counts
+    memory in another way, and one without a log has only its peaks: what it lacks is not checked.
 
     Args:
         graph, cluster, placement: what was simulated.
@@ -57,6 +64,9 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     placed = placement.checked(graph, cluster.n)
     violations = list(constraint_violations(graph, cluster, placed.device))
     step = _TimedStep(graph, cluster, placed, timeline)
+    unusable = [*_label_violations(step), *_not_finite_violations(step)]
+    if unusable:
+        return (*violations, *unusable)  # the other rules need indices and times that mean something
     violations += _op_violations(step)
     if any(v.kind == "rows" for v in violations):
         return tuple(violations)  # the other rules need one row per op
@@ -74,7 +84,8 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     violations += _transfer_violations(step)
     violations += _precedence_violations(step, transfer)
     violations += _queue_violations(step)
-    violations += _memory_violations(step, transfer)
+    if not np.any(transfer == -2):  # copies that never arrive hold no memory
+        violations += _memory_violations(step, transfer, has_valid_rows=not violations)
     return tuple(violations)
 
 
@@ -153,6 +164,56 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
             spent[producer] += cluster.overhead_us[producer_device, target]
             spent[first] += cluster.overhead_us[producer_device, target]
     return spent
+
+
+def _label_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Columns of the timeline that are not those of the graph and the cluster: they say what its indices mean."""
+    graph, timeline = step.graph, step.timeline
+    columns = (
+        ("ops", timeline.op_names, graph.names),
+        ("devices", timeline.device_names, step.cluster.names),
+        ("producers of the tensors", timeline.tensor_producer.tolist(), graph.tensor_producer.tolist()),
+        ("bytes of the tensors", timeline.tensor_bytes.tolist(), graph.tensor_bytes.tolist()),
+    )
+    for label, of_timeline, expected in columns:
+        if len(of_timeline) != len(expected):
+            yield Violation("rows", f"the timeline has {len(of_timeline)} {label}; expected are {len(expected)}")
+        elif (k := _first_difference(of_timeline, expected)) is not None:
+            yield Violation(
+                "rows", f"the {label} differ at {k}: {of_timeline[k]!r} in the timeline, not {expected[k]!r}"
+            )
+    micro_batch = timeline.micro_batch
+    if micro_batch is not None and graph.micro_batch is not None and len(micro_batch) == graph.n:
+        for i in np.flatnonzero(micro_batch != np.maximum(graph.micro_batch, -1)).tolist():
+            message = (
+                f"op {graph.names[i]!r} is of micro-batch {graph.micro_batch[i]}; the timeline says {micro_batch[i]}"
+            )
+            yield Violation("rows", message, op=i)
+    if timeline.on_communication_lane.tolist() != graph.on_communication_lane.tolist():
+        yield Violation("rows", "the ops on the communication lane are not the collectives of the graph")
+
+
+def _first_difference(values: Sequence[object], expected: Sequence[object]) -> int | None:
+    return next((k for k, (a, b) in enumerate(zip(values, expected, strict=True)) if a != b), None)
+
+
+def _not_finite_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Times that are no finite numbers: no comparison with NaN would find them."""
+    timeline, transfers = step.timeline, step.timeline.transfers
+    for k in np.flatnonzero(~np.isfinite(timeline.start_us + timeline.end_us)).tolist():
+        i = int(timeline.op[k])
+        message = f"op {step.graph.names[i]!r} runs {timeline.start_us[k]}..{timeline.end_us[k]} us"
+        yield Violation("duration", message, int(timeline.device[k]), op=i)
+    for k in np.flatnonzero(~np.isfinite(transfers.start_us + transfers.receive_us + transfers.end_us)).tolist():
+        label, times = (
+            step.graph.tensor_label(int(transfers.tensor[k])),
+            f"{transfers.start_us[k]}, {transfers.receive_us[k]} and {transfers.end_us[k]}",
+        )
+        yield Violation(
+            "transfer", f"tensor {label!r} is sent, received and there at {times} us", int(transfers.target[k])
+        )
+    if not np.isfinite(timeline.makespan_us):
+        yield Violation("makespan", f"makespan is {timeline.makespan_us} us")
 
 
 def _op_violations(step: _TimedStep) -> Iterator[Violation]:
@@ -277,12 +338,71 @@ def _unit_violations(step: _TimedStep, unit: NDArray[np.int64], ready: Floats) -
             )
             yield Violation("order", message, d, float(start[i]), i)
         ready[device_ops] = np.maximum(ready[device_ops], before)
-        line = lines[pipeline_devices.index(d)] if d in pipeline_devices else ()
-        planned_batches = [-1, *(unit.micro_batch for unit in line)]
-        for i in device_ops[(unit[device_ops] > 0) & (unit[device_ops] < len(planned_batches))].tolist():
-            if planned_batches[unit[i]] != graph.micro_batch[i]:
-                message = f"op {graph.names[i]!r} runs in unit {line[unit[i] - 1]} of another micro-batch"
-                yield Violation("order", message, d, float(start[i]), i)
+    yield from _unit_label_violations(step, unit, dict(zip(pipeline_devices, lines, strict=True)))
+
+
+def _unit_label_violations(
+    step: _TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
+) -> Iterator[Violation]:
+    """Ops in a unit of another micro-batch, phase, pipeline stage or device than theirs."""
+    graph, timeline, device = step.graph, step.timeline, step.placed.device.tolist()
+    phase, micro_batch, original = timeline.phase, np.asarray(graph.micro_batch), np.asarray(graph.copy_of)
+    if phase is None or phase.shape != (graph.n,):
+        yield Violation("order", f"the timeline has units, but not the phase of each of the {graph.n} ops")
+        return
+    splits = any(own.kind == "W" for line in line_of_device.values() for own in line)
+    stage_devices = _devices_of_stages(timeline)
+    stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
+    for i in range(graph.n):
+        line, position = line_of_device.get(device[i], ()), int(unit[i])
+        kinds = _unit_kinds(graph, i, int(phase[i]), splits)
+        if 0 < position <= len(line):
+            own = line[position - 1]
+            ahead = int(graph.forward_of[i])
+            paired = ahead if ahead >= 0 and device[ahead] == device[i] and phase[ahead] == F else i
+            stage = stage_of_original.setdefault(int(original[paired]), own.stage)
+            differences = {
+                "micro-batch": own.micro_batch != micro_batch[i],
+                "phase": own.kind not in kinds,
+                "pipeline stage": own.stage != stage,
+                "device": own.stage >= len(stage_devices) or device[i] not in stage_devices[own.stage],
+            }
+            unit_text = f"unit {own}"
+        else:
+            differences = {"phase": (_BEFORE if position == 0 else _AFTER if position > 0 else "") not in kinds}
+            unit_text = f"unit number {position}"
+        for what in [what for what, differs in differences.items() if differs]:
+            message = f"op {graph.names[i]!r} runs in {unit_text} of another {what}"
+            yield Violation("order", message, device[i], float(step.start[i]), i)
+
+
+_BEFORE, _AFTER = "before", "after"
+
+
+def _unit_kinds(graph: OpGraph, op: int, phase: int, splits: bool) -> tuple[str, ...]:
+    """Returns the kinds of units in which an op of `phase` may run; `_BEFORE` and `_AFTER` are those of no micro-batch.
+
+    Sums of gradients run with the gradients of weights, and rings of replicas after all micro-batches.
+    """
+    weights = "W" if splits else "B"
+    if graph.op_types[op] == ALL_REDUCE:
+        return (_AFTER,)
+    if graph.op_types[op] == ACCUMULATE and phase in (F, B, W):
+        return (weights, "F") if phase == F else (weights,)
+    if phase == F and graph.forward_of[op] >= 0:
+        return ()
+    return {START: (_BEFORE,), F: ("F",), B: ("B",), W: (weights,), END: (_AFTER,)}.get(phase, ())
+
+
+def _devices_of_stages(timeline: Timeline) -> list[list[int]]:
+    """Returns the devices of each pipeline stage: its replicas follow its first device in the lines of the schedule."""
+    stage_device, groups = timeline.stage_device.tolist(), list[list[int]]()
+    for device in timeline.pipeline_devices:
+        if device in stage_device or not groups:
+            groups.append([])
+        groups[-1].append(device)
+    devices_of_first = {group[0]: group for group in groups}
+    return [devices_of_first.get(device, []) for device in stage_device]
 
 
 def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
@@ -399,9 +519,13 @@ def _turn_of_op(
     return turn_of_op if possible and np.all(turn_of_op[source[at_once]] < turn_of_op[reader[at_once]]) else None
 
 
-def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
-    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release)."""
-    graph, cluster = step.graph, step.cluster
+def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64], has_valid_rows: bool) -> Iterator[Violation]:
+    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release).
+
+    With `has_valid_rows`, also peaks and logs of the timeline that are not those of the intervals.
+    """
+    graph, cluster, timeline = step.graph, step.cluster, step.timeline
+    is_comparable = has_valid_rows and timeline.info.get("memory_rule", "tensors") == "tensors"
     turn_of_op = _turn_of_op(graph, step.placed, step.timeline, step.start, step.end)
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
@@ -410,6 +534,13 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
     for d in range(cluster.n):
         rows = np.flatnonzero((intervals.device == d) & (intervals.size > 0))
         peak, who = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
+        if is_comparable and peak != timeline.peak_bytes[d]:
+            message = (
+                f"device {cluster.names[d]} holds at most {peak} bytes; the timeline says {timeline.peak_bytes[d]}"
+            )
+            yield Violation("memory", message, d)
+        if is_comparable and len(timeline.memory):
+            yield from _log_violations(step, d, intervals, rows)
         if peak > cluster.memory_bytes[d]:
             op, at = int(intervals.op[rows[who]]), float(intervals.start_us[rows[who]])
             message = (
@@ -419,8 +550,32 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
             yield Violation("memory", message, d, at, op)
 
 
+def _log_violations(
+    step: _TimedStep, device: int, intervals: _HeldIntervals, rows: NDArray[np.intp]
+) -> Iterator[Violation]:
+    """A log of memory that at some time does not hold what the intervals in `rows` hold.
+
+    Levels are compared in the middle between two instants, so that rounding of times does not matter.
+    """
+    log = step.timeline.memory
+    on_device = np.flatnonzero(log.device == device)
+    released = rows[np.isfinite(intervals.release_us[rows])]
+    time = np.concatenate([intervals.start_us[rows], intervals.release_us[released], log.time_us[on_device]])
+    change = np.concatenate([intervals.size[rows], -intervals.size[released], -log.delta[on_device]])
+    order = np.argsort(time, kind="stable")
+    instant, difference = time[order], np.cumsum(change[order])
+    # The last change of an instant, unless the next instant follows within the rounding error.
+    lasts = np.flatnonzero(np.diff(instant, append=np.inf) > 2 * step.slack)
+    for k in lasts[difference[lasts] != 0][:1].tolist():
+        message = (
+            f"the log of memory of device {step.cluster.names[device]} is {-int(difference[k])} bytes off what is held "
+            f"after {instant[k]} us"
+        )
+        yield Violation("memory", message, device, float(instant[k]))
+
+
 class _HeldIntervals(NamedTuple):
-    """Bytes that devices hold from event `start` to event `release`; `op` takes them, at `start_us`."""
+    """Bytes that devices hold from event `start` to event `release`, and when these are; `op` takes them."""
 
     device: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -428,6 +583,7 @@ class _HeldIntervals(NamedTuple):
     size: NDArray[np.int64]
     op: NDArray[np.int64]
     start_us: NDArray[np.float64]
+    release_us: NDArray[np.float64]
 
 
 def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _HeldIntervals:
@@ -446,7 +602,8 @@ def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: N
     pairs = np.stack(
         [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(within)]
     )
-    moment = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+    moments, moment = np.unique(pairs, axis=1, return_inverse=True)
+    moment = moment.reshape(-1)
     n, moves = graph.n, len(transfers)
     start, end, received, arrived = tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
     release = end[graph.tensor_producer].copy()
@@ -458,7 +615,7 @@ def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: N
     np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
     device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
-    always = np.full(graph.n, -1), np.full(graph.n, len(start) * 2 + len(transfers) * 2)
+    always = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
     start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])
     release_event = np.concatenate([always[1], end, release, copy_release])
     size = np.concatenate(
@@ -483,7 +640,8 @@ def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: N
         size[first:], release_event[first:] = merge_reused_intervals(
             graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
         )
-    return _HeldIntervals(device, start_event, release_event, size, cause, start_time)
+    release_us = np.append(moments[0], np.inf)[release_event]
+    return _HeldIntervals(device, start_event, release_event, size, cause, start_time, release_us)
 
 
 def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:
