@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_flag, check_whole
-from ..errors import FormatError, InvalidInput
+from ..errors import BaechiLabError, FormatError, InvalidInput
 from ..params import Params
 
 LARGEST_CONFIG = 1 << 24
@@ -33,9 +33,9 @@ ALIASES = {
     "vocabulary": ("vocab_size", "vocabulary"),
     "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num", "moe_num_experts"),
-    "experts_per_token": ("num_experts_per_tok", "topk", "moe_k", "moe_topk", "moe_top_k"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "topk", "moe_k", "moe_topk", "moe_top_k"),
     "expert_feed_forward": ("moe_intermediate_size", "moe_ffn_hidden_size"),
-    "dense_layers": ("first_k_dense_replace", "dense_layers", "moe_layer_start_index"),
+    "dense_layers": ("first_k_dense_replace", "num_dense_layers", "dense_layers", "moe_layer_start_index"),
     "query_rank": ("q_lora_rank",),
     "key_rank": ("kv_lora_rank",),
     "rope_size": ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
@@ -47,16 +47,15 @@ GATED = frozenset(
     """
         llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text vaultgemma deepseek_v2
         deepseek_v3 youtu minicpm3 olmo olmo2 olmo3 olmoe flex_olmo phi3 phimoe cohere cohere2 granite granitemoe
-        granitemoeshared glm glm4 glm4_moe starcoder2_gated smollm3 helium nemotron_gated exaone4 dbrx ernie4_5 seed_oss bitnet
-        gpt_oss llama4_text cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2 modernbert
+        granitemoeshared glm glm4 glm4_moe smollm3 helium exaone4 dbrx ernie4_5 ernie4_5_moe seed_oss bitnet gpt_oss llama4_text
+        cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2 modernbert stablelm esmc
     """.split()
 )
 """Model types whose feed-forward part multiplies two projections (SwiGLU)."""
 
 ROTARY = GATED | frozenset(
     """
-        gpt_neox falcon phi stablelm starcoder2 gptj codegen persimmon nemotron gpt_bigcode_rope mpt bloom arcee ctrl
-        gpt_neox_japanese jais2 esmc xglm
+        apertus gpt_neox falcon phi starcoder2 gptj codegen persimmon nemotron mpt bloom arcee ctrl gpt_neox_japanese jais2 xglm
     """.split()
 )
 """Model types without a table of positions."""
@@ -74,16 +73,38 @@ CHECKED = (
     | ENCODERS
     | frozenset(
         """
-            apertus ernie4_5_moe gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2
-            xlm-roberta-xl
-            """.split()
+            gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2 xlm-roberta-xl
+        """.split()
     )
 )
 """Model types whose parameters were compared with those of transformers 5.24: they differ by at most one percent."""
 
-UNTIED_UNLESS_SAID = GATED | {"gpt_neox", "persimmon", "nemotron"}
-TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "cohere", "cohere2"}
+UNTIED_UNLESS_SAID = GATED | frozenset(
+    "apertus arcee codegen gpt_neox gptj jais2 nemotron persimmon phi".split(),
+)
+TIED_UNLESS_SAID = frozenset(
+    "cohere cohere2 ernie4_5 ernie4_5_moe gemma gemma2 gemma3 gemma3_text minicpm3 modernbert smollm3 vaultgemma youtu".split(),
+)
 """Model types whose output layer has weights of its own unless the configuration ties them, and exceptions."""
+
+HEAD_SIZES = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma"), 256),
+    **dict.fromkeys(
+        "cwm ernie4_5 glm glm4 helium llama4_text minimax_m2 ministral3 qwen3 seed_oss solar_open".split(), 128
+    ),
+}
+"""Model types whose heads do not divide the width of the model, and the size of a head unless the configuration says it."""
+
+NEEDED_SIZES = {
+    "experts": frozenset(
+        """
+            dbrx deepseek_v2 deepseek_v3 ernie4_5_moe flex_olmo glm4_moe gpt_oss granitemoe granitemoeshared llama4_text
+            minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe solar_open
+        """.split()
+    ),
+    "key_rank": frozenset("deepseek_v2 deepseek_v3 minicpm3 youtu".split()),
+}
+"""Sizes that models of some types have: without them a configuration of such a type is incomplete."""
 
 _ENCODER_DECODER = "an encoder with a decoder"
 _STATE_SPACE = "a model with state-space or linear-attention layers"
@@ -283,45 +304,65 @@ class Transformer(Params):
 def read_transformer(model: object) -> Transformer:
     """Reads the sizes of a model from a `Transformer`, a configuration (its fields, file or folder), or a model with one.
 
+    The number of parameters is compared with that of the model: of the given one, or, for a type that is not in `CHECKED`, of
+    the one that transformers makes on the meta device.
+
     Warns:
-        UserWarning: the number of parameters of this type of model was not compared with that of transformers; only the text
-            part of a larger model is read; the model has another number of parameters.
+        UserWarning: the model has between 1 and 10 percent more or fewer parameters; transformers, which would make the model
+            to compare, is not installed or cannot make it; only the text part of a larger model is read.
 
     Raises:
         FormatError: the file does not exist, or is not JSON.
-        InvalidInput: the configuration lacks one of the sizes, or `model` has no configuration.
+        InvalidInput: the configuration lacks one of the sizes, `model` has no configuration, or the model's number of parameters
+            differs by more than 10 percent.
     """
     if isinstance(model, Transformer):
         return model
     fields, source = configuration_fields(model)
     transformer = from_fields(fields, source)
+    if isinstance(fields.get("text_config"), Mapping):
+        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
+        fields = fields["text_config"]
+    kind = fields.get("model_type")
     parameters = getattr(model, "num_parameters", None)
-    if callable(parameters):
-        count = parameters()
-        if abs(transformer.parameters - count) > count / 100:
+    count = parameters() if callable(parameters) else None
+    if count is None and kind is not None and str(kind).lower() not in CHECKED:
+        count = _parameters_in_transformers(fields, source)
+        if count is None:
             _warn(
-                f"the model has {count:,} parameters, and the sizes in its configuration make {transformer.parameters:,}"
+                f"model_type {kind!r:.80} of {source} is not among those whose sizes were checked; a stack of equal layers of "
+                f"these sizes has {transformer.parameters:,} parameters: compare that with the model"
             )
-    else:
-        _warn_if_unchecked(fields, source, transformer)
+    if count is not None:
+        _compare_parameters(transformer, count)
     return transformer
 
 
-def _warn_if_unchecked(fields: Mapping[str, object], source: str, transformer: Transformer) -> None:
-    """Warns if the sizes that were read may differ from those of the model."""
-    text = fields.get("text_config")
-    kind = (text if isinstance(text, Mapping) else fields).get("model_type")
-    if text is not None:
-        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
-    if kind is not None and str(kind).lower() not in CHECKED:
-        _warn(
-            f"model_type {kind!r:.80} of {source} is not among those whose sizes were checked; a stack of equal layers of these "
-            f"sizes has {transformer.parameters:,} parameters: compare that with the model"
-        )
+def _parameters_in_transformers(fields: Mapping[str, object], source: str) -> int | None:
+    """Returns the number of parameters of the model that transformers makes; None if it cannot make it."""
+    try:
+        from ..profilers.torch.hugging_face import count_parameters
+
+        return count_parameters(fields, source)
+    except (ImportError, BaechiLabError):
+        return None
+
+
+def _compare_parameters(transformer: Transformer, count: int) -> None:
+    """Refuses sizes that make a tenth more or fewer parameters than the model has, and warns of a hundredth."""
+    difference = abs(transformer.parameters - count)
+    sentence = (
+        f"the model has {count:,} parameters, and the sizes in its configuration make {transformer.parameters:,} in a stack of "
+        "equal layers"
+    )
+    if difference > count / 10:
+        raise InvalidInput(f"{sentence}; layouts are for such stacks")
+    if difference > count / 100:
+        _warn(sentence)
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=5)
+    warnings.warn(message, stacklevel=4)
 
 
 def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
@@ -377,6 +418,16 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
             raise InvalidInput(
                 f"{source} has no field {' or '.join(map(repr, ALIASES[field][:3]))}; it says the model's size"
             )
+    sizes["head_size"] = sizes["head_size"] or HEAD_SIZES.get(kind, 0)
+    for field, kinds in NEEDED_SIZES.items():
+        if kind in kinds and not sizes[field]:
+            choices = " or ".join(map(repr, ALIASES[field][:3]))
+            raise InvalidInput(f"{source} has no field {choices}, which models of type {kind!r} have")
+    if sizes["experts"] and not sizes["experts_per_token"]:
+        sizes["experts_per_token"] = min(2, sizes["experts"])
+        _warn(
+            f"{source} has no field 'num_experts_per_tok'; {sizes['experts_per_token']} experts per token are assumed"
+        )
     gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
     if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
@@ -390,6 +441,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     if sizes["key_rank"]:  # latent attention: head_size is the part of a head without rotary positions
         head_size = fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"]
         sizes["head_size"] = check_whole(f"qk_nope_head_dim of {source}", head_size)
+    sizes["dense_layers"] = sizes["dense_layers"] or _first_dense_layers(fields, source)
     end = fields.get("moe_layer_end_index")
     if end not in (None, -1) and end != sizes["layers"] - 1:
         raise InvalidInput(
@@ -445,7 +497,22 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
         )
 
 
+def _first_dense_layers(fields: Mapping[str, Any], source: str) -> int:
+    """Returns the number of layers before the first one with experts, of configurations that name the type of every layer."""
+    types = [str(name) for name in fields.get("mlp_layer_types") or ()]
+    if "dense" not in types or set(types) == {"dense"}:
+        return 0
+    count = next(k for k, name in enumerate(types) if name != "dense")
+    if "dense" in types[count:]:
+        raise InvalidInput(
+            f"mlp_layer_types of {source} has 'dense' behind {types[count]!r:.60}; layouts are for models where all layers have "
+            "experts, or all but the first ones"
+        )
+    return count
+
+
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
 
 
@@ -460,8 +527,9 @@ def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: s
     width = next((name for name in _SHARED_WIDTHS if fields.get(name)), None)
     if width is not None:
         return check_whole(f"{width} of {source}", fields[width])
-    count = "n_shared_experts" if fields.get("n_shared_experts") else "moe_num_shared_experts"
-    return check_whole(f"{count} of {source}", fields.get(count) or 0, 0) * sizes["expert_feed_forward"]
+    count = next((name for name in _SHARED_COUNTS if fields.get(name)), None)
+    shared = 0 if count is None else check_whole(f"{count} of {source}", fields[count], 0)
+    return shared * (sizes["expert_feed_forward"] or sizes["feed_forward"])
 
 
 def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> tuple[int, int]:

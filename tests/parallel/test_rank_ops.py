@@ -369,7 +369,7 @@ def test_models_that_are_no_stack_of_equal_blocks_are_refused(kind: str) -> None
 
 def test_experts_in_every_second_layer_are_refused() -> None:
     fields = {"model_type": "qwen2_moe", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    fields |= {"vocab_size": 8, "intermediate_size": 8, "num_experts": 4}
+    fields |= {"vocab_size": 8, "intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
     assert read_transformer(fields).experts == 4
     with pytest.raises(InvalidInput, match="decoder_sparse_step of the configuration is 2"):
         read_transformer({**fields, "decoder_sparse_step": 2})
@@ -447,37 +447,126 @@ def test_falcon_has_one_head_of_keys_and_rotary_models_no_table_of_positions() -
         read_transformer({**falcon, "n_shared_experts": "2"})
 
 
+SIZES = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 5000}
+
+
+def parameters_in_transformers(config: object) -> int:
+    """The parameters that transformers' own model of this configuration has."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind = type(config)
+    maker = AutoModelForCausalLM if kind in AutoModelForCausalLM._model_mapping else AutoModelForMaskedLM
+    with torch.device("meta"):
+        return maker.from_config(config).num_parameters()
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_parameters_are_those_of_transformers() -> None:
-    import torch
-    import transformers
+    """Of all fields of a configuration, and of its sizes alone: the type says whether layers are gated and tables are shared."""
+    from transformers import CONFIG_MAPPING
 
-    for kind in ("Arcee", "Apertus", "VaultGemma", "BitNet", "Falcon", "CTRL", "Electra", "OPT"):
-        sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 5000}
-        sizes |= {"max_position_embeddings": 64}
-        sizes |= {"OPT": {"ffn_dim": 1500, "word_embed_proj_dim": 128}, "CTRL": {"dff": 1500}, "Falcon": {}}.get(
-            kind, {"intermediate_size": 1500}
-        )
-        config = getattr(transformers, f"{kind}Config")(**sizes, num_key_value_heads=8)
-        name = {"CTRL": "CTRLLMHeadModel", "Electra": "ElectraForMaskedLM"}.get(kind, f"{kind}ForCausalLM")
-        with torch.device("meta"):
-            model = getattr(transformers, name)(config)
-        assert read_transformer(config.to_dict()).parameters == pytest.approx(model.num_parameters(), rel=0.01), kind
+    inner = {"intermediate_size": 1500, "num_key_value_heads": 8}
+    for kind, sizes in {
+        **dict.fromkeys(("arcee", "apertus", "stablelm", "phi", "ernie4_5", "qwen2", "jais2"), inner),
+        "vaultgemma": {**inner, "head_dim": 64},
+        "bitnet": inner,
+        "falcon": {"multi_query": True},
+        "gptj": {},
+        "codegen": {},
+        "ctrl": {"dff": 1500},
+        "electra": {"intermediate_size": 1500, "embedding_size": 128},
+        "opt": {"ffn_dim": 1500, "word_embed_proj_dim": 128},
+        "ernie4_5_moe": {
+            **inner,
+            "moe_intermediate_size": 256,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_layer_end_index": 1,
+        },
+    }.items():
+        fields = {**SIZES, "max_position_embeddings": 64, **sizes}
+        config = CONFIG_MAPPING[kind](**fields)
+        expected = pytest.approx(parameters_in_transformers(config), rel=0.01)
+        assert read_transformer(config.to_dict()).parameters == expected, kind
+        if kind != "ernie4_5_moe":  # whose numbers of shared experts and of first layers are defaults
+            assert read_transformer({"model_type": kind, **fields}).parameters == expected, kind
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "experts"),
+    [
+        ("exaone_moe", {"num_experts": 8, "moe_intermediate_size": 128}),
+        ("aria_text", {"moe_num_experts": 8}),
+        ("hy_v3", {"num_experts": 8, "moe_intermediate_size": 128}),
+        ("glm4_moe_lite", {"n_routed_experts": 8, "moe_intermediate_size": 128}),
+    ],
+)
+def test_types_that_were_not_checked_are_compared_with_transformers(kind: str, experts: dict[str, int]) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[kind](**SIZES, intermediate_size=1024, num_key_value_heads=8, **experts)
+    model = read_transformer(config)  # a warning is an error
+    assert model.parameters == pytest.approx(parameters_in_transformers(config), rel=0.01)
+    assert (model.experts, model.shared_feed_forward > 0) == (8, True)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_models_with_other_layers_than_their_sizes_say_are_refused() -> None:
+    """JetMoE has experts of attention, too; XLNet has a third table per layer."""
+    from transformers import CONFIG_MAPPING
+
+    jetmoe = CONFIG_MAPPING["jetmoe"](hidden_size=512, num_hidden_layers=2, num_key_value_heads=4, vocab_size=500)
+    count = parameters_in_transformers(jetmoe)
+    with pytest.raises(
+        InvalidInput, match=rf"the model has {count:,} parameters, and the sizes in its configuration make"
+    ):
+        read_transformer(jetmoe)
+    xlnet = CONFIG_MAPPING["xlnet"](d_model=512, n_layer=2, n_head=8, d_inner=2048, vocab_size=5000)
+    count = parameters_in_transformers(xlnet)
+    with pytest.warns(
+        UserWarning, match=rf"the model has {count:,} parameters, and the sizes in its configuration make"
+    ):
+        read_transformer(xlnet)
+    incomplete = {**SIZES, "model_type": "qwen3_moe", "intermediate_size": 64}
+    with pytest.raises(
+        InvalidInput, match=r"has no field .num_local_experts. or .*, which models of type 'qwen3_moe' have"
+    ):
+        read_transformer(incomplete)
+    with pytest.warns(UserWarning, match="no field 'num_experts_per_tok'; 2 experts per token are assumed"):
+        assert read_transformer({**incomplete, "num_experts": 8}).experts_per_token == 2
+    layers = ["dense", "sparse", "dense"]
+    with pytest.raises(InvalidInput, match="mlp_layer_types of the configuration has 'dense' behind 'sparse'"):
+        read_transformer({**SIZES, "intermediate_size": 64, "num_experts": 4, "mlp_layer_types": layers})
 
 
 def test_sizes_that_nobody_checked_come_with_a_warning() -> None:
-    fields = {"model_type": "doge", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
-    with pytest.warns(UserWarning, match="'doge' of the configuration is not among those whose sizes were checked"):
+    fields = {
+        "model_type": "shire",
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 8,
+    }
+    with pytest.warns(UserWarning, match="'shire' of the configuration is not among those whose sizes were checked"):
         read_transformer(fields)
     with pytest.warns(UserWarning, match="the layouts are those of its text part alone"):
         read_transformer({"model_type": "llava", "text_config": {**fields, "model_type": "gpt2"}})
 
     class Model:
         config = {**fields, "model_type": "gpt2"}
+        share = 1.05
 
         def num_parameters(self) -> int:
-            return 2 * read_transformer(self.config).parameters
+            return int(self.share * read_transformer(self.config).parameters)
 
+    model = Model()
     with pytest.warns(UserWarning, match="the model has .* parameters, and the sizes in its configuration make"):
-        read_transformer(Model())
+        read_transformer(model)
+    model.share = 2
+    with pytest.raises(InvalidInput, match="in a stack of equal layers; layouts are for such stacks"):
+        read_transformer(model)

@@ -112,42 +112,77 @@ def hugging_face(
         )
     with offline():
         weight_type = named_dtype(dtype) or _dtype(fields, source)
-        config = _configuration(transformers, fields, source)
-        architectures = fields.get("architectures")
-        if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-            raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
-        try:
-            architecture = getattr(transformers, architectures[0], None)
-        except ImportError as error:
-            raise _refusal(error, fields, source, f"transformers cannot import {architectures[0]!r:.80}") from error
-        if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
-            raise UnknownNameError(
-                f"{source}: unknown architecture {architectures[0]!r:.80}; transformers {transformers.__version__} has no model "
-                "of that name"
-            )
-        for subconfig in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
-            if getattr(subconfig, "use_pretrained_backbone", False):
-                subconfig.use_pretrained_backbone = False
-        for name, value in _RANDOM_SETTINGS.items():
-            if hasattr(config, name):
-                setattr(config, name, value)
-        try:
-            with torch.device("meta"):
-                model = architecture._from_config(config, dtype=weight_type)  # type: ignore[attr-defined]
-        except Exception as error:  # the library's code may raise anything for these values
-            raise _refusal(
-                error, fields, source, f"{source} makes no {architecture.__name__}: {_describe_error(error)}"
-            ) from error
-        # Loading keeps some weights in float32, which the model's class names.
-        float32_modules = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-        if weight_type is torch.float16:
-            float32_modules |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-        for name, parameter in model.named_parameters() if weight_type in (torch.float16, torch.bfloat16) else ():
-            if any(re.search(rf"(^|\.){key}(\.|$)", name) for key in float32_modules):
-                parameter.data = parameter.data.float()
+        model, config = _make_model(transformers, fields, source, weight_type)
         quantize(model, fields, source)
-        inputs = _inputs(model, config, architecture.__name__, batch_size, sequence_length, labels)
+        inputs = _inputs(model, config, type(model).__name__, batch_size, sequence_length, labels)
         return model.train(), {k: v.to(weight_type) if _is_float(v) else v for k, v in inputs.items()}
+
+
+def count_parameters(fields: Mapping[str, object], source: str) -> int:
+    """Returns the number of parameters of the language model that transformers makes from a configuration's fields.
+
+    Raises:
+        MissingPackage: as `hugging_face` does.
+        InvalidInput: as `hugging_face` does.
+        UnknownNameError: transformers has no language model of this type.
+    """
+    try:
+        import transformers
+        from transformers.models.auto import modeling_auto
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
+    kind = fields.get("model_type")
+    language_models = {
+        **modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    if kind not in language_models:
+        version = transformers.__version__
+        raise UnknownNameError(f"{source}: transformers {version} has no language model of type {kind!r:.80}")
+    with offline():
+        language_model = {**fields, "architectures": [language_models[kind]]}
+        model, _ = _make_model(transformers, language_model, source, _dtype(fields, source))
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _make_model(
+    transformers: ModuleType, fields: dict[str, object], source: str, weight_type: torch.dtype
+) -> tuple[nn.Module, PretrainedConfig]:
+    """Returns the model on the meta device, and its configuration."""
+    config = _configuration(transformers, fields, source)
+    architectures = fields.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
+    try:
+        architecture = getattr(transformers, architectures[0], None)
+    except ImportError as error:
+        raise _refusal(error, fields, source, f"transformers cannot import {architectures[0]!r:.80}") from error
+    if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
+        raise UnknownNameError(
+            f"{source}: unknown architecture {architectures[0]!r:.80}; transformers {transformers.__version__} has no model "
+            "of that name"
+        )
+    for subconfig in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
+        if getattr(subconfig, "use_pretrained_backbone", False):
+            subconfig.use_pretrained_backbone = False
+    for name, value in _RANDOM_SETTINGS.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    try:
+        with torch.device("meta"):
+            model = architecture._from_config(config, dtype=weight_type)  # type: ignore[attr-defined]
+    except Exception as error:  # the library's code may raise anything for these values
+        raise _refusal(
+            error, fields, source, f"{source} makes no {architecture.__name__}: {_describe_error(error)}"
+        ) from error
+    # Loading keeps some weights in float32, which the model's class names.
+    float32_modules = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if weight_type is torch.float16:
+        float32_modules |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters() if weight_type in (torch.float16, torch.bfloat16) else ():
+        if any(re.search(rf"(^|\.){key}(\.|$)", name) for key in float32_modules):
+            parameter.data = parameter.data.float()
+    return model, config
 
 
 def _dtype(fields: Mapping[str, object], source: str) -> torch.dtype:
@@ -220,10 +255,11 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         raise _refusal(
             error, fields, source, f"{source} is no configuration of {kind}: {_describe_error(error)}"
         ) from error
+    known_fields = config.to_dict().keys()  # a size that layers have of their own is an attribute that cannot be read
     for name in _SIZES:
         names = {name, config.attribute_map.get(name, name)}
         has_sections = any(isinstance(value, dict) for value in fields.values())
-        if hasattr(config, name) and not names & fields.keys() and not has_sections:
+        if names & known_fields and not names & fields.keys() and not has_sections:
             choices = " or ".join(repr(n) for n in sorted(names))
             raise InvalidInput(f"{source} has no field {choices}; without it the model's size is not known")
     return config
