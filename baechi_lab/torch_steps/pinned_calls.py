@@ -42,6 +42,7 @@ class PinnedCalls:
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
+        self.outliving: set[int] = set()  # calls whose outputs are kept, whatever else they are pinned for
         self.before = ambient()
         self.modes = function_modes() + 1  # the interception's own
         self.regions: list[str] = []
@@ -73,6 +74,7 @@ class PinnedCalls:
         for reference, behind in references:
             if reference() is not None:
                 self.pin(behind, OUTLIVING)
+                self.outliving.update(behind)
 
     def has_outliving_tensors(self) -> bool:
         """Whether calls are pinned because a tensor of theirs is kept."""
@@ -81,6 +83,7 @@ class PinnedCalls:
     def release_saved_tensors(self, kept_calls: set[int] | None) -> None:
         """Unpins calls of tensors that only autograd keeps: those that are not among `kept_calls`, if these are known."""
         if kept_calls is not None:
+            self.outliving &= kept_calls
             self.reasons = {call: why for call, why in self.reasons.items() if why != OUTLIVING or call in kept_calls}
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:

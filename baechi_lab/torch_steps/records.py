@@ -47,6 +47,7 @@ class Call:
     inplace: bool
     output_bytes: int
     requires_grad: bool
+    """Whether its outputs get a gradient."""
     recomputed: int = 0
     """How many checkpointed regions it is within: so often it runs again in the backward pass, or less often where
     non-reentrant checkpointing stops early."""
@@ -60,6 +61,8 @@ class Call:
     """Whether it takes an input of the model, or a view of one."""
     output_shapes: str = ""
     """Types and shapes of what it returns, as `OpGraph.output_shapes` has them."""
+    graph_until: int = -1
+    """The last call at which the call's autograd graph is alive, where no gradient reaches it; otherwise -1."""
 
 
 @dataclass(frozen=True)

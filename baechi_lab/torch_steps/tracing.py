@@ -41,6 +41,7 @@ from ..torch_runtime.storage import storage_bytes, storage_key, tensor_bytes, ve
 from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow
+from .lost_gradients import without_lost_gradients
 from .pinned_calls import PinnedCalls, plainly, recomputes
 from .records import Call, Trace
 from .snapshot import ModelSnapshot, host_states, same_host_states
@@ -458,7 +459,12 @@ class Tracer(Handler):
                 users.setdefault(name, []).append(i)
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
-        calls, values, sizes = tuple(self.calls), tuple(self.flow.values), dict(self.parameter_bytes)
+        roots = {*self.results, *self.pinned_calls.outliving}
+        calls, values = (
+            without_lost_gradients(self.calls, self.flow.values, self.flow.groups, roots),
+            tuple(self.flow.values),
+        )
+        sizes = dict(self.parameter_bytes)
         reasons = self.pinned_calls.reasons
         return Trace(
             tuple(layers),

@@ -21,6 +21,7 @@ from ...graph.hardware import Hardware
 from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import distinct_bytes
 from ...torch_runtime.tree import as_arguments
+from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..estimate_record import HALF, estimate_record, host_record
@@ -30,6 +31,7 @@ from ..work import Kernel, work_of
 from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
+from .named_tensors import named_tensors
 from .operator_counter import Counter, WorkWatch
 from .optimizer_update import Update
 from .unused_parameters import warn_about_unused_parameters
@@ -158,10 +160,13 @@ def estimate_layers(
         try:
             loss_of = None if step is None else replace(step, targets=targets).loss_of
             has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
+            counter.owner = None
+            if has_lost_graphs(model_trace):
+                named = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
+                model_trace = hold_named_graphs(model_trace, named)
         finally:
             interceptor.remove()
-        counter.owner = None
-        watch.read_spans(counter.changes)
+        watch.read_windows(counter.changes)
         memory = watch.result()
         loss = None
         if watch.loss_of is not None and training and model_trace.results:

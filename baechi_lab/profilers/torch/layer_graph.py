@@ -387,7 +387,7 @@ def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
 
 
 def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[int]]:
-    """Returns value -> forward ops that read it and backward ops for which it is saved."""
+    """Returns value -> forward ops that read it, and ops after which it is no longer saved, mostly backward ops."""
     trace = profile.trace
     outputs_of: dict[int, list[int]] = {}
     for k, value in enumerate(trace.values):
@@ -395,16 +395,16 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
             outputs_of.setdefault(value.producer, []).append(k)
     readers: dict[int, set[int]] = {}
     for i, call in enumerate(trace.calls):
-        memory = profile.memory[i]
+        memory, released_by = profile.memory[i], backward.get(i, call.graph_until)
         # What is saved holds all of its memory, and other views of it that the call reads are saved as well.
         saved = {trace.values[k].storage for k in call.reads if call.read_at.get(k) in memory.saves_inputs}
         for k in call.reads:
             readers.setdefault(k, set()).add(i)
-            if i in backward and trace.values[k].storage in saved:
-                readers[k].add(backward[i])
-        if i in backward and memory.saves_outputs:
+            if released_by > i and trace.values[k].storage in saved:
+                readers[k].add(released_by)
+        if released_by > i and memory.saves_outputs:
             for k in outputs_of.get(i, ()):
-                readers.setdefault(k, set()).add(backward[i])
+                readers.setdefault(k, set()).add(released_by)
     return readers
 
 
@@ -436,8 +436,9 @@ class _TensorWriter:
             if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
                 self.values.add(self.table, k, readers.get(k, set()))
         for i, call in enumerate(self.trace.calls):
-            if i in self.backward and self.profile.memory[i].saved_bytes:
-                self.table.add(i, "saved", self.profile.memory[i].saved_bytes, self._backward_ops_of(i))
+            released_by = self._backward_ops_of(i) or [call.graph_until]
+            if released_by[-1] > i and self.profile.memory[i].saved_bytes:
+                self.table.add(i, "saved", self.profile.memory[i].saved_bytes, released_by)
             for earlier in call.after:
                 self.table.add(earlier, "control", CONTROL_BYTES, [i])
             if i in self.backward:

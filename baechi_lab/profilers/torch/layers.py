@@ -36,6 +36,7 @@ from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
+from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 from ...torch_steps.snapshot import ModelSnapshot
@@ -112,8 +113,9 @@ def profile_layers(
                     training,
                 )
                 named = {}
-                if has_loss:
+                if has_loss or has_lost_graphs(model_trace):
                     named = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
+                    model_trace = hold_named_graphs(model_trace, named)
                 gradients = gradient_bytes(model)
                 update = None
                 if make is not None and training:
@@ -155,7 +157,7 @@ def profile_layers(
         batch_bytes=distinct_bytes((args, kwargs) if batch is None else batch),
         outputs_named=loss is not None,
         loss_returned=has_loss,
-        named=named,
+        named=named if has_loss else {},
         info={"measured": measured},
     )
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 _LABEL = "baechi call "
+
+_OWNER = "baechi owner"
+"""Key of an autograd node's metadata: the call of the output, or of the view of one, that the node is behind.
+
+The nodes are not listed by the handler: that would hold them, and what they saved, after the model has dropped them.
+"""
 
 LOSS_KEY = "\0loss"
 """Key of the call that computes the loss; no call of a model has this key."""
@@ -88,12 +94,13 @@ class MemoryWatch(Handler):
         self.index, self.training = {**trace.index, LOSS_KEY: len(trace.calls)}, training
         self.recomputed = [*(call.recomputed for call in trace.calls), 0]
         self.memory = [CallMemory() for _ in range(len(trace.calls) + 1)]  # the loss comes last
-        # backward pass of a call -> begin of its first window, end of its last
-        self.spans: dict[int, tuple[int, int]] = {}
-        self.backward_windows: list[tuple[int, int, bool]] = []  # of windows of the backward pass; ops; of views
-        self.forward_windows: list[tuple[int, int]] = []  # of all windows of the forward pass, their ops
+        # start of each window in the list of changes, its op, and whether it is of a view
+        self.backward_windows: list[tuple[int, int, bool]] = []
+        self.forward_windows: list[tuple[int, int]] = []
+        self.held_at_start: dict[
+            int, int
+        ] = {}  # CUDA: backward pass of a call -> bytes at the start of its first window
         self.held_before = 0  # gradients from before the step, to which it adds
-        self.owner: dict[Node, int] = {}  # node behind an output of a call, or behind a view of one -> the call
         self.cuda = cuda
         self.last: tuple[int, int] | None = (
             None  # CUDA: op of the last window of the backward pass, bytes when it began
@@ -110,7 +117,7 @@ class MemoryWatch(Handler):
         if in_backward():  # a Function runs modules again
             return args, kwargs
         self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
-        self.called, self.constants, self.owner = [], set(), {}
+        self.called, self.constants = [], set()
         self.fixed = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
@@ -129,20 +136,21 @@ class MemoryWatch(Handler):
         with saved_tensors_hooks(keep, lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
         self._classify(op, arguments, list(tensors(outputs)), saved)
+        saved.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         if self.training:
             for tensor in arguments if not self.cuda else ():
                 # The gradient of a view that no call made belongs to the call of its base.
                 views, node = [], tensor.grad_fn
-                while node is not None and node not in self.owner:
+                while node is not None and _OWNER not in node.metadata:
                     views.append(node)
                     behind = [into for into, _ in node.next_functions if into is not None]
                     node = behind[0] if len(behind) == 1 else None
                 for view in views if node is not None else ():
-                    self.owner[view] = self.owner[node]
-                    self._hook(view, self.owner[node], "v")
+                    view.metadata[_OWNER] = node.metadata[_OWNER]
+                    self._hook(view, node.metadata[_OWNER], "v")
             for node in nodes_between(outputs, stop):
                 self._hook(node, op)
-            self.owner.update((t.grad_fn, op) for t in tensors(outputs) if t.grad_fn is not None)
+            _set_owner(outputs, op)
         return outputs
 
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
@@ -181,7 +189,8 @@ class MemoryWatch(Handler):
             self.memory[calls[-1][0]].saved_bytes += sum(other_bytes.values())
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, calls[-1][0])
-            self.owner.update((t.grad_fn, calls[-1][0]) for t in tensors(outputs) if t.grad_fn is not None)
+            _set_owner(outputs, calls[-1][0])
+        saved.clear()  # as above
         return outputs
 
     def _classify(
@@ -245,8 +254,7 @@ class MemoryWatch(Handler):
             remaining_bytes = max(before, int(torch.cuda.memory_allocated()))
             self.add_temporary(phase, op, int(torch.cuda.max_memory_allocated()) - remaining_bytes)
         if phase == "b" and self.cuda:
-            first = self.spans.setdefault(op, (before, 0))[0]
-            self.last = op, first
+            self.last = op, self.held_at_start.setdefault(op, before)
             self.record_peak_between_windows()
 
     def add_temporary(self, phase: str, op: int, size: int) -> None:
@@ -265,46 +273,48 @@ class MemoryWatch(Handler):
             memory = self.memory[op]
             memory.backward_peak = max(memory.backward_peak, int(torch.cuda.max_memory_allocated()) - first)
 
-    def add_window(self, phase: str, op: int, start: int, end: int) -> None:
-        """Adds the next window of a call, as positions in the list of changes; `phase` as in `window`.
-
-        The windows of an output's views just before it are included: they make the whole gradient from those of its parts.
-        """
+    def add_window(self, phase: str, op: int, start: int) -> None:
+        """Adds the next window of a call, by its start in the list of changes; `phase` as in `window`."""
         if phase == "f":
             self.forward_windows.append((start, op))
-            return
-        view = phase == "v"
-        earlier = takewhile(lambda window: window[1:] == (op, True), reversed(self.backward_windows))
-        span = self.spans.get(op, (min((window_start for window_start, *_ in earlier), default=start), end))
-        self.backward_windows.append((start, op, view))
-        if view:
-            return
-        self.spans[op] = min(span[0], start), max(span[1], end)
+        else:
+            self.backward_windows.append((start, op, phase == "v"))
 
-    def read_spans(self, changes: list[int]) -> None:
-        """Reads the peaks of backward passes, from their first node to the node after their last.
+    def read_windows(self, changes: list[int]) -> None:
+        """Reads the peaks of backward passes, and the most that the step holds during each call and backward pass.
 
-        So they include the release of gradients, and the sums of gradients of a parameter or value with several uses.
+        A backward pass takes until the next one begins. So it includes the release of gradients, and the sums of gradients of
+        a parameter or value with several uses.
         """
-        windows = sorted(self.backward_windows)
-        for op, (start, end) in self.spans.items():
-            later_starts = (
-                window_start for window_start, of, _ in windows[bisect_left(windows, (end, -1, False)) :] if of != op
-            )
-            end_of_sums = next(later_starts, len(changes))
-            self.memory[op].backward_peak = max(0, *accumulate(changes[start:end_of_sums], initial=0))
         # The most that the step holds from the start of each window to the start of the next.
         held_bytes = list(accumulate(changes, initial=self.held_before))
-        rows = [(window_start, op, False) for window_start, op in self.forward_windows]
-        rows += [(window_start, op, True) for window_start, op, _ in self.backward_windows]
-        rows.sort(key=lambda row: row[0])
-        window_ends = [*(window_start for window_start, *_ in rows[1:]), len(changes)]
-        for (window_start, op, is_backward), window_end in zip(rows, window_ends, strict=True):
-            memory, level = self.memory[op], max(held_bytes[window_start : window_end + 1])
+        rows = [(start, op, False) for start, op in self.forward_windows]
+        rows += [(start, op, True) for start, op in self._backward_blocks()]
+        rows.sort(key=lambda row: row[0])  # a model may differentiate in its forward pass
+        ends = [*(start for start, *_ in rows[1:]), len(changes)]
+        for (start, op, is_backward), end in zip(rows, ends, strict=True):
+            memory, level = self.memory[op], max(held_bytes[start : end + 1])
             if is_backward:
+                memory.backward_peak = max(memory.backward_peak, level - held_bytes[start])
                 memory.backward_level = max(memory.backward_level, level)
             else:
                 memory.level = max(memory.level, level)
+
+    def _backward_blocks(self) -> list[tuple[int, int]]:
+        """Returns the starts of backward passes with their calls, in order. A call with several nodes may have several.
+
+        Windows of views just before those of their call are included: they make the whole gradient from those of its parts.
+        Other windows of views belong to the call before: the call of the view is not ready yet, and runs when less is held.
+        """
+        windows = self.backward_windows
+        own = [not view for _, _, view in windows]
+        for k in reversed(range(len(windows) - 1)):
+            own[k] |= own[k + 1] and windows[k][1] == windows[k + 1][1]
+        blocks: list[tuple[int, int]] = []
+        for (start, op, _), is_own in zip(windows, own, strict=True):
+            if not blocks or (is_own and op != blocks[-1][1]):
+                blocks.append((start, op))
+        return blocks
 
     def read_events(self, profiler: torch.profiler.profile) -> None:
         """CPU: reads the peak of every window from the allocator's events."""
@@ -312,16 +322,21 @@ class MemoryWatch(Handler):
         for label, start, end in marked:
             kind, op = label[0], int(label[1:])
             self.add_temporary(kind, op, temporary_peak(changes[start:end]))
-            self.add_window(kind, op, start, end)
-        self.read_spans(changes)
+            self.add_window(kind, op, start)
+        self.read_windows(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
         """Returns one record per call; the backward op of a recomputed call has its forward temporaries too."""
-        self.owner = {}  # breaks a reference cycle: nodes -> hooks -> this handler -> nodes
         for memory, is_recomputed in zip(self.memory, self.recomputed, strict=True):
             if is_recomputed:
                 memory.backward_temp = max(memory.backward_temp, memory.forward_temp)
         return tuple(self.memory)
+
+
+def _set_owner(outputs: object, call: int) -> None:
+    for tensor in tensors(outputs):
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.metadata[_OWNER] = call
 
 
 def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:

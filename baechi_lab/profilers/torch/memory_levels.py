@@ -5,7 +5,7 @@ forward code has named, parts of gradients that are summed, objects between the 
 in code order, and the graph can be simulated in that order. If the step held more while an op ran than the graph accounts
 for, the difference is added to that op's temporaries. So the simulated peak of one device is never below the measured one,
 with any optimizer. A device that runs ops in order of readiness (`fifo`) may have its peak elsewhere; if that peak is below
-the measured one, one op gets the difference as well.
+the measured one, one op gets the difference as well: the one that needs the least and adds the least to the peak in code order.
 Complexity: O(ops log ops + edges).
 """
 
@@ -41,6 +41,6 @@ def with_measured_levels(graph: OpGraph, measured_bytes: Mapping[int, int]) -> O
     missing = int(held_bytes.max() - in_order_of_readiness.max())
     if missing > 0:
         earlier = np.maximum(live_bytes_per_op(graph, code_order(graph)) - in_order_of_readiness, 0)
-        op = np.lexsort((-in_order_of_readiness, earlier))[0]
+        op = np.argmin(earlier - in_order_of_readiness)
         temporary[op] += held_bytes.max() - in_order_of_readiness[op]
     return graph.replace(temp_bytes=temporary)

@@ -303,4 +303,4 @@ class WorkWatch(MemoryWatch):
         counter.owner, start = ("f" if phase == "f" else "b", op), len(counter.changes)
         yield
         self.add_temporary(phase, op, temporary_peak(counter.changes[start:]))
-        self.add_window(phase, op, start, len(counter.changes))
+        self.add_window(phase, op, start)
