@@ -135,6 +135,10 @@ def _check_indices(count: int, kind: str, **columns: Integers) -> None:
             )
 
 
+_COLUMNS_OF_OPS = ("micro_batch", "unit", "phase", "turn", "on_communication_lane")
+"""Entries of `Timeline.info` that have a number for every op of the graph."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Op rows, transfer rows, memory and violations of one step.
@@ -195,21 +199,32 @@ class Timeline:
         _check_indices(tensors, "tensors", tensor=transfers.tensor)
         _check_indices(devices, "devices", **{"device of the memory log": log.device})
         _check_indices(len(self.op_names), "ops", **{"op of the memory log": log.op[log.op >= 0]})
-        for key in ("micro_batch", "unit"):
-            if key in self.info:
-                numbers_of_ops, count = whole_numbers(f"info[{key!r}]", self.info[key]), len(self.op_names)
-                if len(numbers_of_ops) != count:
-                    raise InvalidInput(f"info[{key!r}] has {len(numbers_of_ops)} entries; the graph has {count} ops")
-                if np.asarray(self.info[key]).dtype.kind == "f":
-                    raise InvalidInput(f"info[{key!r}] holds floats; it must hold whole numbers")
-                if key == "micro_batch":
-                    _check_indices(count, "micro-batches", micro_batch=np.maximum(numbers_of_ops, 0))
+        self._check_info()
         for violation in self.violations:
             if violation.device >= devices or violation.op >= len(self.op_names):
                 raise InvalidInput(
                     f"a violation is of device {violation.device} and op {violation.op}; the timeline has {devices} "
                     f"devices and {len(self.op_names)} ops"
                 )
+
+    def _check_info(self) -> None:
+        """Raises `InvalidInput` for entries of `info` that code reads and that do not fit the ops or devices."""
+        devices, ops = len(self.device_names), len(self.op_names)
+        lengths = {**dict.fromkeys(_COLUMNS_OF_OPS, ("op_names", ops)), "runtime_peak_bytes": ("device_names", devices)}
+        for key in lengths.keys() | {"stage_device", "line_device"}:
+            if key not in self.info:
+                continue
+            label = f"info[{key!r}]"
+            column = whole_numbers(label, self.info[key])
+            if len(column) and np.asarray(self.info[key]).dtype.kind == "f":
+                raise InvalidInput(f"{label} holds floats; it must hold whole numbers")
+            if key in lengths:
+                first, length = lengths[key]
+                _check_lengths(first, length, **{label: column})
+            else:
+                _check_indices(devices, "devices", **{label: column})
+            if key == "micro_batch":
+                _check_indices(ops, "micro-batches", micro_batch=np.maximum(column, 0))
 
     @property
     def feasible(self) -> bool:
