@@ -73,9 +73,9 @@ def change_in_words(step_us: float, before_us: float) -> str:
     """Returns the change from one step to another in percent; empty where a time is missing or grows from 0.
 
     >>> change_in_words(141.0, 100.0), change_in_words(97.5, 100.0), change_in_words(5.0, 5.0)
-    ('+41 %', '-2.5 %', 'no change')
+    ('+41%', '-2.5%', 'no change')
     >>> change_in_words(0.0, 0.0), change_in_words(0.0, 5.0), change_in_words(5.0, 0.0)
-    ('no change', '-100 %', '')
+    ('no change', '-100%', '')
     """
     if step_us == before_us:
         return "no change"
@@ -84,7 +84,7 @@ def change_in_words(step_us: float, before_us: float) -> str:
     change = (step_us / before_us - 1.0) * 100
     if abs(change) < 0.05:
         return "no change"
-    return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
+    return f"{change:+.0f}%" if abs(change) >= 10 else f"{change:+.1f}%"
 
 
 def from_to_in_words(before_us: float, after_us: float) -> str:

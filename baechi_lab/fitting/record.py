@@ -229,7 +229,7 @@ class Fit:
         if first.step_us <= least * (1 + 1e-9):
             return ""
         return (
-            f"Rules found it, so a placement made for less memory may be faster, but none takes less than {format_us(least)} "
+            f"This is the best of some rules: another placement may be faster, but none takes less than {format_us(least)} "
             "(time_limit= searches on from it, placement= counts one that is there already)."
         )
 

@@ -147,6 +147,8 @@ AXES = {
     "schedule": "schedule",
 }
 WORDS = ("placer", "schedule")
+LEAST_SPAN = 0.1
+"""Least difference from the strongest to the faintest colour of a heat map, as a share of its largest value."""
 
 
 def varied_axes(table: pandas.DataFrame) -> list[str]:
@@ -175,7 +177,8 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
     rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
     best = rows.drop_duplicates([along, by_column] if by_column else [along]).sort_index()
     costs = (best[column].astype(float) * _better(column)).where(best["feasible"].astype(bool))
-    low, high = costs.min(), costs.max()
+    # Differences of a few percent are faint: equal numbers on the screen have one colour.
+    least, span = costs.min(), max(costs.max() - costs.min(), LEAST_SPAN * costs.abs().max())
     xs, ys = _values(table, along), _values(table, by_column) if by_column else [""]
     cells = [
         {
@@ -186,7 +189,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
             "id": int(k),
             "fits": bool(row["feasible"]),
             "front": k in front,
-            "good": 0.0 if cost != cost else 1.0 if high == low else float((high - cost) / (high - low)),
+            "good": 0.0 if cost != cost else 1.0 if span == 0 else 1.0 - float((cost - least) / span),
         }
         for (k, row), cost in zip(best.iterrows(), costs, strict=True)
     ]
@@ -217,9 +220,9 @@ def _values(table: pandas.DataFrame, column: str) -> list[str]:
 def pareto_front(table: pandas.DataFrame) -> list[int]:
     """Returns the positions of the rows that fit and that no other row beats in both step and peak memory, fastest first.
 
-    If batch sizes differ, rows are compared by their time per sample.
+    If batch sizes differ, rows are compared by their time per sample. Rounding errors of sums make no difference.
     """
-    times = _front_times(table)
+    times = _front_times(table).map(lambda us: float(f"{us:.9g}"))
     fits = table["feasible"].astype(bool) & times.notna() & table["peak_bytes"].notna()
     peaks = table["peak_bytes"].astype(float)
     front: list[int] = []

@@ -76,10 +76,10 @@ def format_heat(by: str, value: float) -> str:
     """Returns a heat as text with its unit.
 
     >>> format_heat("critical share", 0.25), format_heat("bytes moved", 8)
-    ('25.0 %', '8 B')
+    ('25.0%', '8 B')
     """
     if by == CRITICAL:
-        return f"{value * 100:.1f} %"
+        return f"{value:.1%}"
     return format_bytes(int(value)) if by in (MEMORY, MOVED) else format_us(value)
 
 

@@ -114,7 +114,9 @@ class Runner:
         """
         step_to_run = outcome.step
         if step_to_run is None:
-            raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
+            raise InvalidInput(
+                "a graph without a step cannot be run: open the workbench with a step, or choose a model"
+            )
         self._stop = stop = threading.Event()
         simulated_seconds = outcome.timeline.makespan_us / 1e6
         self.live = live = LiveRun(simulated_seconds, costs=_other_costs(outcome), planned=steps)

@@ -299,7 +299,9 @@ class Tasks:
         outcome = self.outcome()
         step, setting = outcome.step, outcome.setting
         if step is None:
-            raise InvalidInput("a stored graph has no step to export: choose a model, or open with a step")
+            raise InvalidInput(
+                "a graph without a step has no training script: open the workbench with a step, or choose a model"
+            )
         options: dict[str, Any] = {"graph": outcome.graph, **setting.pipeline}
         if is_torch_step(step):
             options |= {"cluster": setting.cluster, "devices": torch_names(setting.cluster)}

@@ -35,6 +35,7 @@ pytestmark = [
 SETUP = """
 import baechi_lab as bl
 graph = bl.generators.random_dag(60, seed=1)
+graph = graph.replace(output_shapes=tuple(f"f32[{n + 1},{n}]" for n in range(graph.n)))
 cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
 """
 FIGURES = """
@@ -208,6 +209,7 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     pointer, tensors = graph.inputs
     device_of = line.device[np.argsort(line.op)]
     facts = page.evaluate(FACTS)
+    assert facts["makes"] == graph.output_shapes[op] == f"f32[{op + 1},{op}]"
     assert facts["type"] == graph.op_types[op] and facts["device"] == f"gpu:{line.device[row]}"
     assert facts["takes"] == format_us(float(line.end_us[row] - line.start_us[row]))
     assert facts["critical path"] == ("yes" if op in critical_chain(graph, line).ops else "no")
@@ -298,6 +300,8 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     placer = control(page, "placer").locator("select")
     placer.select_option("single")
     page.wait_for_function(lanes, arg="3")  # one device and its transfers, and "gpu:1 to gpu:3 idle"
+    legend = page.locator(".bl-pane-timeline .bl-key")
+    jb.eventually(page, lambda: _same_list(legend.all_inner_texts(), ["gpu:0"]))  # it waits for nothing
     shot(page, "lanes")
     page.locator(TIMELINE).focus()
     page.keyboard.press("i")
@@ -317,6 +321,8 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     page.wait_for_function(lanes, arg="3")
     placer.select_option("m-etf")
     page.wait_for_function(lanes, arg="8")
+    waiting = ["waits for a transfer", "waits for another device"]
+    jb.eventually(page, lambda: _same_list(legend.all_inner_texts()[4:], waiting))
     assert page.problems == []
 
 
@@ -367,6 +373,8 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
     graph, line = outcome
     placement = bl.place(graph, CLUSTER, "m-etf")
     tab(page, "Export")
+    copy = page.locator('button:text-is("Copy the plan")')
+    assert copy.is_disabled()  # there is no plan yet
     choice = page.locator('.bl-pane-export .widget-inline-hbox:has(label:text-is("plan for")) select')
     for name, runtime in RUNTIMES.items():
         choice.select_option(label=f"{name}: {runtime}")
@@ -379,10 +387,15 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
             continue
         code = page.locator(".bl-pane-export .bl-code").last
         jb.eventually(page, lambda code=code, plan=plan: _same_text(code, plan.text))
+        assert copy.is_enabled()
         for sentence in plan.unsupported:
             page.locator(".bl-pane-export", has_text=sentence).wait_for()
     shot(page, "export")
     assert page.problems == []
+
+
+def _same_list(values, expected):
+    assert values == expected
 
 
 def _same_text(element, text):

@@ -626,6 +626,26 @@ RECORD_ROWS = """([pane, state]) => {  // every number of rows and every text of
     window.recordedTexts.push(...[...host.querySelectorAll(state)].map((e) => e.textContent));
   }).observe(host, { childList: true, subtree: true, characterData: true });
 }"""
+# From now on, the second row of a comparison or sweep is computed once the file `second-row` is there.
+HOLD_ROWS = """
+import pathlib, time
+import baechi_lab.sweeps
+from baechi_lab.widgets import tasks
+
+def held(call):
+    def then(row):
+        call(row)
+        while not pathlib.Path("second-row").exists():
+            time.sleep(0.02)
+    return then
+
+def hold_rows(compare, sweep):
+    tasks.compare_placers = lambda *arguments: compare(*arguments[:-1], held(arguments[-1]))
+    baechi_lab.sweeps.sweep = lambda *arguments, on_row, **options: sweep(*arguments, on_row=held(on_row), **options)
+
+hold_rows(tasks.compare_placers, baechi_lab.sweeps.sweep)
+"""
+ROWS = "(pane) => document.querySelectorAll(`${pane} .bl-sorted-table tbody tr`).length"
 COMPARED = """() => {
   const rows = [...document.querySelectorAll('.bl-pane-compare .bl-sorted-table tr')];
   const head = [...rows[0]?.children ?? []].map((cell) => cell.innerText.replace(/ [▲▼]$/, ''));
@@ -634,10 +654,15 @@ COMPARED = """() => {
 }"""
 
 
-def test_compare_shows_bl_compare(page, expected):
+def test_compare_shows_bl_compare(page, lab, expected):
     tab(page, "Compare")
     page.evaluate(RECORD_ROWS, [".bl-pane-compare", ".bl-note"])
+    jb.execute(page, HOLD_ROWS)
     page.click('.bl-pane button:text-is("Compare")')
+    # The first row is seen alone, with its number, while the others are computed.
+    page.wait_for_function(f"() => ({ROWS})('.bl-pane-compare') === 1")
+    assert page.evaluate(COMPARED)["rows"][0][1].strip()
+    (lab.folder / "second-row").touch()
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     table = bl.compare(expected.graph(), cluster, passes=("colocation",), progress=False)  # what the page asks
     order = best_first(table)
@@ -656,7 +681,7 @@ def test_compare_shows_bl_compare(page, expected):
         assert float(row[step].replace(",", "")) == pytest.approx(value / factor, abs=0.51 * 10.0**-digits)
     assert "best" in shown["rows"][0][0] and page.locator('.bl-sorted-table [title^="took the answer of"]').count() == 1
     assert page.locator(".bl-pane-compare .bl-lanes").count() == len(table)
-    rows_over_time = page.evaluate("() => window.recordedRows")  # a row is there as soon as its placer ends
+    rows_over_time = page.evaluate("() => window.recordedRows")
     assert rows_over_time == sorted(rows_over_time) and rows_over_time[-1] == len(table)
     right = "(row) => [...row.children].slice(1, 3).every((cell) => ['right', 'end'].includes(getComputedStyle(cell).textAlign))"
     assert page.locator(".bl-pane-compare .bl-sorted-table tbody tr").first.evaluate(right)
@@ -715,7 +740,7 @@ def test_a_real_run_arrives_live(page, expected):
     page.wait_for_selector(".bl-pane-run .bl-chart circle")
     shot(page, "05-run")
     # The estimate is for other hardware than this: one click profiles here.
-    page.wait_for_selector('.bl-pane-run :text("The two are no comparison")')
+    page.wait_for_selector('.bl-pane-run :text("The two cannot be compared")')
     page.click('button:text-is("Profile here first")')
     page.wait_for_function(
         "() => ![...document.querySelectorAll('.bl-pane-run button')].some((b) => b.textContent === 'Profile here first' "
@@ -798,7 +823,7 @@ def test_any_placer_can_be_explained(page, expected):
     page.click('.bl-workbench button:text-is("End")')
 
 
-def test_explore_sweeps_and_names_the_best(page, expected):
+def test_explore_sweeps_and_names_the_best(page, lab, expected):
     tab(page, "Explore")
     for label, text in (("batch sizes", "32, 64"), ("devices", "1, 2"), ("memory", "1GB"), ("placers", "m-topo")):
         page.locator(
@@ -811,7 +836,13 @@ def test_explore_sweeps_and_names_the_best(page, expected):
     page.wait_for_selector('.bl-header [role="alert"]:has-text("999")')
     devices.fill("1, 2")
     page.evaluate(RECORD_ROWS, [".bl-pane-explore", ".bl-note"])
+    (lab.folder / "second-row").unlink(missing_ok=True)
+    jb.execute(page, HOLD_ROWS)
     page.click('button:text-is("Sweep")')
+    # The first row is seen alone, while the others are computed.
+    page.wait_for_function(f"() => ({ROWS})('.bl-pane-explore') === 1")
+    page.wait_for_selector('.bl-note:has-text("1 of 4 combinations")')
+    (lab.folder / "second-row").touch()
     page.wait_for_selector('.bl-header [role="alert"]', state="hidden")
     page.wait_for_selector('.bl-note:has-text("4 combinations computed, 4 of them fit.")', timeout=120_000)
     # Rows come as they end, and until the last one the line says how many there are of how many.
@@ -891,6 +922,10 @@ def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
     buttons = "[...document.querySelectorAll('.bl-toolbar:has(.bl-moves) .bl-button')]"
     tops = f"() => {buttons}.map((button) => button.getBoundingClientRect().top)"
     jb.eventually(page, lambda: _at_most(len({round(top / 8) for top in page.evaluate(tops)}), 2))
+    tab(page, "Explain")  # beside the decisions, the graph is half as wide
+    seen = f"() => {buttons}.filter((b) => b.offsetParent).map((b) => b.getBoundingClientRect().top)"
+    jb.eventually(page, lambda: _at_most(len({round(top / 8) for top in page.evaluate(seen)}), 2))
+    tab(page, "Graph")
     # In a narrow window the buttons beside the tabs go to the next line; they were cut.
     page.set_viewport_size({"width": 900, "height": 720})
     jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Graph")["sideways"], []))
@@ -976,7 +1011,7 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
         "return Number(d?.frames) > 0 && Number(d?.nodes) > 5 && Number(d?.nodes) < 300; }"
     )
     # A stored graph keeps its costs: there is no hardware to choose for them.
-    page.wait_for_selector('.bl-setting :text("the times of ops are those that are stored in the graph")')
+    page.wait_for_selector('.bl-setting :text("batch size and times of ops are those in the given graph")')
     page.click('.bl-setting button:has-text("Advanced")')
     control(page, "speeds").wait_for()
     assert not control(page, "costs for").is_visible()

@@ -41,7 +41,7 @@ def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     assert FitView(near).points.spec["rules"] and len(viz.fit_options(near).layout.shapes) == 1
     spec, figure = FitView(far).points.spec, viz.fit_options(far)
     assert spec["rules"] == [] and not figure.layout.shapes
-    assert spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8 GiB"
+    assert spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8.59 GB"
 
 
 def test_the_button_beside_the_memory_view():
@@ -82,7 +82,7 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     bench.fit.ask.click()
     first = bench.fit.answer.options[0]
     assert first.step_us == bench.outcome.timeline.makespan_us and first.command == "placement"
-    assert "under the placement above; the other options are placed by single, m-topo" in bench.fit.state.value
+    assert "under the placement above; the other rows have the fastest of single, m-topo" in bench.fit.state.value
     # A worse one in the header: what is faster here says so.
     bench.model.change(placer="random")
     bench.fit.ask.click()
@@ -103,7 +103,7 @@ def test_bug_the_header_s_placement_in_another_order_was_called_the_same():
     line = bl.simulate(wide, cluster, placement, scheduler="fifo")
     assert (bench.outcome.timeline.makespan_us, line.makespan_us) == (21, 31)
     option = FitOption("as it is", "2 devices", "nothing", command="placement", placement=placement, timeline=line)
-    assert "in the order of the placement itself (+48 % against the 21.00 us above)" in unlike(
+    assert "in the order of the placement itself (+48% against the 21.00 us above)" in unlike(
         Fit((option,)), bench.outcome
     )
 

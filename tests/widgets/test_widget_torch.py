@@ -59,7 +59,7 @@ def test_the_graph_is_the_library_s_and_the_code_gives_the_same_step():
     outcome = bench.outcome
     assert outcome.graph.names == bl.profile(step, hardware="rtx2080").names and outcome.samples == 12
     assert code_names(bench, step)["timeline"].makespan_us == outcome.timeline.makespan_us
-    assert "net has its own batch of 12" in bench.setting.batch_note.value
+    assert "net has its own batch of 12" in bench.setting.source_note.value
     assert bench.setting.hardware.layout.display == "flex" and bench.setting.batch.layout.display == "none"
 
 

@@ -47,11 +47,11 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
     # 5 + 10 + 10 + 5 = 30 on one device; c on the other ends at 17, its output is there at 19, d ends at 24.
     facts = facts_of(model.outcome, model.before)
     assert ("", "1.25 times faster than one device") in facts  # 30 / 24
-    assert ("against the setting before", "-20 %") in facts  # 24 / 30 - 1
+    assert ("against the setting before", "-20%") in facts  # 24 / 30 - 1
     assert mood(model.outcome) == "good"
     assert dict(facts)["placed by"].startswith("single + 1 op moved by hand in ")
     model.undo()
-    assert ("against the setting before", "+25 %") in facts_of(model.outcome, model.before)  # 30 / 24 - 1
+    assert ("against the setting before", "+25%") in facts_of(model.outcome, model.before)  # 30 / 24 - 1
 
 
 def test_ops_that_were_moved_by_hand_are_counted(pair):
@@ -84,7 +84,10 @@ def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
     estimate = {"hardware": {"gpu": "a100"}, "precision": "fp32", "expected_error": {}}
     bench = bl.Workbench(diamond.replace(info={"estimate": estimate}), pair, placer="single", passes=())
     assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100"
-    assert bench.setting.hardware.layout.display == "none" and "stored in the graph" in bench.setting.costs_note.value
+    assert (
+        bench.setting.hardware.layout.display == "none"
+        and "those in the given graph" in bench.setting.source_note.value
+    )
     assert "costs" not in dict(facts_of(computed(diamond, pair, placer="single", passes=()).outcome))
     measured = diamond.replace(
         info={"measured": {"step_us": [30.0, 33.0], "others_share": 0.0, "cores": 2, "busy": False}}
@@ -170,7 +173,7 @@ def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two
     bench.model.inline = True
     first.apply.click()
     assert bench.outcome.timeline.makespan_us == 10 + 2 + 5
-    assert "-32 %" in bench.header.facts.value  # 17 / 25 - 1
+    assert "-32%" in bench.header.facts.value  # 17 / 25 - 1
     # One click undoes it again; then it is offered as before.
     assert "Applied:" in first.sentence.value and first.apply.description == "Undo this"
     first.apply.click()
@@ -397,6 +400,9 @@ def test_a_heat_map_has_the_best_of_every_cell():
     assert notes.startswith("Each cell is the best over devices.")
     shares, _ = heat_map(rows.assign(bubble=[0.5, 0.25, 0.5, 0.125, 0.125]), "placer", "", "bubble: idle share")
     assert (shares["title"], [c["text"] for c in shares["cells"]]) == ("bubble: idle share (%)", ["25.0", "12.5"])
+    # Equal numbers on the screen have one colour, although rows differ by 0.01%: of the largest, 10% fade a colour.
+    even, _ = heat_map(rows.assign(makespan_us=[None, 5000.0, 5000.5, 5000.5, 5000.5]), "memory", "placer", "step time")
+    assert [round(c["good"], 3) for c in even["cells"]] == [0.0, 1.0, 0.999, 0.999]
     one_row, _ = heat_map(rows, "devices", "", "step time")
     assert one_row["rows"] == [""] and [c["id"] for c in one_row["cells"]] == [1, 4]
 
@@ -413,6 +419,7 @@ def test_the_pareto_front_of_a_sweep():
     )
     # The row of 5 us does not fit; two rows are alike; 30 us is the smallest in memory.
     assert pareto_front(rows) == [0, 1, 2, 3]
+    assert pareto_front(rows.assign(makespan_us=[10.0, 20.0, 20.000000000000004, 30.0, 5.0, None])) == [0, 1, 2, 3]
     spec = pareto_chart(rows)
     assert (spec["x"], spec["y"]) == ("peak memory (GB)", "step time (us)")
     front, a, b = spec["series"]
@@ -457,6 +464,7 @@ def test_a_column_has_one_unit():
     assert quantity("moved", [0, 12_000_000], BYTES).texts == ("0", "12")
     assert quantity("step", [333e3, 351.7e3], UNITS).texts == ("333.0", "351.7")
     assert quantity("step", [15.6e3, 2e6], UNITS).texts == ("0.016", "2.000")
+    assert quantity("step", [799.02e3, 1.15e6], UNITS).texts == ("0.799", "1.150")  # as the header's 799.02 ms
     assert quantity("samples/s", [47_140.3, 1_326_912.7]).texts == ("47,140", "1,326,913")
     assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.0", "1.2", "0.0")
     assert quantity("none", [None, nan]).texts == ("", "")
@@ -470,7 +478,7 @@ def test_a_column_has_one_unit():
         feasible=[True, False],
     )
     columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
-    assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.00", "0.50"]
+    assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.000", "0.500"]
     assert columns["memory (GiB)"] == ["4", "8"] and columns["bubble (%)"] == ["25", "50"]
     assert columns["why not"] == ["", "too small"] and "samples/s" not in columns
 

@@ -15,6 +15,10 @@ from ..views.copy_button import CopyButton
 from .parts import WIDE, button, note, row, say
 from .plan_form import PlanForm
 
+STEPLESS = (
+    "A graph without a step has no training script: open the workbench with a step, or choose a model in Setting."
+)
+
 
 class ExportPanel:
     """The editable code of the setting, a preview of the training script, and a button that writes the script."""
@@ -64,11 +68,8 @@ class ExportPanel:
         self.code.value = self.model.code(self.folder.value if runnable else "")
         self.write.disabled = self.preview.disabled = not runnable
         if not runnable:
-            say(
-                self.state,
-                "A stored graph has no step to export: choose a model in Setting.",
-            )
-        elif "stored graph" in self.state.value:
+            say(self.state, STEPLESS)
+        elif STEPLESS in self.state.value:
             say(self.state, "")
 
     def _show_script(self, text: str) -> None:

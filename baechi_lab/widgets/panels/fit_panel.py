@@ -91,7 +91,9 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
         step_us = shown.timeline.makespan_us
         change_text = f"{change_in_words(first.step_us, step_us)} against the {format_us(step_us)} above"
         order = f", in the order of the placement itself ({change_text})" if first.step_us != step_us else ""
-        return f"As it is under the placement above{order}; the other options are placed by {', '.join(FAST_PLACERS)}."
+        return (
+            f"As it is under the placement above{order}; the other rows have the fastest of {', '.join(FAST_PLACERS)}."
+        )
     if first.step_us == shown.timeline.makespan_us:
         return ""
     if shown.executed_graph is not shown.graph:

@@ -91,7 +91,10 @@ class RunPanel:
             return
         run = self.tasks.run_of(outcome)
         if outcome is None or not runnable:
-            say(self.state, "A stored graph cannot be run: choose a model in Setting, or open with a step.")
+            say(
+                self.state,
+                "A graph without a step cannot be run: open the workbench with a step, or choose a model in Setting.",
+            )
         elif run is None:
             say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")
         else:
@@ -195,7 +198,7 @@ def foreign(outcome: Outcome) -> str:
         )
     return (
         f"The simulated step is an estimate for {outcome.setting.hardware}; a run measures this machine. "
-        "The two are no comparison."
+        "The two cannot be compared."
     )
 
 

@@ -52,11 +52,11 @@ class SettingPanel:
         self.model, self.tasks, self.quiet = model, tasks, Quiet()
         self._make_controls()
         self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
-        self.batch_note, self.costs_note = note(), note()
+        self.source_note = note()
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         self.widget = ipywidgets.VBox(
             [
-                Fold("Model", [self.source, self.batch, self.batch_note, self.costs_note]),
+                Fold("Model", [self.source, self.batch, self.source_note]),
                 Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
                 Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
                 Fold(
@@ -254,6 +254,16 @@ class SettingPanel:
         """Whether the setting has a stored graph, whose ops have stored durations, and no step."""
         return not setting.model and not (setting.source == GIVEN_SUBJECT and is_step(self.model.subject))
 
+    def _fixed(self, setting: Setting) -> str:
+        """Says which batch size and times no control can change; empty if all can be changed."""
+        if self._stepless(setting):
+            return f"batch size and times of ops are those in {setting.path or 'the given graph'}"
+        subject = self.model.subject
+        if setting.batch_size is not None or subject is None or setting.model:
+            return ""
+        batch = subject.batch_size if is_torch_step(subject) else None
+        return f"step {subject.name} has its own batch" + (f" of {batch}" if batch else "")
+
     def _batch_for(self, source: str) -> int | None:
         """Returns the first batch size of a newly chosen model."""
         if source.startswith("model:"):
@@ -284,20 +294,9 @@ class SettingPanel:
                 self.batch.options = sorted({*self.batch.options, size})
             if size is not None:
                 self.batch.value = size
-            given_subject = self.model.subject if setting.source == GIVEN_SUBJECT else None
-            stored_hint = "a stored graph has the batch size it was profiled with"
-            if is_torch_step(given_subject):
-                stored_hint = f"step {given_subject.name} has its own batch" + (
-                    f" of {given_subject.batch_size}" if given_subject.batch_size else ""
-                )
-            say(
-                self.batch_note,
-                "" if size is not None else f"{setting.path}: {stored_hint}" if setting.path else stored_hint,
-            )
+            say(self.source_note, self._fixed(setting))
             self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
-            stepless = self._stepless(setting)
-            self.hardware.layout.display = "none" if stepless else "flex"
-            say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
+            self.hardware.layout.display = "none" if self._stepless(setting) else "flex"
             cluster = setting.cluster
             self.preset.value = preset_name(cluster) or OWN_CLUSTER
             self.devices.max = max(SLIDER_DEVICES, cluster.n)

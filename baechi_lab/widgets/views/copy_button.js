@@ -1,4 +1,4 @@
-// A button that puts the trait `text` on the clipboard.
+// A button that puts the trait `text` on the clipboard; without a text it is disabled.
 
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
@@ -22,8 +22,10 @@ function render({ model, el }) {
     }
     setTimeout(() => { button.textContent = String(model.get("label")); }, 1500);
   });
+  const enable = () => { button.disabled = !model.get("text"); };
+  enable();
   el.replaceChildren(button);
-  return listen(model, {});
+  return listen(model, { text: enable });
 }
 
 export default { render };

@@ -8,7 +8,7 @@ from .base import View, source
 
 
 class CopyButton(View):
-    """Copies `text` to the browser's clipboard."""
+    """Copies `text` to the browser's clipboard; disabled while there is no text."""
 
     _esm = source("js", "copy_button")
     _css = source("css", "copy_button")

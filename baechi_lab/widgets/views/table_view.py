@@ -34,8 +34,8 @@ class Column:
 def quantity(name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ONE, hint: str = "") -> Column:
     """Makes a column of numbers in the unit that suits the largest of them; None and NaN are empty.
 
-    All have the same decimals: none if all are whole, else as many as show at least two digits of the smallest, and not more
-    than four.
+    All have the same decimals: none if all are whole, else as many as show at least two digits of the smallest, at least three
+    below one unit, and not more than four.
 
     >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
     >>> column.name, column.texts
@@ -47,7 +47,8 @@ def quantity(name: str, values: Sequence[Any], units: tuple[tuple[float, str], .
     smallest = min(sizes, default=factor) / factor
     are_whole = all(v is None or v / factor == round(v / factor) for v in numbers)
     most_decimals, magnitude = 1 if unit == "%" else MOST_DECIMALS, math.floor(math.log10(smallest))
-    decimals = 0 if are_whole else min(max(1 - magnitude, min(2, 3 - magnitude), 0), most_decimals)
+    least = 3 if unit and magnitude < 0 else min(2, 3 - magnitude)
+    decimals = 0 if are_whole else min(max(1 - magnitude, least, 0), most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 

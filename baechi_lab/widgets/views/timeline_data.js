@@ -46,6 +46,7 @@ function readBars(model) {
 /** @typedef {ReturnType<typeof readWaits>} Waits */
 const TRANSFER_WAIT = 0;
 const QUEUE_WAIT = 1;
+const OP_WAIT = 2;
 const NOTHING_LEFT = 4;
 const COLLECTIVE_WAIT = 5; // exposed communication
 

@@ -57,14 +57,16 @@ function drawArrow(context, [, x0, y0], [x1, , y1]) {
 }
 
 /** Names of the colours in use, with the time of each class; idle time and moved ops are explained where they occur.
- * @param {Model} model @param {string} against what the first timeline is held against @param {number} moved ops elsewhere there
+ * @param {Model} model @param {Waits} waits @param {string} against what the first timeline is held against @param {number} moved ops elsewhere there
  * @returns {HTMLElement[]} */
-function legendOf(model, against, moved) {
+function legendOf(model, waits, against, moved) {
   const items = model.get("legend").map((/** @type {{label: string, color: string, time: number, hatched?: boolean}} */ one) => element(
     "span", { class: "bl-key", title: `${one.label}: ${formatTime(one.time)} in all` },
     element("span", { class: one.hatched ? "bl-swatch bl-hatched" : "bl-swatch", style: `background-color:${one.color}` }), one.label));
-  items.push(lineKey("bl-moving", model.get("lanes").some((/** @type {{kind: string}} */ lane) => lane.kind === "collectives") ? "waits for a transfer or collective" : "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link; a collective has not ended"),
-    lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
+  const kinds = new Set(waits.kind);
+  const moving = [kinds.has(TRANSFER_WAIT) || kinds.has(QUEUE_WAIT) ? "transfer" : "", kinds.has(COLLECTIVE_WAIT) ? "collective" : ""].filter(Boolean);
+  if (moving.length) items.push(lineKey("bl-moving", `waits for a ${moving.join(" or ")}`, "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link; a collective has not ended"));
+  if (kinds.has(OP_WAIT)) items.push(lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
   if (against) {
     items.push(element("span", { class: "bl-key bl-moved", title: "the bar's upper edge has the colour of the other device" },
       moved ? `▔ ${opsInWords(moved)} on another device than in ${against}` : `every op where it is in ${against}, up to the names of equal devices`));

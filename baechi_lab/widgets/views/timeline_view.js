@@ -141,7 +141,7 @@ function render({ model, el }) {
     const compared = model.get("choices").find(([key]) => key === model.get("against"));
     const moved = new Set();
     s.bars.elsewhere.forEach((other, b) => { if (other) moved.add(s.bars.label[b]); });
-    legend.replaceChildren(...legendOf(model, compared ? compared[1] : "", moved.size));
+    legend.replaceChildren(...legendOf(model, s.waits, compared ? compared[1] : "", moved.size));
     view.canvas.dataset.moved = String(moved.size);
     view.canvas.dataset.critical = ["ops", "transfers"].map((kind) => criticalBars(s.bars, s.lanes, s.shade, kind)).join(" ");
     view.redraw();
