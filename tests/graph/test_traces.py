@@ -268,6 +268,29 @@ def test_kernels_follow_their_launches_and_hosts_that_wait(tmp_path):
     assert twice.makespan_us < 40
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int16", "uint16", "float8_e4m3fn", "float8_e5m2", "complex32"])
+def test_bytes_of_inputs_have_the_width_that_pytorch_writes(tmp_path, dtype):
+    """PyTorch's own names of types: `short int`, `c10::Float8_e4m3fn`, ..."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.empty(1000, dtype=getattr(torch, dtype))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        tensor.clone()
+        tensor.clone()
+    profiler.export_chrome_trace(str(tmp_path / "k.json"))
+    recorded = bl.load_trace(tmp_path / "k.json")
+    assert recorded.graph.tensor_bytes.tolist() == [1000 * tensor.element_size()]
+    assert not any("type" in note for note in recorded.notes)
+
+
+def test_lists_of_tensors_are_as_large_as_their_largest_tensor(tmp_path):
+    """Kineto has no type for lists: 4 bytes for each of the 30 elements, and a note."""
+    shapes = {"Input Dims": [[[2, 3], [5, 6]], []], "Input type": ["TensorList", "Scalar"]}
+    rows = [event("cpu_op", "aten::mm", 0, 10), event("cpu_op", "aten::cat", 10, 10, **shapes)]
+    recorded = read(tmp_path, rows)
+    assert recorded.graph.tensor_bytes.tolist() == [30 * 4]
+    assert any("largest input of 1 of 2 ops" in note for note in recorded.notes)
+
+
 def test_one_of_several_steps_is_read(tmp_path):
     """Of three marked steps the second and third have one op each: the third is read, with the kernel that it launched."""
     marks = [event("user_annotation", f"ProfilerStep#{k}", 100 * k, 90) for k in range(3)]

@@ -79,6 +79,36 @@ def test_where_labels_say_nothing_the_cost_graph_does(metadata, tmp_path):
     assert "inferred from the order" in bl.load_trace(tmp_path / "step.pb").notes[0]
 
 
+def test_outputs_without_allocations_have_the_bytes_of_their_types(tmp_path):
+    """Every type that TensorFlow has, and references to variables: 12 elements each, as large as TensorFlow says."""
+    import tensorflow as tf
+    from google.protobuf import text_format
+    from tensorflow.core.framework import types_pb2
+    from tensorflow.core.protobuf import config_pb2
+
+    numbers = {name: number for name, number in types_pb2.DataType.items() if number % 100 not in (0, 7, 20, 21)}
+    trace = config_pb2.RunMetadata()
+    device = trace.step_stats.dev_stats.add(device="/job:localhost/replica:0/task:0/device:CPU:0")
+    for k, number in enumerate(numbers.values()):
+        for stats, label in ((f"make{k}", f"make{k} = Make()"), (f"read{k}", f"read{k} = Read(make{k})")):
+            node = device.node_stats.add(node_name=stats, timeline_label=label)
+            node.all_start_micros, node.op_end_rel_micros = 1 + len(device.node_stats), 1
+            tensor = node.output.add(slot=0).tensor_description
+            tensor.dtype = number
+            for size in (3, 4):
+                tensor.shape.dim.add(size=size)
+    (tmp_path / "step.pb").write_bytes(trace.SerializeToString())
+    (tmp_path / "step.pbtxt").write_text(text_format.MessageToString(trace))
+    expected = {f"make{k}": 12 * tf.as_dtype(number % 100).size for k, number in enumerate(numbers.values())}
+    for file in ("step.pb", "step.pbtxt"):
+        graph = bl.load_trace(tmp_path / file).graph
+        sizes = {
+            graph.names[a]: int(graph.tensor_bytes[t])
+            for a, t in zip(graph.edge_source, graph.edge_tensor, strict=True)
+        }
+        assert {name: sizes[name] for name in expected} == expected
+
+
 def test_xplane_of_the_profiler(tmp_path):
     import tensorflow as tf
 

@@ -30,17 +30,45 @@ _WIDTH = {
     "float": 4,
     "double": 8,
     "int": 4,
+    "unsigned int": 4,
     "long": 8,
     "long int": 8,
+    "long long": 8,
+    "long unsigned int": 8,
+    "unsigned long": 8,
+    "unsigned long long": 8,
+    "short": 2,
+    "short int": 2,
+    "short unsigned int": 2,
+    "unsigned short": 2,
+    "bool": 1,
+    "signed char": 1,
+    "unsigned char": 1,
     "c10::Half": 2,
     "c10::BFloat16": 2,
-    "bool": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "short": 2,
+    "c10::Float4_e2m1fn_x2": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e8m0fnu": 1,
+    "c10::complex<c10::Half>": 4,
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
+    "c10::bits1x8": 1,
+    "c10::bits2x4": 1,
+    "c10::bits4x2": 1,
+    "c10::bits8": 1,
+    "c10::bits16": 2,
+    "c10::qint8": 1,
+    "c10::quint8": 1,
+    "c10::quint2x4": 1,
+    "c10::quint4x2": 1,
+    "c10::qint32": 4,
 }
+"""Bytes of an element by the name of its type, as the compilers of PyTorch's builds write it."""
+_UNKNOWN_WIDTH = 4
+"""Bytes of an element whose type the trace does not say, such as those of a list of tensors."""
 _ROUNDING = 0.2
 """Kernels of one stream that overlap by up to this share of the shorter one ran one after the other."""
 
@@ -55,6 +83,7 @@ class _Op:
     end_us: float
     row: Row | None = None
     input_bytes: int = 0
+    has_untyped_input: bool = False
     cuts: list[_Cut] = field(default_factory=list)
 
 
@@ -119,6 +148,11 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     else:
         sizes = [builder.input_bytes.get(k, 0) for k in range(len(builder.events))]
         notes = [chain(builder.events, sizes, blocked)]
+        if untyped := sum(op.has_untyped_input for op in ops):
+            notes.append(
+                f"the trace does not say the type of the largest input of {untyped} of {len(ops)} ops, such as lists of "
+                f"tensors: {_UNKNOWN_WIDTH} bytes are counted for each of its elements"
+            )
     backlog = leave_out_backlog(
         builder.events, builder.launch_of, blocked, other_kernels, max(min(latencies, default=0.0), 0.0)
     )
@@ -207,22 +241,28 @@ class _EventBuilder:
 
 def _op(row: Row) -> _Op:
     """Returns the op of a row, with the bytes of its largest input."""
-    dims = row.args.get("Input Dims")
-    types = row.args.get("Input type")
-    if not isinstance(dims, list) or not isinstance(types, list):
-        input_bytes = 0
-    else:
-        sizes = [0]
+    dims, types = row.args.get("Input Dims"), row.args.get("Input type")
+    largest, is_untyped = 0, False
+    if isinstance(dims, list) and isinstance(types, list):
         for shape, kind in zip(dims, types, strict=False):
-            if (
-                isinstance(shape, list)
-                and shape
-                and all(type(x) is int and 0 <= x < 2**40 for x in shape)
-                and len(shape) < 10
-            ):
-                sizes.append(prod(shape) * _WIDTH.get(kind, 0) if isinstance(kind, str) else 0)
-        input_bytes = min(max(sizes), 2**50)
-    return _Op(row.name, row.thread, row.start_us, row.end_us, row, input_bytes)
+            width = _WIDTH.get(kind) if isinstance(kind, str) else None
+            size = _elements(shape) * (width or _UNKNOWN_WIDTH)
+            if size > largest:
+                largest, is_untyped = size, width is None
+    return _Op(row.name, row.thread, row.start_us, row.end_us, row, min(largest, 2**50), is_untyped)
+
+
+def _elements(shape: object) -> int:
+    """Returns the number of elements of a tensor, or of the largest tensor of a list; 0 for a scalar or anything else.
+
+    >>> _elements([8, 4]), _elements([[8, 4], [2]]), _elements([])
+    (32, 32, 0)
+    """
+    if not isinstance(shape, list):
+        return 0
+    shapes = shape if all(isinstance(entry, list) for entry in shape) else [shape]
+    sizes = [prod(one) for one in shapes if 0 < len(one) < 10 and all(type(x) is int and 0 <= x < 2**40 for x in one)]
+    return max(sizes, default=0)
 
 
 def _outermost(ops: list[_Op]) -> list[_Op]:

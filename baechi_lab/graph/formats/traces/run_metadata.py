@@ -41,27 +41,16 @@ RunMetadata: StepStats step_stats = 1; CostGraph cost_graph = 2
 """
 """`tensorflow/core/framework/step_stats.proto`, `cost_graph.proto` and `protobuf/config.proto`, as far as read here."""
 
-_WIDTH = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 8: 8, 9: 8, 10: 1, 14: 2, 17: 2, 18: 16, 19: 2, 22: 4, 23: 8}
-_TYPES = {
-    "DT_FLOAT": 1,
-    "DT_DOUBLE": 2,
-    "DT_INT32": 3,
-    "DT_UINT8": 4,
-    "DT_INT16": 5,
-    "DT_INT8": 6,
-    "DT_STRING": 7,
-    "DT_COMPLEX64": 8,
-    "DT_INT64": 9,
-    "DT_BOOL": 10,
-    "DT_BFLOAT16": 14,
-    "DT_UINT16": 17,
-    "DT_COMPLEX128": 18,
-    "DT_HALF": 19,
-    "DT_RESOURCE": 20,
-    "DT_VARIANT": 21,
-    "DT_UINT32": 22,
-    "DT_UINT64": 23,
-}
+_TYPES = (
+    "- FLOAT:4 DOUBLE:8 INT32:4 UINT8:1 INT16:2 INT8:1 STRING:0 COMPLEX64:8 INT64:8 BOOL:1 QINT8:1 QUINT8:1 QINT32:4 "
+    "BFLOAT16:2 QINT16:2 QUINT16:2 UINT16:2 COMPLEX128:16 HALF:2 RESOURCE:0 VARIANT:0 UINT32:4 UINT64:8 FLOAT8_E5M2:1 "
+    "FLOAT8_E4M3FN:1 FLOAT8_E4M3FNUZ:1 FLOAT8_E4M3B11FNUZ:1 FLOAT8_E5M2FNUZ:1 INT4:1 UINT4:1 INT2:1 UINT2:1 FLOAT4_E2M1FN:1"
+).split()
+"""`tensorflow/core/framework/types.proto`: each type at the position that is its number, with the bytes of an element."""
+_NUMBERS = {f"DT_{entry.partition(':')[0]}": number for number, entry in enumerate(_TYPES)}
+_WIDTH = {number: int(entry.partition(":")[2]) for number, entry in enumerate(_TYPES) if number}
+_REFERENCE = 100
+"""The type of a reference to a variable has the type's number and this."""
 _DTYPE = re.compile(r"\bdtype: (DT_\w+)")
 _LABEL = re.compile(r"^(?P<name>\S+) = (?P<type>[\w>.:-]+)\((?P<inputs>.*)\)", re.DOTALL)
 
@@ -76,7 +65,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
     if text:
         # Types are numbers in the schema here, and names in the text.
         numbered = _DTYPE.sub(
-            lambda m: f"dtype: {_TYPES.get(m[1].removesuffix('_REF'), 0)}", data.decode("utf-8", "replace")
+            lambda m: f"dtype: {_NUMBERS.get(m[1].removesuffix('_REF'), 0)}", data.decode("utf-8", "replace")
         )
         metadata = parsed_text(cls, numbered, "a RunMetadata")
     else:
@@ -214,7 +203,7 @@ def _output_bytes(stats: Any, slot: int) -> int:
     for output in stats.output:
         if output.slot == slot:
             tensor = output.tensor_description
-            size = tensor.allocation_description.requested_bytes or _WIDTH.get(tensor.dtype, 0) * prod(
+            size = tensor.allocation_description.requested_bytes or _WIDTH.get(tensor.dtype % _REFERENCE, 0) * prod(
                 d.size for d in tensor.shape.dim
             )
             return int(max(0, min(size, MOST_BYTES)))
