@@ -11,7 +11,15 @@ from fuzzing.run import CASES, run
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200), ("configs", 30), ("arguments", 500)],
+    [
+        ("graphs", 300),
+        ("files", 300),
+        ("commands", 100),
+        ("traces", 200),
+        ("configs", 30),
+        ("layouts", 60),
+        ("arguments", 500),
+    ],
 )
 def test_every_answer_is_a_result_or_one_sentence(kind, count):
     refused, accepted, failures = run(CASES[kind](count, seed=0))

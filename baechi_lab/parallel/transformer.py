@@ -19,6 +19,12 @@ from ..params import Params
 LARGEST_CONFIG = 1 << 24
 """Most bytes of a configuration file."""
 
+MOST_LAYERS = 10_000
+"""Most layers of a model."""
+
+MOST_PARAMETERS = 10**15
+"""Most parameters of a model; no model has a hundredth of them, and their bytes are exact numbers in 64 bits."""
+
 VOCABULARY_MULTIPLE = 128
 """Each device's share of a divided vocabulary is padded to a multiple of this number."""
 
@@ -94,6 +100,9 @@ HEAD_SIZES = {
     ),
 }
 """Model types whose heads do not divide the width of the model, and the size of a head unless the configuration says it."""
+
+_NEEDED = ("hidden", "layers", "heads", "vocabulary")
+"""Sizes that every configuration says."""
 
 NEEDED_SIZES = {
     "experts": frozenset(
@@ -185,7 +194,7 @@ class Transformer(Params):
     name: str = "transformer"
 
     def __post_init__(self) -> None:
-        for field in ("hidden", "layers", "heads", "vocabulary"):
+        for field in _NEEDED:
             check_whole(field, getattr(self, field))
         defaults = {
             "kv_heads": self.heads,
@@ -213,6 +222,12 @@ class Transformer(Params):
             raise InvalidInput(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.experts and self.experts_per_token > self.experts:
             raise InvalidInput(f"experts_per_token is {self.experts_per_token}; there are {self.experts} experts")
+        if self.layers > MOST_LAYERS:
+            raise InvalidInput(f"layers is {self.layers}; at most {MOST_LAYERS} are allowed")
+        if self.parameters > MOST_PARAMETERS:
+            raise InvalidInput(
+                f"the model has {float(self.parameters):.3g} parameters; at most {MOST_PARAMETERS:.0e} are allowed"
+            )
 
     def vocabulary_share(self, tp: int) -> int:
         """Returns the number of tokens whose rows one of `tp` devices holds; a divided vocabulary is padded as in Megatron-LM.
@@ -320,13 +335,16 @@ def read_transformer(model: object) -> Transformer:
         return model
     fields, source = configuration_fields(model)
     transformer = from_fields(fields, source)
-    if isinstance(fields.get("text_config"), Mapping):
-        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
-        fields = fields["text_config"]
-    kind = fields.get("model_type")
     parameters = getattr(model, "num_parameters", None)
     count = parameters() if callable(parameters) else None
+    if isinstance(fields.get("text_config"), Mapping):
+        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
+        fields, count = fields["text_config"], None
+    kind = fields.get("model_type")
     if count is None and kind is not None and str(kind).lower() not in CHECKED:
+        complete = from_fields(_with_defaults(fields), source)
+        if all(getattr(complete, size) == getattr(transformer, size) for size in _NEEDED):  # not under another name
+            transformer = complete
         count = _parameters_in_transformers(fields, source)
         if count is None:
             _warn(
@@ -413,7 +431,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     for field, names in ALIASES.items():
         value = next((fields[name] for name in names if fields.get(name) is not None), 0)
         sizes[field] = check_whole(f"{field} of {source}", value, 0)
-    for field in ("hidden", "layers", "heads", "vocabulary"):
+    for field in _NEEDED:
         if not sizes[field]:
             raise InvalidInput(
                 f"{source} has no field {' or '.join(map(repr, ALIASES[field][:3]))}; it says the model's size"
@@ -465,15 +483,13 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
 
 
 def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the fields of a part of a model, of which files have only those that differ from the defaults of their class."""
+    """Returns a configuration with the fields that it leaves to the defaults of its class, if transformers has that class."""
     try:
-        from transformers import CONFIG_MAPPING
-    except ImportError:
+        from ..profilers.torch.hugging_face import complete_fields
+
+        return complete_fields(fields)
+    except (ImportError, BaechiLabError):
         return fields
-    kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        return fields
-    return {**CONFIG_MAPPING[kind]().to_dict(), "layer_types": None, **fields}
 
 
 def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) -> None:
@@ -489,7 +505,7 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
             "but the first ones"
         )
     layer_type = next(
-        (t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None
+        (t for t in _layer_names(fields, "layer_types", source) if "attention" not in t or "linear" in t), None
     )
     if layer_type is not None:
         raise InvalidInput(
@@ -497,9 +513,17 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
         )
 
 
+def _layer_names(fields: Mapping[str, Any], field: str, source: str) -> list[str]:
+    """Returns the names that a field has for the layers, one for each; none if the configuration has no such field."""
+    names = fields.get(field) or []
+    if not isinstance(names, list | tuple):
+        raise InvalidInput(f"{field} of {source} is {names!r:.60}; it must be a list with a name for every layer")
+    return [str(name) for name in names]
+
+
 def _first_dense_layers(fields: Mapping[str, Any], source: str) -> int:
     """Returns the number of layers before the first one with experts, of configurations that name the type of every layer."""
-    types = [str(name) for name in fields.get("mlp_layer_types") or ()]
+    types = _layer_names(fields, "mlp_layer_types", source)
     if "dense" not in types or set(types) == {"dense"}:
         return 0
     count = next(k for k, name in enumerate(types) if name != "dense")
@@ -537,7 +561,7 @@ def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> t
     window = fields.get("sliding_window")
     if not window or fields.get("use_sliding_window") is False:
         return 0, 0
-    types = fields.get("layer_types")
+    types = _layer_names(fields, "layer_types", source)
     pattern = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern")) or WINDOW_PATTERNS.get(kind)
     if types:
         count = sum(name == "sliding_attention" for name in types[:layers])

@@ -136,7 +136,7 @@ def count_parameters(fields: Mapping[str, object], source: str) -> int:
         **modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         **modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    if kind not in language_models:
+    if not isinstance(kind, str) or kind not in language_models:
         version = transformers.__version__
         raise UnknownNameError(f"{source}: transformers {version} has no language model of type {kind!r:.80}")
     with offline():
@@ -145,11 +145,28 @@ def count_parameters(fields: Mapping[str, object], source: str) -> int:
         return sum(parameter.numel() for parameter in model.parameters())
 
 
+def complete_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    """Returns the fields of a configuration with the defaults of its class for those that it leaves out.
+
+    Raises:
+        MissingPackage: transformers is not installed.
+        InvalidInput: the fields make no configuration.
+        UnknownNameError: transformers has no such type.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
+    with offline():
+        return {**_configuration(transformers, dict(fields), "the configuration").to_dict(), **fields}
+
+
 def _make_model(
     transformers: ModuleType, fields: dict[str, object], source: str, weight_type: torch.dtype
 ) -> tuple[nn.Module, PretrainedConfig]:
     """Returns the model on the meta device, and its configuration."""
     config = _configuration(transformers, fields, source)
+    _check_sizes(config, fields, source)
     architectures = fields.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
@@ -255,6 +272,11 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         raise _refusal(
             error, fields, source, f"{source} is no configuration of {kind}: {_describe_error(error)}"
         ) from error
+    return config
+
+
+def _check_sizes(config: PretrainedConfig, fields: Mapping[str, object], source: str) -> None:
+    """Raises `InvalidInput` if a configuration leaves one of the model's sizes to the defaults of its class."""
     known_fields = config.to_dict().keys()  # a size that layers have of their own is an attribute that cannot be read
     for name in _SIZES:
         names = {name, config.attribute_map.get(name, name)}
@@ -262,7 +284,6 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         if names & known_fields and not names & fields.keys() and not has_sections:
             choices = " or ".join(repr(n) for n in sorted(names))
             raise InvalidInput(f"{source} has no field {choices}; without it the model's size is not known")
-    return config
 
 
 _MISSING = re.compile(r"requires the (\S+) library|`(\S+)` is either not installed|No module named '([^']+)'")

@@ -106,6 +106,26 @@ CONFIGS = [
     },
 ]  # fmt: skip
 """Small Hugging Face models by configuration."""
+LAYOUT_CONFIGS = [
+    *(config for config in CONFIGS if config["model_type"] != "vit"),
+    {
+        "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1, "vocab_size": 100,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    },
+    {
+        "model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+        "intermediate_size": 96, "vocab_size": 100, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    {
+        "model_type": "glm4_moe_lite", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 16, "vocab_size": 100,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1, "q_lora_rank": 16,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+]  # fmt: skip
+"""Small transformers by configuration: with latent attention, windows, and layers with and without experts."""
 
 
 def exported():

@@ -7,6 +7,7 @@ At any length, in the folder tests/helpers:
     python -m fuzzing.run commands 1000 --seed 1
     python -m fuzzing.run traces 10000 --seed 1
     python -m fuzzing.run configs 2000 --seed 1
+    python -m fuzzing.run layouts 10000 --seed 1
     python -m fuzzing.run arguments 50000 --seed 1
 
 All of them for some hours, with what failed in a folder: `python -m tests.fuzz --hours 2`, see there.
@@ -16,6 +17,7 @@ Each prints how many cases were refused, how many were taken, and every failure 
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -183,24 +185,30 @@ def trace_cases(count, seed):
             yield Case(f"{kind} {seed}/{k}", lambda path=path: use_trace(path, Path(name)), path)
 
 
-def use_config(path, folder):
+def use_config(path):
     """A model by configuration, estimated."""
     model, inputs = bl.torch.hugging_face(path, batch_size=2, sequence_length=8)
     repr(bl.torch.profile(model, inputs, hardware="a100"))
 
 
-def config_cases(count, seed):
+def use_layouts(path):
+    """All layouts of a model by configuration on two devices."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # sizes that nobody checked
+        bl.layouts(path, bl.Cluster.machines(2, 2, kind="h100"), global_batch=2, sequence_length=16).to_pandas()
+
+
+def config_cases(use, documents, count, seed):
     """Configurations of small Hugging Face models."""
-    use = lambda path: lambda: use_config(path, path.parent)  # noqa: E731
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "config.json"
-        for document in recorded.CONFIGS:
+        for document in documents:
             path.write_text(json.dumps(document))
-            use(path)()
+            use(path)
         for k in range(count):
             rng = np.random.default_rng([seed, k])
-            path.write_bytes(mutations.mutated_json(recorded.CONFIGS[rng.integers(len(recorded.CONFIGS))], rng))
-            yield Case(f"config {seed}/{k}", use(path), path)
+            path.write_bytes(mutations.mutated_json(documents[rng.integers(len(documents))], rng))
+            yield Case(f"{use.__name__} {seed}/{k}", functools.partial(use, path), path)
 
 
 def tried(case):
@@ -241,7 +249,8 @@ CASES = {
     "files": other_cases,
     "commands": command_lines.cases,
     "traces": trace_cases,
-    "configs": config_cases,
+    "configs": functools.partial(config_cases, use_config, recorded.CONFIGS),
+    "layouts": functools.partial(config_cases, use_layouts, recorded.LAYOUT_CONFIGS),
     "arguments": arguments.cases,
 }
 
