@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,10 @@ from .timeline import to_timeline
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ...simulator.schedules import ScheduleOption
+    from ..dispatch import TensorFlowOptions
     from .cluster import LocalCluster
 
 
@@ -64,39 +66,28 @@ def execute(
     steps: int = 20,
     *,
     warmup: int = 3,
-    traced: int = 3,
     cluster: Cluster | LocalCluster | None = None,
     graph: OpGraph | None = None,
-    inputs: Sequence[object] | None = None,
     timeout: float | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     cancel: threading.Event | None = None,
-    backend: str | None = None,
-    workers: Sequence[str] = (),
-    secret: str | os.PathLike[str] | None = None,
-    virtual: int | None = None,
-    memory_limit: int | str | None = None,
-    kind: str = "auto",
-    threads: int | None = None,
-    return_variables: bool = False,
-    progress: bool = True,
-    worker: Worker | None = None,
     micro_batches: int | None = None,
     schedule: ScheduleOption | None = None,
     reduction: str | None = None,
+    **options: Unpack[TensorFlowOptions],
 ) -> Run:
-    """Runs a placed TensorFlow step; arguments, options and errors as of `baechi_lab.executors.execute`."""
+    """Runs a placed TensorFlow step; as `baechi_lab.executors.execute`, which checks `timeout`."""
     from tqdm.auto import tqdm
 
     if not isinstance(step, Step):
         raise InvalidInput(
             f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
         )
-    local = None
+    local, workers, traced, inputs = None, options.get("workers", ()), options.get("traced", 3), options.get("inputs")
     if not (cluster is None or isinstance(cluster, Cluster)):
         cluster.require_alive()
         local, workers, cluster = cluster, cluster.addresses, cluster.cluster
-    backend_name = backend or ("tensorflow-cluster" if workers else "tensorflow")
+    backend_name = options.get("backend") or ("tensorflow-cluster" if workers else "tensorflow")
     if backend_name not in BACKENDS:
         raise UnknownNameError.of("backend", backend_name, BACKENDS)
     if (backend_name == "tensorflow-cluster") != bool(workers):
@@ -104,7 +95,14 @@ def execute(
             f"backend {backend_name!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
             "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
         )
-    options = device_options(virtual, memory_limit, kind, threads, workers, secret)
+    device_choice = device_options(
+        options.get("virtual"),
+        options.get("memory_limit"),
+        options.get("kind", "auto"),
+        options.get("threads"),
+        workers,
+        options.get("secret"),
+    )
     unrolled = None
     if micro_batches is not None or schedule is not None:
         unrolled = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
@@ -112,8 +110,6 @@ def execute(
         step, placement, graph = unrolled.step, unrolled.placement, unrolled.graph
     for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
         check_whole(name, value, low=0)
-    if timeout is not None and not timeout > 0:
-        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
     step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
     header = {
@@ -123,18 +119,18 @@ def execute(
         "steps": int(steps),
         "warmup": int(warmup),
         "traced": int(traced),
-        "options": options,
-        "return_variables": return_variables,
+        "options": device_choice,
+        "return_variables": options.get("return_variables", False),
     }
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
     collected = _Collected()
-    peers = Peers(options["workers"], secret=options["secret"], local=local)
+    peers = Peers(device_choice["workers"], secret=device_choice["secret"], local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
-    count, disable = warmup + traced + steps, None if progress else True
+    count, disable = warmup + traced + steps, None if options.get("progress", True) else True
     with tqdm(total=count, desc="execute", unit="step", leave=False, disable=disable) as bar:
         status, message = _answer_of_worker(
-            worker, request, collected, timeout, cancel, bar.update, on_step, peers, local
+            options.get("worker"), request, collected, timeout, cancel, bar.update, on_step, peers, local
         )
     run = _run(step, graph, placed, cluster, collected, status, message)
     return run if unrolled is None else unrolled.with_pipeline_info(run)

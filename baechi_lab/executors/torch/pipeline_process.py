@@ -37,7 +37,6 @@ class Job:
     world: int
     device: str
     stage_modules: dict[int, tuple[nn.Module, dict[str, Any]]]
-    stages: int
     schedule: str
     stage_ranks: list[list[int]]
     tied: list[list[tuple[int, str]]]
@@ -93,7 +92,6 @@ def run_process(pickled_job: bytes, file: str) -> Report:
 def _train(job: Job) -> Report:
     pipeline = Pipeline(
         job.stage_modules,
-        job.stages,
         job.schedule,
         len(job.batches),
         loss=job.loss,

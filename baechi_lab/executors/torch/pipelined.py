@@ -121,7 +121,6 @@ def run_pipeline(
             stage_modules={
                 s: (m.module, m.spec) for s, m in enumerate(pipeline.stage_modules) if rank in pipeline.stage_ranks[s]
             },
-            stages=len(pipeline.stage_modules),
             schedule=str(pipeline.schedule),
             stage_ranks=pipeline.stage_ranks,
             tied=pipeline.tied,

@@ -169,7 +169,7 @@ def pipeline(rank, device):
     own = {s: plan for s, plan in enumerate(PLAN["stages"]) if rank in plan["processes"]}
     modules = {s: getattr(stages, f"Stage{s}")(select_layers(model, plan["uses"], constants)) for s, plan in own.items()}
     return Pipeline(
-        {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
+        {s: (modules[s], plan) for s, plan in own.items()}, PLAN["schedule"], PLAN["micro_batches"],
         loss=<LOSS>, template=PLAN["template"], stage_ranks=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
         device=device, tied=PLAN["tied"], batch_shapes=PLAN["batch_shapes"],
     )

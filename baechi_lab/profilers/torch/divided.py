@@ -36,7 +36,7 @@ from ...torch_runtime.tree import Args, Kwargs, as_arguments, map_tensors, tenso
 from ...torch_steps.records import UPDATE
 from ..precision import Precision
 from .fake_tensors import half_name, types_of_estimate
-from .layer_estimate import optimizer_states
+from .layer_estimate import EstimateOptions
 from .layers import mode_of, run_once
 from .operator_counter import is_model_operator
 from .operators import Recorder, add_updates, make_operator_graph
@@ -79,14 +79,8 @@ def profile_divided(
     sample_inputs: object,
     kinds: Mapping[str, Hardware],
     layout: Layout,
-    *,
+    options: EstimateOptions,
     plan: Plan | None = None,
-    mode: str | None = None,
-    dtype: torch.dtype | str | None = None,
-    autocast: object = None,
-    optimizer: str | None = None,
-    states: int = 0,
-    precision: Precision | str | None = None,
 ) -> OpGraph:
     """Builds the graph of one rank of a layout; arguments as in `bl.torch.profile`.
 
@@ -102,10 +96,10 @@ def profile_divided(
                 f"{axis} of layout is {getattr(layout, axis)}; bl.torch.profile divides operators over tp, experts over ep and "
                 "gradients over dp, so it must be 1 (bl.layouts simulates the others)"
             )
-    if autocast is not None:
+    if options.autocast is not None:
         raise InvalidInput("autocast is given and layout too; give precision or dtype in its place")
-    training, precision = mode_of(model, mode), Precision.of(precision)
-    types = types_of_estimate(precision, dtype, None)
+    training, precision, states = mode_of(model, options.mode), options.precision, options.state_count
+    types = types_of_estimate(precision, options.dtype, None)
     rank_model = copy.deepcopy(model).to("meta").train(training)
     if types["dtype"] is not None:
         rank_model = rank_model.to(types["dtype"])
@@ -139,8 +133,7 @@ def profile_divided(
             except (RuntimeError, TypeError, ValueError) as error:
                 raise InvalidInput(f"{type(model).__name__} does not run divided by {layout!r}: {error}") from error
         recorder.recording = False
-    if optimizer is not None:
-        states = optimizer_states(optimizer)
+    if options.optimizer is not None:
         add_updates(recorder, precision.update_share(states))
     name = type(model).__name__.lower()
     half = half_name(model, types.values())

@@ -68,6 +68,23 @@ def update_share(name: str, precision: Precision) -> int:
     return fused_share if precision.is_mixed else FOREACH_PASSES.get(name.lower(), fused_share)
 
 
+@dataclass(frozen=True)
+class EstimateOptions:
+    """Options of an estimate of single operators, as `bl.torch.profile` explains them. Without optimizer, `states` counts."""
+
+    mode: str | None = None
+    dtype: object = None
+    autocast: object = None
+    precision: Precision = field(default_factory=Precision)
+    optimizer: str | None = None
+    states: int = 0
+
+    @property
+    def state_count(self) -> int:
+        """Number of tensors of a parameter's size that the optimizer keeps."""
+        return self.states if self.optimizer is None else optimizer_states(self.optimizer)
+
+
 @dataclass(frozen=True, eq=False)
 class LayerEstimate:
     """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.

@@ -37,7 +37,7 @@ from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
 from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
-from .layer_estimate import optimizer_states, update_share
+from .layer_estimate import EstimateOptions, update_share
 from .layers import in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
 from .quantization import stored_bytes
@@ -195,27 +195,21 @@ def profile_operators(
     model: nn.Module,
     sample_inputs: object,
     kinds: Mapping[str, Hardware],
+    options: EstimateOptions,
     *,
-    mode: str | None = None,
     atomic: Collection[str | type] = (),
-    dtype: object = None,
-    autocast: object = None,
-    optimizer: str | None = None,
-    states: int = 0,
-    precision: Precision | str | None = None,
     on_cpu: bool = False,
 ) -> OpGraph:
     """Builds the graph of a step's ATen operators on hardware; arguments as in `bl.torch.profile`.
 
     >>> from ...graph.hardware import by_kind
-    >>> graph = profile_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), by_kind("a100"), mode="inference")
-    >>> graph.names
+    >>> model, kinds = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), by_kind("a100")
+    >>> profile_operators(model, torch.ones(2, 4), kinds, EstimateOptions("inference")).names
     ('0/addmm', '1/relu')
     """
-    training = mode_of(model, mode)
-    precision = Precision.of(precision)
+    training, precision = mode_of(model, options.mode), options.precision
     recorder = Recorder(precision, on_cpu)
-    types = types_of_estimate(precision, dtype, autocast)
+    types = types_of_estimate(precision, options.dtype, options.autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     with (
         in_mode(model, training),
@@ -238,11 +232,10 @@ def profile_operators(
             interceptor.remove()
         batch_bytes = distinct_bytes((args, kwargs))
     warn_about_unused_parameters(model, model_trace)
-    if optimizer is not None:
-        states = optimizer_states(optimizer)
-        add_updates(recorder, update_share(optimizer, precision))
+    if options.optimizer is not None:
+        add_updates(recorder, update_share(options.optimizer, precision))
     name, half = type(model).__name__.lower(), half_name(model, types.values())
-    graph = make_operator_graph(recorder, kinds, states, name, precision, half)
+    graph = make_operator_graph(recorder, kinds, options.state_count, name, precision, half)
     return graph.replace(temp_bytes=graph.temp_bytes + batch_bytes)
 
 

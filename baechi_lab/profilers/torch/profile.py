@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -14,7 +13,7 @@ from ...graph.layout import Layout
 from ...torch_steps.step import TorchStep
 from ..precision import Precision
 from .configured_dtype import warn_about_configured_dtype
-from .layer_estimate import estimate_layers
+from .layer_estimate import EstimateOptions, estimate_layers
 from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers
 from .operators import profile_operators
@@ -118,38 +117,31 @@ def profile(
             raise InvalidInput("layout is for estimates; name the hardware that they are for")
         if layout is None:
             raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
-        graph = profile_divided(
-            model,
-            sample_inputs,
-            by_kind(hardware),
-            layout,
-            plan=plan,
-            mode=mode,
-            dtype=dtype,
-            autocast=autocast,
-            optimizer=optimizer,
-            states=states or 0,
-            precision=Precision.of(precision, gradients),
-        )
+        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states or 0)
+        graph = profile_divided(model, sample_inputs, by_kind(hardware), layout, options, plan)
         return _with_quantization(graph, model)
     if hardware is not None:
         states = states or (0 if step is None else step.kept_states)
         kinds = by_kind(hardware)
-        options: dict[str, Any] = {
-            "mode": mode,
-            "atomic": atomic,
-            "dtype": dtype,
-            "autocast": autocast,
-            "precision": Precision.of(precision, gradients),
-            "on_cpu": all(device_hardware.kind == "cpu" for device_hardware in kinds.values()),
-        }
-        if not (options["precision"].name or dtype or autocast):
+        on_cpu = all(device_hardware.kind == "cpu" for device_hardware in kinds.values())
+        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
+        if not (options.precision.name or dtype or autocast):
             warn_about_configured_dtype(model)
         if granularity == "layer":
-            estimate = estimate_layers(model, sample_inputs, step=step, **options)
+            estimate = estimate_layers(
+                model,
+                sample_inputs,
+                mode=mode,
+                atomic=atomic,
+                dtype=dtype,
+                autocast=autocast,
+                step=step,
+                precision=options.precision,
+                on_cpu=on_cpu,
+            )
             graph = estimate.graph(kinds, optimizer=optimizer, states=states)
         else:
-            graph = profile_operators(model, sample_inputs, kinds, optimizer=optimizer, states=states, **options)
+            graph = profile_operators(model, sample_inputs, kinds, options, atomic=atomic, on_cpu=on_cpu)
         return _with_quantization(graph, model)
     types = {"precision": precision, "gradients": gradients, "dtype": dtype, "autocast": autocast}
     for field, value in (types | {"granularity": None if granularity == "layer" else granularity}).items():

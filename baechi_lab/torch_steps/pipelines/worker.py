@@ -113,12 +113,11 @@ class Pipeline:
     Args:
         stage_modules: stage -> its module and its spec (names of the inputs it reads; shape, type and gradient of what it
             receives and sends).
-        stages: how many there are in all processes.
         text: the schedule.
         micro_batches: per step.
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
-        stage_ranks: the processes of every stage, replicas in the order in which they take micro-batches.
+        stage_ranks: the processes of every stage of the pipeline, replicas in the order in which they take micro-batches.
         batch_shapes: shape and type of the model's outputs for the undivided batch, where the loss averages over what counts.
         tied: parameters that stages of different processes share, each as the (stage, name) pairs of its copies; the same,
             in the same order, on all processes.
@@ -127,7 +126,6 @@ class Pipeline:
     def __init__(
         self,
         stage_modules: Mapping[int, tuple[nn.Module, dict[str, Any]]],
-        stages: int,
         text: str,
         micro_batches: int,
         *,
@@ -144,7 +142,7 @@ class Pipeline:
         # A single process has no group. All processes create all groups.
         groups = {
             ranks: dist.new_group(list(ranks))
-            for ranks in sorted({*(tuple(stage_ranks[s]) for s in range(stages)), *holders})
+            for ranks in sorted({*map(tuple, stage_ranks), *holders})
             if len(ranks) > 1
         }
         self.replicas = groups.get(tuple(stage_ranks[next(iter(stage_modules))]))
