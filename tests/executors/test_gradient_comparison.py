@@ -126,7 +126,7 @@ def test_example_inputs_give_micro_batches_that_differ():
 
 def test_a_batch_with_large_tensors_is_not_compared(monkeypatch):
     step, _ = _train(_custom_gradients()["scaled"])
-    monkeypatch.setattr("baechi_lab.executors.tensorflow.unrolled_step.MOST_BYTES", 100)
+    monkeypatch.setattr("baechi_lab.executors.tensorflow.batch_division.MOST_BYTES", 100)
     assert _messages(bl.trace(step, ROWS[:4]))[0] == []
 
 

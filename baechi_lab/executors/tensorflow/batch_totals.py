@@ -1,6 +1,6 @@
 """Adds ops to an unrolled graph that compute totals of the undivided batch, by which each micro-batch divides.
 
-See `batch_values`. Copies of the ops that lead to a total compute it from the inputs of all micro-batches, before the first
+See `batch_analysis`. Copies of the ops that lead to a total compute it from the inputs of all micro-batches, before the first
 forward op. The input ops of the step wait for their turn in the schedule, so the copies and the input ops both read a
 placeholder under `baechi_lab/batch/`.
 """
@@ -12,7 +12,9 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types
-from .batch_values import REDUCTIONS, BatchValues, Samples, Total
+from .batch_analysis.batch_values import BatchValues
+from .batch_analysis.op_kinds import REDUCTIONS
+from .batch_analysis.values import Samples, Total
 from .gradient_sums import Tensor, add_node, constant
 from .session import PREFIX
 

@@ -1,6 +1,6 @@
 """Compares the gradients of micro-batches with the undivided batch's: both are computed once on the CPU, before the first step.
 
-The analysis of the graph (`batch_values`) follows the loss. It does not see that a `tf.custom_gradient` clips what comes in, or
+The analysis of the graph (`batch_analysis`) follows the loss. It does not see that a `tf.custom_gradient` clips what comes in, or
 multiplies it by the number of samples. So what updates read from the backward pass is computed for both. The variables of the
 caller are not touched: sessions have variables of their own, and run no update.
 
@@ -22,7 +22,7 @@ from ...graph import Step, TensorSpec
 from ...profilers.tensorflow.nodes import data_inputs
 from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
 from ..inputs import Batch, checked_batch, split_batch
-from .batch_values import RANDOM_OPS
+from .batch_analysis.op_kinds import RANDOM_OPS
 from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_config
 
 if TYPE_CHECKING:

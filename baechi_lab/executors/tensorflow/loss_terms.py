@@ -1,4 +1,4 @@
-"""What a step's gradients differentiate, and which of its numbers are no mean or sum over the batch, by `batch_values`."""
+"""What a step's gradients differentiate, and which of its numbers are no mean or sum over the batch, by `batch_analysis`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, output_types
-from .batch_values import LISTS, BatchValues, Tensor, Total, Value, ancestors, read_batch_values
+from .batch_analysis.analysis import read_batch_values
+from .batch_analysis.batch_values import BatchValues, ancestors
+from .batch_analysis.op_kinds import LISTS
+from .batch_analysis.values import Tensor, Total, Value
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef

@@ -1,7 +1,7 @@
 """The graph of the undivided batch: the step's function is traced again with as many samples as all micro-batches have.
 
 Python numbers that a step computes from sizes (`x.shape[0]`) are constants of its graph. Where both graphs differ, a constant
-depends on the number of samples (`batch_values`).
+depends on the number of samples (`batch_analysis`).
 """
 
 from __future__ import annotations

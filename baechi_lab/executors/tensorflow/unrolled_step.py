@@ -5,55 +5,41 @@ accumulated. For a mean over the batch, ops under `baechi_lab/` divide sums of g
 dependencies enforce the order of a schedule (see `schedule_order`). Replicas of a stage have their own variables and updates; see
 `replica_rings`.
 
-All micro-batches have the same number of samples. Whether the loss is a mean or a sum over samples follows from the graph
-(`batch_values`), unless `reduction` is given. A loss that is divided by a number that follows from the inputs, such as the
-number of counted words, is divided by the micro-batch's share of the undivided batch's number (`batch_totals`). Terms that do
-not depend on the batch (a penalty on weights) count once per step. A warning names a loss that mixes samples in another way.
-Statistics of the batch are computed per micro-batch. Random ops draw different numbers for every micro-batch.
+All micro-batches have the same number of samples. `batch_division` says whether gradients are averaged over micro-batches or
+added up, unless `reduction` is given, and warns of a loss that mixes samples in another way. A loss that is divided by a number
+that follows from the inputs, such as the number of counted words, is divided by the micro-batch's share of the undivided
+batch's number (`batch_totals`). Terms that do not depend on the batch (a penalty on weights) count once per step. Statistics of
+the batch are computed per micro-batch. Random ops draw different numbers for every micro-batch.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import InvalidInput, UnknownNameError
+from ...errors import UnknownNameError
 from ...graph import OpGraph, Placement, Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
-from ...passes.roles import BACKWARD, UPDATE, roles
 from ...passes.unroll import ACCUMULATE
-from ...profilers.tensorflow.backward_pairing import is_backward
-from ...profilers.tensorflow.function_bodies import variable_writes
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
+from .batch_division import BatchDivision
 from .batch_totals import BatchTotals
-from .batch_values import UNPROVEN, Samples, Total, ancestors, read_batch_values
-from .gradient_comparison import MOST_BYTES, GradientRead, largest_difference, sample_batches
-from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
-from .loss_terms import Loss, loss_of, mixing_gradients, share_with_gradients, unproven_statistic
+from .gradient_sums import Sums, Tensor, add_node, argument_names, constant
 from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
 from .sends import SUMS
 from .session import PREFIX, parse_graph
-from .undivided_graph import other_number_of_ops
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 REDUCTIONS = ("mean", "sum")
 
-_ADDING = frozenset({"Add", "AddV2", "AddN", "Sub", "Pack"})
-_LINEAR = _ADDING | {"Identity", "Cast", "Neg", "Mul", "Sum", "RealDiv", "DivNoNan"}
-_FINITE = frozenset({"IsFinite", "IsInf", "IsNan"})
-_LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
 _STALE = ("_class", "_output_shapes")
 """Attributes that become wrong: names of original ops, and shapes, which are longer for updates of looked-up rows."""
 _STREAM = 0x27D4EB2F
@@ -86,63 +72,38 @@ def unrolled_step(
     axes = batch_axes(step, 1, None) if axes is None else axes
     axes = {split(name)[0]: axis for name, axis in axes.items()}
     undivided_graph = None if undivided is None else parse_graph(undivided.graph_def)
-    unroller = _Unroller(step, graph, placed, pipe, reduction, axes, undivided_graph)
-    unrolled = unroller.step()
-    unroller.compare_gradients(unrolled, undivided, axes, batch)
+    division = BatchDivision(step, graph, pipe.graph, axes, reduction, undivided_graph)
+    unrolled = _Unroller(division, placed, pipe).step()
+    division.compare_gradients(unrolled, undivided, axes, batch)
     return unrolled
 
 
 class _Unroller:
     """Unrolls one step; used once."""
 
-    def __init__(
-        self,
-        step: Step,
-        graph: OpGraph,
-        placed: Placement,
-        pipe: PipelinedGraph,
-        reduction: str | None,
-        axes: Mapping[str, int | None],
-        undivided: GraphDef | None,
-    ) -> None:
-        self.source, self.graph, self.pipe, self.undivided = step, graph, pipe, undivided
-        self.unrolled = pipe.graph
-        self.origin = np.asarray(self.unrolled.copy_of).tolist()
-        self.batch = np.asarray(self.unrolled.micro_batch).tolist()
-        self.count = max([1, *(k + 1 for k in self.batch)])
-        self.source_def = parse_graph(step.graph_def)
-        self.nodes = {node.name: node for node in self.source_def.node}
-        self.repeated = {
-            graph.names[i]
-            for i, k, kind in zip(self.origin, self.batch, self.unrolled.op_types, strict=True)
-            if k >= 0 and kind != ACCUMULATE
-        }
-        self.shares = Shares(graph, placed)
-        self.graph_def = type(self.source_def)()
-        self.graph_def.versions.CopyFrom(self.source_def.versions)
-        self.graph_def.library.CopyFrom(self.source_def.library)
-        self.roles = roles(graph)
-        self.warned = False
-        self.unproven: list[str] = []  # warnings that are withdrawn if gradients turn out to be the undivided batch's
-        self._refuse_early_updates()
-        self.once = [name for name in self.nodes if name not in self.repeated]
-        self.rows = rows_tensors(
-            self.nodes, self.once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
-        )
-        self._read_batch(axes, reduction)
-        self._refuse_samples()
-        self._warn_of_statistics(axes)
-        if self.count > 1:
-            self._warn_of_sizes(axes)
-        self.totals = BatchTotals(self.graph_def, self.values, self.repeated, self._name, self.count)
+    def __init__(self, division: BatchDivision, placed: Placement, pipe: PipelinedGraph) -> None:
+        self.division, self.pipe = division, pipe
+        self.source, self.graph, self.unrolled = division.source, division.graph, pipe.graph
+        self.count, self.nodes, self.repeated = division.count, division.nodes, division.repeated
+        self.shares = Shares(self.graph, placed)
+        # Parsed anew: reading an attribute that a node lacks, as the analysis does, adds an empty one.
+        self.graph_def = parse_graph(self.source.graph_def)
+        del self.graph_def.node[:]
+        self.totals = BatchTotals(self.graph_def, division.values, self.repeated, self._name, self.count)
         self.portions: dict[str, str] = {}
-        self.penalties = self._penalties() if self.reduction == "sum" else set()
+        self.penalties = division.penalties() if division.reduction == "sum" else set()
         self.sums = Sums(
-            self.graph_def, self.rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
+            self.graph_def,
+            division.rows,
+            self.count,
+            division.is_averaged,
+            self._sum_name,
+            division.logical_op,
+            SUMS.rstrip("/"),
         )
         self.rings = Rings(
             graph_def=self.graph_def,
-            graph=graph,
+            graph=self.graph,
             unrolled=self.unrolled,
             shares=self.shares,
             sums=self.sums,
@@ -153,7 +114,9 @@ class _Unroller:
 
     def step(self) -> Step:
         # A node for every op of the unrolled graph.
-        for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
+        unrolled = self.unrolled
+        origins, batches = np.asarray(unrolled.copy_of).tolist(), np.asarray(unrolled.micro_batch).tolist()
+        for name, kind, i, k in zip(unrolled.names, unrolled.op_types, origins, batches, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
                 continue  # added with its reader
             original = self.nodes[self.graph.names[i]]
@@ -200,317 +163,6 @@ class _Unroller:
             info={**source.info, "micro_batches": self.count},
         )
 
-    # -- what micro-batches are to the undivided batch ------------------------------------------------------------------
-
-    def _read_batch(self, axes: Mapping[str, int | None], reduction: str | None) -> None:
-        """Analyzes the batch in the forward ops. Decides how gradients are added up, and warns if no way is right."""
-        backward = {
-            name
-            for k, name in zip(self.graph.forward_of.tolist(), self.graph.names, strict=True)
-            if k >= 0 or is_backward(name)
-        }
-        names = [self.graph.names[i] for i in self.graph.order.tolist()]
-        for node in (self.nodes[name] for name in names):  # tapes add up the gradients of a variable by unnamed ops
-            if node.op == "AddN" and any(producer in backward for producer, _ in data_inputs(node)):
-                backward.add(node.name)
-        update = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == UPDATE}
-        differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
-        scalar_outputs = {
-            split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
-        }
-        # Gradients that lead to the returned loss, as those of a gradient penalty, are forward ops. The lists that a loop
-        # fills for its gradient lead to the loss as well, but do not follow from what is differentiated.
-        leads_to_loss = ancestors(self.nodes, names, scalar_outputs)
-        leads_to_loss = ancestors(self.nodes, names, leads_to_loss & differentiated - backward - update)
-        follows = differentiated - backward
-        for name in names:
-            if any(producer in follows for producer, _ in data_inputs(self.nodes[name])):
-                follows.add(name)
-        backward -= ancestors(self.nodes, names, backward & leads_to_loss & follows)
-        self.forward = dict.fromkeys(name for name in names if name not in backward | update)
-        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count, undivided=self.undivided)
-        share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
-        self.trains = bool(differentiated)
-        loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
-        self.loss_terms = set(loss.terms)
-        for name in reversed(self.forward):
-            if name in self.loss_terms and self.nodes[name].op == "Identity":
-                self.loss_terms.add(next(data_inputs(self.nodes[name]))[0])
-        powers = {value.power if isinstance(value, Total) and value.exact else None for value in loss.terms.values()}
-        self.reduction = reduction or ("sum" if powers == {1} and not loss.unclear else "mean")
-        if self.count == 1:
-            self.values.shared.clear()
-        elif loss.terms and self.source.updates:
-            self._warn_of_reduction(loss, powers, reduction)
-            self._warn_of_mixing_gradients(loss, axes)
-
-    def _warn_of_mixing_gradients(self, loss: Loss, axes: Mapping[str, int | None]) -> None:
-        """Warns of a backward pass that combines samples where the loss does not; statistics of the batch are warned of."""
-        if loss.problems or self.values.normalizes:
-            return
-        ops = [self.graph.names[i] for i in self.graph.order.tolist() if self.roles[i] != UPDATE]
-        backward = set(ops) - self.forward.keys()
-        for name, reason in mixing_gradients(self.source_def, ops, backward, axes, self.count).items():
-            message = (
-                f"op {name!r} in the backward pass of step {self.source.name!r} {reason}: gradients are those of the "
-                "micro-batches, and may differ from those of the undivided batch"
-            )
-            self.unproven.append(message)
-            return
-
-    def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
-        """Warns about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
-        label, name = self.source.name, list(loss.terms)[-1]
-        other_ops = None if self.undivided is None else other_number_of_ops(self.source_def, self.undivided)
-        while self.nodes[name].op == "Identity":
-            name = next(data_inputs(self.nodes[name]))[0]
-        if loss.problems or (
-            powers not in ({0}, {1}) and any(isinstance(value, Total) for value in loss.terms.values())
-        ):
-            name, reason = next(
-                iter(loss.problems.items()),
-                (name, "combines the samples in another way, or one that the graph does not show"),
-            )
-            message = (
-                f"the loss of step {label!r} may be neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
-                f"{reason}: gradients are those of the {self.reduction}, and may differ from those of the undivided batch"
-            )
-            if other_ops is None and UNPROVEN.issuperset(loss.problems.values()):
-                self.unproven.append(message)
-                return
-        elif other_ops is not None:
-            message = (
-                f"the graph of step {label!r} depends on the number of samples: it has {other_ops} for the undivided batch, so "
-                "gradients may differ from those of the undivided batch"
-            )
-            self.unproven.append(message)
-            return
-        elif powers == {1} and loss.unclear and reduction is None:
-            name, reason = next(iter(loss.unclear.items()))
-            message = (
-                f"op {name!r} of step {label!r} {reason}, and the graph does not say whether the loss is then a mean: gradients "
-                "are averaged over micro-batches; give reduction='mean' or 'sum'"
-            )
-        elif powers not in ({0}, {1}) and reduction is None:
-            message = (
-                f"the graph of step {label!r} does not say whether its loss is a mean or a sum over the batch: gradients are "
-                "averaged over micro-batches; return the loss alone, or give reduction='mean' or 'sum'"
-            )
-            self.unproven.append(message)
-            return
-        elif reduction == "mean" and powers == {1}:
-            message = (
-                f"the loss {name!r} of step {label!r} looks like a sum over the batch; gradients are averaged over "
-                "micro-batches, which is the undivided batch's for a mean: give reduction='sum' for a sum"
-            )
-        elif reduction == "sum" and powers == {0}:
-            message = (
-                f"the loss {name!r} of step {label!r} looks like a mean over the batch; with reduction='sum' its gradients are "
-                "added up, and the step is that of a larger loss"
-            )
-        else:
-            return
-        self._warn(message, 7)
-
-    def _warn(self, message: str, stacklevel: int) -> None:
-        self.warned = True
-        warnings.warn(message, stacklevel=stacklevel + 1)
-
-    def compare_gradients(
-        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
-    ) -> None:
-        """Computes what updates read from the backward pass, and warns if it is not what the undivided batch gives.
-
-        Warnings of what the graph does not show are withdrawn if it is, on `batch` and on samples of the example inputs.
-        """
-        if self.warned:
-            return
-        batches = [batch, None] if self.unproven and batch is not None else [batch]
-        differences = [self._gradient_difference(unrolled, undivided, axes, inputs) for inputs in batches]
-        if self.unproven:
-            if not all(difference is not None and difference[1] == 0 for difference in differences):
-                self._warn(self.unproven[0], 5)
-        elif differences[0] is not None and differences[0][1] > 0:
-            op, share = differences[0]
-            batch_name = "samples of the example inputs" if batch is None else "the first batch"
-            message = (
-                f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op "
-                f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
-            )
-            self._warn(message, 5)
-
-    def _gradient_difference(
-        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
-    ) -> tuple[str, float] | None:
-        """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
-        if undivided is None or self.values.normalizes:
-            return None  # statistics of the batch are warned of
-        tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
-        if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
-            return None
-        gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
-        reads = [
-            GradientRead(name, position, tensor in self.rows)
-            for name in self.once
-            for position, tensor in enumerate(data_inputs(self.nodes[name]))
-            if tensor[0] in self.repeated & gradients and self._is_float(tensor)
-        ]
-        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
-        arrays = sample_batches(self.source, axis_of_input, self.count, batch)
-        return largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
-
-    def _is_float(self, tensor: Tensor) -> bool:
-        import tensorflow as tf
-
-        return bool(tf.dtypes.as_dtype(output_types(self.nodes[tensor[0]])[tensor[1]]).is_floating)
-
-    def _refuse_samples(self) -> None:
-        """Raises `InvalidInput` if an op that runs once reads a tensor with an entry per sample, except for table rows."""
-        if self.count == 1:
-            return
-        weights = {tuple(spec.shape) for spec in self.source.variables}
-        for name in self.once:
-            for tensor in data_inputs(self.nodes[name]):
-                if tensor in self.rows or tensor[0] not in self.repeated:
-                    continue
-                value, shape = self.values.of(tensor), self.values.shape(tensor)
-                of_samples = isinstance(value, Samples) and (
-                    value.axis is not None or self.nodes[tensor[0]].op == "Placeholder"
-                )
-                if shape and tensor[0] not in self.forward and self.values.batch > 1 and shape not in weights:
-                    of_samples |= shape[0] == self.values.batch and shape[1:] in weights  # a gradient per sample
-                if of_samples:
-                    raise InvalidInput(
-                        f"op {name!r} of step {self.source.name!r}, which runs once per step, reads {tensor[0]!r}, which has an "
-                        "entry per sample and differs from micro-batch to micro-batch; compute gradients before what is "
-                        "conditional, and update variables from gradients or statistics alone"
-                    )
-
-    def _warn_of_statistics(self, axes: Mapping[str, int | None]) -> None:
-        """Warns of a number that updates read, other than gradients, if it is not proven to be that of the undivided batch."""
-        read = {
-            tensor: name for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward
-        }
-        tensors = [t for t in read if t[0] in self.repeated and t not in self.rows and t[0] not in self.loss_terms]
-        if self.count == 1 or not tensors:
-            return
-        forward = list(self.forward)
-        values = read_batch_values(self.source_def, forward, axes, self.count, axes, self.undivided)
-        statistic = unproven_statistic(values, forward, tensors)
-        if statistic is not None:
-            message = (
-                f"op {read[statistic]!r} of step {self.source.name!r} reads the number {statistic[0]!r} of every micro-batch, "
-                "which may be no mean over the batch: floats are averaged and integers are added, and what the op writes may "
-                "differ from the undivided batch's"
-            )
-            self._warn(message, 6)
-
-    def _warn_of_sizes(self, axes: Mapping[str, int | None]) -> None:
-        """Warns of an update that reads the number of samples. It runs once per step, but the number is a micro-batch's."""
-        entries = {self.values.batch} | {prod(shape) for shape in map(self.values.shape, self.values.inputs) if shape}
-        counts: set[str] = set()
-        for name in self.once:
-            node = self.nodes[name]
-            sources = list(data_inputs(node))
-            written = self.nodes[sources[-1][0]] if node.op == "AssignVariableOp" else node
-            reads = [self.nodes[source] for source, _ in data_inputs(written)]
-            adds_to_itself = written.op in _ADDING and any(
-                read.op == "ReadVariableOp" and read.input[0] == node.input[0] for read in reads
-            )
-            adds = node.op.startswith("AssignAdd") or adds_to_itself
-            added = [self.values.constant(tensor) for tensor in data_inputs(written)] if adds else []
-            if self.undivided is not None:
-                reads_size = isinstance(self.values.of_batch_size((name, 0)), Total)
-            else:
-                reads_size = any(
-                    a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added
-                ) or self.values.counts_samples(node, axes)
-            if reads_size or any(source in counts for source, _ in sources):
-                counts.add(name)
-            if name in counts and any(variable_writes(self.source_def, node)):
-                message = (
-                    f"op {name!r} of step {self.source.name!r} reads the number of samples of a micro-batch, and runs once per "
-                    "step: what it writes may differ from the undivided batch's"
-                )
-                self._warn(message, 6)
-                return
-
-    def _is_averaged(self, tensor: Tensor) -> bool:
-        """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
-
-        Statistics that are no gradients are always averaged, because a metric may divide by a constant number of samples.
-        """
-        if self.trains and tensor[0] in self.forward and tensor[0] not in self.loss_terms:
-            return True
-        return self.reduction == "mean" or tensor[0] not in self._varying
-
-    def _is_mean(self, tensor: Tensor) -> bool:
-        """Whether the step returns the mean of `tensor` over micro-batches instead of the sum."""
-        value = self.values.of(tensor)
-        if isinstance(value, Total) and value.power in (0, 1) and (value.exact or value.share is not None):
-            return value.power == 0
-        return self.reduction == "mean" or tensor[0] not in self._varying
-
-    @cached_property
-    def _varying(self) -> set[str]:
-        """The ops whose outputs differ between micro-batches, including backward ops."""
-        varying = {name for name, _ in self.values.values}
-        for name in (self.graph.names[i] for i in self.graph.order.tolist()):
-            if any(source in varying for source, _ in data_inputs(self.nodes[name])):
-                varying.add(name)
-        return varying
-
-    def _penalties(self) -> set[tuple[str, Tensor]]:
-        """Returns (op, input) of terms that are the same for all micro-batches, within gradients and losses that are summed."""
-        penalties: set[tuple[str, Tensor]] = set()
-        gradients = [
-            tensor for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor not in self.rows
-        ]
-        waiting = [tensor for tensor in gradients if not self._is_averaged(tensor)]
-        waiting += [tensor for spec in self.source.outputs if not self._is_mean(tensor := split(spec.name))]
-        visited: set[Tensor] = set()
-        while waiting:
-            tensor = waiting.pop()
-            node = self.nodes[tensor[0]]
-            if tensor in visited or node.name not in self.repeated or node.op not in _LINEAR:
-                continue
-            visited.add(tensor)
-            for source in data_inputs(node):
-                if source[0] in self._varying:
-                    waiting.append(source)
-                elif node.op in _ADDING:
-                    penalties.add((node.name, source))
-        return penalties
-
-    def _refuse_early_updates(self) -> None:
-        """Raises `InvalidInput` if a repeated op writes a variable: others would read it meanwhile. Random states are allowed."""
-        import tensorflow as tf
-
-        if self.count == 1:
-            return
-        for name in self.repeated:
-            for op in variable_writes(self.source_def, self.nodes[name]):
-                kind = tf.dtypes.as_dtype(op.attr["dtype"].type or op.attr["T"].type)
-                if kind.is_floating or kind.is_complex:
-                    raise InvalidInput(
-                        f"op {name!r} of step {self.source.name!r} writes a variable that gradients of the same step wait for; "
-                        "micro-batches need a step that writes variables behind all gradients (a graph from an earlier release "
-                        "does not know conditional updates: profile the step again)"
-                    )
-
-    def _logical(self, name: str) -> str | None:
-        """Returns the op that combines a boolean over micro-batches (all finite, any sample of a kind); None if unknown."""
-        node = self.nodes[name]
-        tensors = list(data_inputs(node))
-        sources = [source for source, _ in tensors]
-        of_samples = bool(tensors) and isinstance(self.values.of(tensors[0]), Samples)
-        if node.op in _FINITE or (node.op in ("All", "Any") and (of_samples or self.nodes[sources[0]].op in _FINITE)):
-            return "LogicalAnd" if node.op in ("All", "IsFinite") else "LogicalOr"
-        inner = {self._logical(source) for source in sources} if node.op in _LOGICAL else {None}
-        if node.op == "LogicalNot":
-            return {"LogicalAnd": "LogicalOr", "LogicalOr": "LogicalAnd"}.get(str(inner.pop()))
-        return node.op if inner == {node.op} else None
-
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _name(self, name: str, k: int) -> str:
@@ -524,7 +176,12 @@ class _Unroller:
 
     def _gradients(self) -> dict[Tensor, int]:
         """Returns tensor -> type of the tensors of replicated stages that ops which run once read from micro-batches."""
-        read = (tensor for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.repeated)
+        read = (
+            tensor
+            for name in self.division.once
+            for tensor in data_inputs(self.nodes[name])
+            if tensor[0] in self.repeated
+        )
         shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
 
@@ -585,7 +242,11 @@ class _Unroller:
 
     def _summed_output(self, name: str, output: int, replica: int) -> str:
         copies = [join(copy, output) for copy in self._names(name)]
-        is_same = name not in self._varying and (name, output) not in self.rows and not self._is_float((name, output))
+        is_same = (
+            name not in self.division.varying
+            and (name, output) not in self.division.rows
+            and not self.division.is_float((name, output))
+        )
         if self.count == 1 or is_same:
             return copies[0]  # a number that is the same for all micro-batches is not added up
         if self.shares.group(name) >= 0:
@@ -619,7 +280,7 @@ class _Unroller:
         dtype = output_types(self.nodes[name])[output]
         copies = [join(copy, output) for copy in self._names(name)]
         if not spec.shape and not spec.dtype.startswith(("bool", "string")):
-            combined = self.sums.of((name, output), dtype, copies, averaged=self._is_mean((name, output)))
+            combined = self.sums.of((name, output), dtype, copies, averaged=self.division.is_mean((name, output)))
             return TensorSpec(combined if ":" in combined else f"{combined}:0", spec.dtype, ())
         node = self.graph_def.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
         node.input.extend(copies)

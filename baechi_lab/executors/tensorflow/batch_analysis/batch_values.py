@@ -1,0 +1,192 @@
+"""The result of the analysis of a step, and what it reads from the graph: shapes, constants, sizes of the batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....profilers.tensorflow.nodes import data_inputs
+from ....profilers.tensorflow.shapes import SHAPES
+from ..constant_ops import CONSTANT_OPS
+from .values import Samples, Shape, Tensor, Total, Value
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+WORKS_ALONG = "may work along the samples of the batch"
+READS_SIZES = "reads a number in its rounds that depends on the number of samples"
+CARRIES_VALUES = "carries values from one sample to the next"
+REDUCES_AXIS = "reduces an axis in its rounds that is as long as the batch"
+SCATTERS_ENTRIES = "puts entries at places that depend on the data"
+UNPROVEN = frozenset({SCATTERS_ENTRIES, WORKS_ALONG, READS_SIZES, CARRIES_VALUES, REDUCES_AXIS})
+"""Problems that an op may have, as far as the graph shows."""
+_NORMALISING = ("FusedBatchNorm", "batch_norm", "batchnorm", "BatchNorm")
+_SHAPE_CONSTANT = re.compile(r"(^|/)Shape(_\d+)?$")
+"""Names that TensorFlow gives to the constant that it puts in the place of `tf.shape` where sizes are known."""
+
+
+@dataclass
+class BatchValues:
+    """The analysis of a step; see `read_batch_values`.
+
+    `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained`: ops whose outputs
+    depend on variables or random numbers. `shared`: totals of which each micro-batch reads its share of the undivided batch's
+    total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot compute what it
+    computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided`: the graph of the undivided
+    batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
+    `normalizes`: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
+    """
+
+    graph_def: GraphDef
+    micro_batches: int
+    nodes: Mapping[str, NodeDef] = field(init=False)
+    inputs: Sequence[Tensor] = ()
+    batch: int = 1
+    values: dict[Tensor, Value] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    shared: dict[Tensor, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    unclear: dict[str, str] = field(default_factory=dict)
+    undivided: GraphDef | None = None
+    positions: set[str] = field(default_factory=set)
+    normalizes: bool = False
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.name: node for node in self.graph_def.node}
+        self._constants: dict[Tensor, NDArray[Any] | None] = {}
+        self.undivided_values = None if self.undivided is None else BatchValues(self.undivided, self.micro_batches)
+        self._normalizing_layers = {name.split("/batchnorm/")[0] for name in self.nodes if "/batchnorm/" in name}
+
+    def is_normalizing(self, node: NodeDef) -> bool:
+        """Whether an op belongs to a batch normalization, of which `bl.unroll` warns."""
+        layer = node.name.rpartition("/moments/")[0]
+        return layer in self._normalizing_layers or any(word in node.name + node.op for word in _NORMALISING)
+
+    def counts_samples(self, node: NodeDef, axes: Mapping[str, int | None]) -> bool:
+        """Whether an op is `tf.shape(x)[k]` with as many entries as a micro-batch has samples, along an axis of samples."""
+        if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i:
+            return False
+        sizes, begin, *_ = data_inputs(node)
+        if self.nodes[sizes[0]].op != "Const" or not _SHAPE_CONSTANT.search(sizes[0]):
+            return False
+        entries, at = self.constant(sizes), self.constant(begin)
+        if entries is None or at is None or np.ndim(entries) != 1 or np.size(at) != 1:
+            return False
+        axis = int(np.ravel(at)[0])
+        if axis not in axes.values() or axis >= len(entries) or int(entries[axis]) != self.batch:
+            return False
+        if self.undivided_values is None or sizes[0] not in self.undivided_values.nodes:
+            return True
+        undivided_entries = self.undivided_values.constant(sizes)  # the same ones for a table, for example
+        return undivided_entries is None or not np.array_equal(undivided_entries, entries)
+
+    def of(self, tensor: Tensor) -> Value:
+        """Returns the tensor's value; None if it is the same for all micro-batches."""
+        return self.values.get(tensor)
+
+    def shape(self, tensor: Tensor) -> Shape:
+        """Returns the shape in the graph, with -1 for an unknown length."""
+        shapes = self.nodes[tensor[0]].attr[SHAPES].list.shape
+        if tensor[1] >= len(shapes) or shapes[tensor[1]].unknown_rank:
+            return None
+        return tuple(int(d.size) for d in shapes[tensor[1]].dim)
+
+    def drawn_axis(self, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
+        """Returns the axis of samples of random numbers, which is longer for the undivided batch, or as long as the batch."""
+        undivided = None if self.undivided_values is None else self.undivided_values.nodes.get(tensor[0])
+        if self.undivided_values is not None and undivided is not None and undivided.op == self.nodes[tensor[0]].op:
+            sizes = zip(shape, self.undivided_values.shape(tensor) or (), strict=False)
+            axes = [axis for axis, (size, undivided_size) in enumerate(sizes) if size != undivided_size]
+        else:
+            axes = [axis for axis, size in enumerate(shape) if size == self.batch and size > 1]
+        return axes[0] if axes else None
+
+    def of_batch_size(self, tensor: Tensor) -> Value:
+        """Returns the value of a constant that is another one for the undivided batch; None for any other tensor.
+
+        A constant with an entry per sample is recorded in `positions` unless all micro-batches read those of the undivided batch.
+        """
+        if self.undivided_values is None or tensor[0] not in self.undivided_values.nodes:
+            return None
+        nodes = self.nodes[tensor[0]], self.undivided_values.nodes[tensor[0]]
+        if nodes[0].op == "Const" and nodes[0].attr["value"] == nodes[1].attr["value"]:
+            return None
+        divided, undivided = self.constant(tensor), self.undivided_values.constant(tensor)
+        if divided is None or undivided is None or np.array_equal(divided, undivided):
+            return None
+        is_numeric = np.issubdtype(divided.dtype, np.number) or divided.dtype.name == "bfloat16"
+        if is_numeric and divided.shape == undivided.shape:
+            is_shape = divided.ndim and np.issubdtype(divided.dtype, np.integer)
+            if is_shape and np.all((undivided == divided) | (undivided == divided * self.micro_batches)):
+                return None
+            power = self._growth(divided, undivided)
+            return Total(power, exact=power is not None, share=None if power is None else 0)
+        same_rank = divided.ndim == undivided.ndim
+        axes = [axis for axis in range(divided.ndim) if same_rank and divided.shape[axis] != undivided.shape[axis]]
+        if len(axes) == 1 and undivided.shape[axes[0]] == self.micro_batches * divided.shape[axes[0]]:
+            repeated = np.concatenate([divided] * self.micro_batches, axes[0])
+            if np.array_equal(repeated, undivided):
+                return None
+            if is_numeric and (power := self._growth(repeated, undivided)) is not None:
+                return Samples(axes[0], power=power)
+        self.positions.add(tensor[0])
+        return None
+
+    def _growth(self, divided: NDArray[Any], undivided: NDArray[Any]) -> int | None:
+        """Returns p if `undivided` is `divided` times the number of micro-batches to the power p; None if there is no p."""
+        largest = np.argmax(np.abs(divided.astype(np.float64)))
+        ratio = float(undivided.ravel()[largest]) / (float(divided.ravel()[largest]) or np.nan)
+        if not 0 < ratio < np.inf:
+            return None
+        power = round(np.log(ratio) / np.log(self.micro_batches))
+        expected = divided.astype(np.float64) * float(self.micro_batches) ** power
+        tolerance = 1e-5 if divided.itemsize > 2 else 1e-2
+        return power if np.allclose(undivided.astype(np.float64), expected, rtol=tolerance, atol=0) else None
+
+    def constant(self, tensor: Tensor) -> NDArray[Any] | None:
+        """Returns the value of a tensor that follows from constants and shapes, else None."""
+        if tensor not in self._constants:
+            self._constants[tensor] = self._evaluated(tensor)
+        return self._constants[tensor]
+
+    def _evaluated(self, tensor: Tensor) -> NDArray[Any] | None:
+        import tensorflow as tf
+
+        node = self.nodes[tensor[0]]
+        if node.op == "Const":
+            return tf.make_ndarray(node.attr["value"].tensor)
+        shape = self.shape(next(data_inputs(node), tensor))
+        if node.op == "Rank" and shape is not None:
+            return np.array(len(shape))
+        if node.op in ("Shape", "Size") and shape is not None and -1 not in shape:
+            return np.array(shape) if node.op == "Shape" else np.array(prod(shape))
+        compute = CONSTANT_OPS.get(node.op)
+        values = [self.constant(source) for source in data_inputs(node)] if compute else [None]
+        if compute is None or any(value is None for value in values):
+            return None
+        with np.errstate(all="ignore"):
+            value = compute(node, *values)
+        return value if node.op != "Unpack" or value is None else np.take(value, tensor[1], node.attr["axis"].i)
+
+
+def is_float(kind: int) -> bool:
+    """Whether TensorFlow's data type `kind` is a floating-point type."""
+    import tensorflow as tf
+
+    return bool(tf.dtypes.as_dtype(kind).is_floating)
+
+
+def ancestors(nodes: Mapping[str, NodeDef], ops: Sequence[str], names: set[str]) -> set[str]:
+    """Returns `names` and the ops from which they follow; `ops` in topological order."""
+    leading = set(names)
+    for name in reversed(ops):
+        if name in leading:
+            leading |= {producer for producer, _ in data_inputs(nodes[name])}
+    return leading
