@@ -239,9 +239,8 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     """Returns a placement with every colocation group, and every op without one, on a random device."""
     rng = np.random.default_rng(seed)
     allowed_devices(graph, local.cluster)
-    group = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
     device = rng.integers(0, local.n, len(graph.colocation_names) + graph.n)
-    return Placement(device=device[group].astype(np.int32), placer="random", graph_key=graph.key)
+    return Placement(device=device[graph.device_unit].astype(np.int32), placer="random", graph_key=graph.key)
 
 
 def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:

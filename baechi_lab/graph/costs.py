@@ -48,6 +48,11 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     return table
 
 
+def allowed_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
+    """Returns float64[n, devices]: `durations`, and infinity where an op may not run (`allowed_devices`)."""
+    return np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
+
+
 def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     """Raises `CostError` for devices without durations in a graph that was estimated for hardware by name.
 

@@ -1,8 +1,34 @@
-"""Groups of ops: joins those that overlap."""
+"""Groups of ops: joins those that overlap, and makes colocation groups of single ops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .kernels.csr import Ints
+
+if TYPE_CHECKING:
+    from .opgraph import OpGraph
+
+
+def add_single_groups(graph: OpGraph, ops: Sequence[int] | Ints, label: str) -> tuple[Ints, tuple[str, ...]]:
+    """Returns the colocation int64[n] and the names of groups of `graph`, with a group for each of `ops`, which have none.
+
+    A group has the name of its op, or with `label` before it if another group has that name.
+
+    >>> from baechi_lab.graph import OpGraph
+    >>> graph = OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0], colocation_names=("1",))
+    >>> graph.names, add_single_groups(graph, [1], "copies of")[1]
+    (('0', '1', '2'), ('1', 'copies of 1'))
+    """
+    colocation = graph.colocation.astype(np.int64)
+    colocation[ops] = len(graph.colocation_names) + np.arange(len(ops))
+    taken_names = set(graph.colocation_names)
+    names = (graph.names[op] for op in ops)
+    added_names = (f"{label} {name}" if name in taken_names else name for name in names)
+    return colocation, (*graph.colocation_names, *added_names)
 
 
 def join_groups(n: int, groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:

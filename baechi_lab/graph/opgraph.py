@@ -197,6 +197,27 @@ class OpGraph(Picklable):
         return np.repeat(np.arange(self.tensor_count, dtype=np.int32), np.diff(self.consumer_ptr))
 
     @cached_property
+    def output_bytes(self) -> NDArray[np.int64]:
+        """int64[n]: the bytes of all outputs of each op.
+
+        >>> OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 20)]).output_bytes.tolist()
+        [50, 0, 0]
+        """
+        total = np.zeros(self.n, dtype=np.int64)
+        np.add.at(total, self.tensor_producer, self.tensor_bytes)
+        return total
+
+    @cached_property
+    def device_unit(self) -> NDArray[np.int64]:
+        """int64[n]: ops with the same number must share a device: the op's colocation group, else a number of its own.
+
+        >>> OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0]).device_unit.tolist()
+        [0, 2, 0]
+        """
+        own_number = len(self.colocation_names) + np.arange(self.n)
+        return frozen_array(np.where(self.colocation >= 0, self.colocation, own_number), np.int64)
+
+    @cached_property
     def output_ptr(self) -> NDArray[np.int64]:
         """int64[n+1]: tensors `output_ptr[i]:output_ptr[i+1]` are produced by op `i`."""
         return offsets(self.tensor_producer, self.n)

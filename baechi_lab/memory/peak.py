@@ -26,13 +26,32 @@ def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -
     if graph.n == 0:
         return 0
     position = graph.position if order is None else inverse(order)
+    temp_bytes = graph.temp_bytes[graph.order if order is None else order]
+    return int(graph.persistent_bytes.sum() + (live_bytes(graph, position, graph.tensor_bytes) + temp_bytes).max())
+
+
+def last_use(graph: OpGraph, position: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns int64[tensors]: the largest of the positions of a tensor's producer and readers; `position` is int64[n]."""
     last = position[graph.tensor_producer].copy()
     np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
+    return last
+
+
+def live_bytes(
+    graph: OpGraph,
+    position: NDArray[np.int64],
+    size: NDArray[np.int64],
+    tensors: NDArray[np.bool_] | slice = slice(None),
+) -> NDArray[np.int64]:
+    """Returns int64[n]: the bytes of tensors that one device holds while the op at each position runs.
+
+    `position` is int64[n], `size` int64[tensors]. Only `tensors`, a mask, are counted; by default all are.
+    """
+    start, end, size = position[graph.tensor_producer][tensors], last_use(graph, position)[tensors] + 1, size[tensors]
     change = np.zeros(graph.n + 1, dtype=np.int64)
-    np.add.at(change, position[graph.tensor_producer], graph.tensor_bytes)
-    np.add.at(change, last + 1, -graph.tensor_bytes)
-    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order if order is None else order]
-    return int(graph.persistent_bytes.sum() + live_bytes.max())
+    np.add.at(change, start, size)
+    np.add.at(change, end, -size)
+    return np.cumsum(change[:-1])
 
 
 def readiness_peak(graph: OpGraph) -> int:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
 from ..graph.kernels.csr import Bools, Floats, Ints
+from ..memory.peak import last_use, live_bytes
 from .checkpoints import is_read_by_backward_op
 from .training_graph import TrainingGraph
 
@@ -138,14 +139,8 @@ class Chain:
         training, graph = self.training, self.training.graph
         rank, count = training.rank, self.stages
         first_backward = graph.n - len(self.backward_ops)
-        last = rank[graph.tensor_producer].copy()
-        np.maximum.at(last, graph.edge_tensor, rank[graph.consumers])
-        producer_rank = rank[graph.tensor_producer]
-        is_backward = producer_rank >= first_backward
-        change = np.zeros(graph.n + 1, dtype=np.int64)
-        np.add.at(change, producer_rank[is_backward], graph.tensor_bytes[is_backward])
-        np.add.at(change, last[is_backward] + 1, -graph.tensor_bytes[is_backward])
-        live = np.cumsum(change[:-1])
+        is_backward = rank[graph.tensor_producer] >= first_backward
+        live, last = live_bytes(graph, rank, graph.tensor_bytes, is_backward), last_use(graph, rank)[is_backward]
         free = np.zeros(graph.n, dtype=np.bool_)  # forward ops whose outputs the plan does not decide on
         free[training.ordered[:first_backward]] = True
         free[self.ops[~self.pinned]] = False
@@ -170,7 +165,7 @@ class Chain:
             ranks = first_backward + np.flatnonzero(self.stage == j)
             if len(ranks):
                 before = int(live[ranks[0] - 1]) if ranks[0] > first_backward else 0
-                ends_before = last[is_backward] == ranks[0] - 1
+                ends_before = last == ranks[0] - 1
                 self.due[j] += before - int(graph.tensor_bytes[is_backward][ends_before].sum())
                 self.backward[j] += int(self.backward_op_bytes[ranks - first_backward].max())
 

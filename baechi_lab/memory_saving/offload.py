@@ -182,8 +182,7 @@ class Offload(Pass):
         super().check()
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        if not isinstance(graph, OpGraph):
-            raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
+        check_records(graph=graph)
         if graph.group_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is coarse; offload in the graph that it was made from")
         return _OffloadBuilder(graph, self).build()

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import OpGraph
+from ..graph.arguments import check_records
 from ..graph.units import format_bytes, parse_bytes
 from ..internal_warnings import warn
 from ..memory.peak import readiness_peak
@@ -137,8 +138,7 @@ class Recompute(Pass):
             raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds above 0")
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        if not isinstance(graph, OpGraph):
-            raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
+        check_records(graph=graph)
         if graph.group_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is coarse; recompute in the graph that it was made from")
         if self.budget is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints, distinct
 from ..graph.tensors import tensor_columns, text_column
 from .op_sequence import OpSequence
@@ -109,12 +110,8 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
 def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
     """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
     lone = np.unique(copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)])
-    group = graph.colocation.copy()
-    group[lone] = len(graph.colocation_names) + np.arange(len(lone))
-    group_names = set(graph.colocation_names)
-    names = [graph.names[i] for i in lone.tolist()]
-    fresh = [f"{name} and its copy" if name in group_names else name for name in names]
-    return {"colocation": group[origin], "colocation_names": (*graph.colocation_names, *fresh)}
+    group, group_names = add_single_groups(graph, lone, "copies of")
+    return {"colocation": group[origin], "colocation_names": group_names}
 
 
 def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:

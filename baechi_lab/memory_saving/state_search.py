@@ -13,6 +13,7 @@ import numpy as np
 
 from ..graph import CONTROL_BYTES
 from ..graph.kernels.csr import Floats, Ints
+from ..memory.peak import last_use
 from .training_graph import TrainingGraph
 
 MOST_VALUES = 12  # whose subsets are all searched
@@ -35,16 +36,15 @@ class MemoryStates:
         mask = lambda of: sum(self.bit.get(t, 0) for t in of)  # noqa: E731
         self.reads = [mask(tensors[pointer[op] : pointer[op + 1]].tolist()) for op in range(graph.n)]
         self.makes = [mask(graph.outputs(op)) for op in range(graph.n)]
-        outputs = np.zeros(graph.n, dtype=np.int64)
-        np.add.at(outputs, graph.tensor_producer, graph.tensor_bytes)
         decided_bytes = np.array(
             [sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op) if t in self.bit) for op in range(graph.n)]
         )
-        self.transient = graph.temp_bytes + outputs - decided_bytes  # of every run, without the values that it makes
+        self.transient = (
+            graph.temp_bytes + graph.output_bytes - decided_bytes
+        )  # of every run, without the values that it makes
         # Persistent bytes, and those of tensors that no plan drops, when each step begins.
         rank = training.rank
-        last = rank[graph.tensor_producer].copy()
-        np.maximum.at(last, graph.edge_tensor, rank[graph.consumers])
+        last = last_use(graph, rank)
         is_undecided = np.ones(graph.tensor_count, dtype=np.bool_)
         is_undecided[self.values] = False
         change = np.zeros(graph.n + 1, dtype=np.int64)

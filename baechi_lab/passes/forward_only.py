@@ -164,8 +164,8 @@ def _backward_traffic(
     """Returns the pairs of ops of `coarse`, the earlier first, and the bytes of backward tensors between them."""
     tensor = graph.edge_tensor.astype(np.int64)
     source, reader = label[graph.edge_source], label[graph.consumers]
-    group = np.where(coarse.colocation >= 0, coarse.colocation, len(coarse.colocation_names) + np.arange(coarse.n))
-    edges = np.flatnonzero(backward[graph.edge_source] & (group[source] != group[reader]))
+    unit = coarse.device_unit
+    edges = np.flatnonzero(backward[graph.edge_source] & (unit[source] != unit[reader]))
     # One op may read a tensor through several members: that is one transfer.
     key = distinct(tensor[edges] * coarse.n + reader[edges])
     tensor, reader = key // coarse.n, key % coarse.n

@@ -9,6 +9,7 @@ import numpy as np
 from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
+from ..graph.arguments import check_records
 from ..memory.peak import single_device_peak
 from .base import Pass
 from .forward_only import ForwardOnly
@@ -47,10 +48,9 @@ def optimize(
     >>> optimize(graph).n < graph.n
     True
     """
-    if not isinstance(graph, OpGraph):
-        raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster or None")
+    check_records(graph=graph)
+    if cluster is not None:
+        check_records(cluster=cluster)
     if isinstance(passes, (str, Pass)):
         raise InvalidInput(f"passes is {passes!r}; it must be a list of passes, for example [{passes!r}]")
     if not is_list(passes):

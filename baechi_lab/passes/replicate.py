@@ -46,8 +46,7 @@ class Replicate(Pass):
 
     def apply(self, graph: OpGraph) -> OpGraph:
         is_source = self._sources(graph)
-        # Int64[n]: the colocation group of each op, or a number of its own.
-        reader = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+        reader = graph.device_unit
         pairs = np.unique(
             np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[is_source[graph.edge_source]], axis=0
         )
@@ -56,13 +55,12 @@ class Replicate(Pass):
         return _copy_sources(graph, is_source, reader, pairs)
 
     def _sources(self, graph: OpGraph) -> NDArray[np.bool_]:
-        output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
         typed = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
         quick = graph.duration_us <= self.max_duration_us
         for column in graph.duration_by_kind.values():
             quick &= column <= self.max_duration_us
         free = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
-        return typed & quick & free & (output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+        return typed & quick & free & (graph.output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
 
 
 def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:

@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.columns import record
+from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
 from ..graph.tensors import text_column
@@ -113,8 +115,7 @@ class Unroll(Pass):
         return _build_step(graph, Layout(graph, role, int(self.micro_batches), placement))
 
     def _roles(self, graph: OpGraph) -> NDArray[np.int8]:
-        if not isinstance(graph, OpGraph):
-            raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
+        check_records(graph=graph)
         if graph.copy_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
         if self.micro_batches * graph.n > MOST_OPS:
@@ -279,9 +280,8 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
     >>> us_per_byte_moved(graph, graph.duration_us, np.zeros(3, dtype=bool))   # 24000 bytes in 6 us
     0.00025
     """
-    moved_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
     read = graph.tensor_bytes[graph.edge_tensor]
-    moved_bytes = moved_bytes + np.bincount(graph.consumers, read, graph.n)
+    moved_bytes = graph.output_bytes + np.bincount(graph.consumers, read, graph.n)
     # A variable is read and written behind its handle: each is as large as the gradient that the update reads.
     variable = np.array([t in _HANDLES for t in graph.op_types], dtype=np.bool_)
     gradient = np.zeros(graph.n)
@@ -302,14 +302,9 @@ def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int3
     With replicas, they exist once on each.
     """
     lone = np.flatnonzero(at.repeats & (graph.colocation < 0) & (graph.persistent_bytes > 0))
-    group = graph.colocation.astype(np.int64)
-    group[lone] = len(graph.colocation_names) + np.arange(len(lone))
-    group_names = set(graph.colocation_names)
-    names = [graph.names[i] for i in lone.tolist()]
-    fresh = [f"copies of {name}" if name in group_names else name for name in names]
-    names = [*graph.colocation_names, *fresh]
+    group, names = add_single_groups(graph, lone, "copies of")
     if np.all(at.width == 1):
-        return {"colocation": group[origin], "colocation_names": tuple(names)}
+        return {"colocation": group[origin], "colocation_names": names}
     replica = np.where(batch >= 0, batch, -1 - batch) % at.width[origin]
     widest = int(at.width.max())
     group_of_copy = np.where(group[origin] >= 0, group[origin] * widest + replica, -1)

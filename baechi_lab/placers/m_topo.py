@@ -22,7 +22,7 @@ from ..graph.units import format_bytes
 from .base import Placer
 from .list_scheduling.earliest_start_reference import Candidate, Decision
 from .memory.feasible import within_memory
-from .problem import allowed_group_devices, groups_of, output_bytes
+from .problem import allowed_group_devices, groups_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     count = int(group.max(initial=-1)) + 1
     need, persistent_bytes = np.zeros(count, np.int64), np.zeros(count, np.int64)
     allowed = allowed_group_devices(graph, cluster, group)
-    np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
+    np.add.at(need, group, graph.persistent_bytes + graph.output_bytes + graph.temp_bytes)
     np.add.at(persistent_bytes, group, graph.persistent_bytes)
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes

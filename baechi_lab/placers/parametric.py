@@ -37,7 +37,7 @@ from .list_scheduling.insertion import (
     start_order,
 )
 from .memory.feasible import within_memory
-from .problem import make_problem, output_bytes
+from .problem import make_problem
 
 PRIORITIES = {
     "upward-rank": "longest way to the end first, mean transfers counted (HEFT)",
@@ -107,9 +107,9 @@ class ListScheduler(Placer):
         problem = make_problem(graph, cluster)
         need = problem.promised
         if careful:
-            need = need + np.bincount(
-                problem.group, output_bytes(graph) + graph.temp_bytes, minlength=len(need)
-            ).astype(np.int64)
+            need = need + np.bincount(problem.group, graph.output_bytes + graph.temp_bytes, minlength=len(need)).astype(
+                np.int64
+            )
         mode = {"ready-time": READY_TIME, "earliest-start": EARLIEST_START}.get(self.priority, STATIC)
         return insertion_schedule(
             problem, self.op_keys(graph, cluster), mode, CHOICES[self.choice], bool(self.insertion), need

@@ -18,7 +18,7 @@ from ..graph import Cluster, OpGraph, durations
 from ..graph.kernels.csr import Integers
 from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
-from .problem import allowed_group_devices, groups_of, output_bytes
+from .problem import allowed_group_devices, groups_of
 
 
 class Units(NamedTuple):
@@ -56,7 +56,7 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     rank, first = np.zeros(count), np.full(count, graph.n)
     persistent_bytes, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
     np.add.at(persistent_bytes, group, graph.persistent_bytes)
-    np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
+    np.add.at(need, group, graph.persistent_bytes + graph.output_bytes + graph.temp_bytes)
     np.maximum.at(rank, group, total_rank(graph))
     np.minimum.at(first, group, graph.position)
     total = table.sum(axis=0)

@@ -17,7 +17,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.kernels.csr import Integers
 from .base import Placer
 from .memory.feasible import within_memory
-from .problem import groups_of, output_bytes
+from .problem import groups_of
 from .registry import make_placer
 
 RULES = ("compute", "memory", "majority")
@@ -59,7 +59,7 @@ def adjust_to_groups(graph: OpGraph, device: Integers, allowed: NDArray[np.bool_
     group = groups_of(graph)
     weight = {
         "compute": graph.duration_us,
-        "memory": graph.persistent_bytes + graph.temp_bytes + output_bytes(graph),
+        "memory": graph.persistent_bytes + graph.temp_bytes + graph.output_bytes,
         "majority": np.ones(graph.n),
     }[rule]
     for members in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):

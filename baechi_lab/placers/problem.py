@@ -63,8 +63,7 @@ UNLIMITED = np.iinfo(np.int64).max // 4  # bytes; sums of a few stay within 64 b
 
 def groups_of(graph: OpGraph) -> NDArray[np.int32]:
     """Returns the group int32[n] of each op: its colocation group, or a group of its own; numbered by first member."""
-    group_key = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
-    _, first, group = np.unique(group_key, return_index=True, return_inverse=True)
+    _, first, group = np.unique(graph.device_unit, return_index=True, return_inverse=True)
     return inverse(np.argsort(first, kind="stable")).astype(np.int32)[group.reshape(-1)]
 
 
@@ -98,11 +97,12 @@ def both_directions(
     return offsets(unique // count, count), unique % count, sums
 
 
-def output_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """Returns int64[n]: the bytes of all outputs of each op."""
-    total = np.zeros(graph.n, dtype=np.int64)
-    np.add.at(total, graph.tensor_producer, graph.tensor_bytes)
-    return total
+def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether renumbering the devices keeps the length of every schedule (with copies sent in any order)."""
+    kinds = {(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}
+    pairs = ~np.eye(cluster.n, dtype=bool)
+    links = all(len(np.unique(cost[pairs])) <= 1 for cost in (cluster.latency_us, cluster.us_per_byte))
+    return len(kinds) == 1 and links and bool(allowed_devices(graph, cluster).all())
 
 
 def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
@@ -113,12 +113,12 @@ def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
 
 def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
     """Returns the arrays of `graph` on `cluster`; `limited=False` ignores memory, as classical placers do."""
-    group, op_output_bytes = groups_of(graph), output_bytes(graph)
+    group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
     promised, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
     np.add.at(promised, group, graph.persistent_bytes)
     np.maximum.at(largest_temp, group, graph.temp_bytes)
-    np.maximum.at(largest_output, group, op_output_bytes)
+    np.maximum.at(largest_output, group, graph.output_bytes)
     reserve = largest_temp + largest_output if reservation else np.zeros(count, dtype=np.int64)
     limit = cluster.memory_bytes if limited else np.full(cluster.n, UNLIMITED)
     size, members = np.bincount(group, minlength=count), np.argsort(group, kind="stable")
@@ -131,7 +131,7 @@ def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, rese
         members,
         promised,
         reserve,
-        op_output_bytes,
+        graph.output_bytes,
         graph.temp_bytes,
         limit,
         graph.tensor_producer,

@@ -18,15 +18,14 @@ ordered here and applied in `memory.buffers`.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
+from ..graph import Cluster, MemoryLog, OpGraph, Timeline
 from ..graph.opgraph import GROWS
 from ..graph.units import format_bytes, format_us
 from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, apply_events, state_for, uses_of
+from .memory_rules import with_memory
 
 
 def apply_buffer_reuse(
@@ -51,16 +50,15 @@ def apply_buffer_reuse(
         delta=np.concatenate([graph.persistent_bytes[lasting], state.delta[:rows]]),
         op=np.concatenate([lasting, state.op[:rows]]),
     )
-    peaks = np.zeros(cluster.n, dtype=np.int64)
-    violations = [v for v in timeline.violations if v.kind != "memory"]
-    for d in range(cluster.n):
-        device_rows = np.flatnonzero(log.device == d)
-        level = np.cumsum(log.delta[device_rows])
-        peaks[d] = level.max(initial=0)
-        violating_rows = np.flatnonzero((level > cluster.memory_bytes[d]) & (log.delta[device_rows] > 0))
-        if len(violating_rows):
-            violations.append(_violation(graph, cluster, d, log, int(device_rows[violating_rows[0]]), int(peaks[d])))
-    return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
+    return with_memory(
+        timeline,
+        log,
+        cluster.memory_bytes,
+        lambda d, time, op, peak: (
+            f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
+            f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(peak)}"
+        ),
+    )
 
 
 def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
@@ -94,12 +92,3 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64]
     gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
     order = np.lexsort((kind, gives, within, time))
     return time[order], kind[order], index[order]
-
-
-def _violation(graph: OpGraph, cluster: Cluster, d: int, log: MemoryLog, at: int, peak: int) -> Violation:
-    op, time = int(log.op[at]), float(log.time_us[at])
-    message = (
-        f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
-        f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(peak)}"
-    )
-    return Violation("memory", message, d, time, op)

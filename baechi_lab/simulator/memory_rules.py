@@ -16,6 +16,7 @@ in O((edges + transfers) log edges).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,29 +36,40 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
     `timeline` is one of `graph` on `cluster`. The log has edges of a device's own producers as outputs, received ones as copies.
     """
     log = _memory_log(*_edge_intervals(graph, timeline))
-    peaks, violations = np.zeros(cluster.n, dtype=np.int64), []
-    for d in range(cluster.n):
-        device_rows = np.flatnonzero(log.device == d)
-        level = np.cumsum(log.delta[device_rows])
-        peaks[d] = level.max(initial=0)
-        violating_rows = np.flatnonzero((level >= cluster.memory_bytes[d]) & (log.delta[device_rows] > 0))
-        if len(violating_rows):
-            at = int(device_rows[violating_rows[0]])
-            op, time = int(log.op[at]), float(log.time_us[at])
-            limit, peak = format_bytes(int(cluster.memory_bytes[d])), format_bytes(int(peaks[d]))
-            message = (
-                f"the active edges on device {cluster.names[d]} are not below its {limit} at {format_us(time)}, when a tensor "
-                f"of op {graph.names[op]!r} comes in; their peak is {peak}"
-            )
-            violations.append(Violation("memory", message, d, time, op))
-    other_violations = tuple(v for v in timeline.violations if v.kind != "memory")
-    return dataclasses.replace(
+    recounted = with_memory(
         timeline,
-        memory=log,
-        peak_bytes=peaks,
-        violations=(*other_violations, *violations),
-        info={**timeline.info, "memory_rule": "edges"},
+        log,
+        cluster.memory_bytes - 1,
+        lambda d, time, op, peak: (
+            f"the active edges on device {cluster.names[d]} are not below its {format_bytes(int(cluster.memory_bytes[d]))} at "
+            f"{format_us(time)}, when a tensor of op {graph.names[op]!r} comes in; their peak is {format_bytes(peak)}"
+        ),
     )
+    return dataclasses.replace(recounted, info={**timeline.info, "memory_rule": "edges"})
+
+
+def with_memory(
+    timeline: Timeline, log: MemoryLog, limit: Ints, message: Callable[[int, float, int, int], str]
+) -> Timeline:
+    """Returns the timeline with `log`, its peaks, and a violation for each device that takes more than its limit.
+
+    Args:
+        timeline: its other violations remain.
+        log: changes of the bytes that each device holds.
+        limit: int64[devices]: the most bytes that are allowed.
+        message: of a violation, from the device, the time at which it first exceeds the limit, the op, and its peak.
+    """
+    peaks = np.zeros(len(limit), dtype=np.int64)
+    violations = [v for v in timeline.violations if v.kind != "memory"]
+    for d in range(len(limit)):
+        rows = np.flatnonzero(log.device == d)
+        level = np.cumsum(log.delta[rows])
+        peaks[d] = level.max(initial=0)
+        exceeding = rows[(level > limit[d]) & (log.delta[rows] > 0)]
+        if len(exceeding):
+            time, op = float(log.time_us[exceeding[0]]), int(log.op[exceeding[0]])
+            violations.append(Violation("memory", message(d, time, op, int(peaks[d])), d, time, op))
+    return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
 
 
 def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:

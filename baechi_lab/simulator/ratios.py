@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
+from ..graph.costs import allowed_durations
 from .bounds.bounds import bounds
 from .simulation import simulate
 
@@ -69,7 +70,7 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
         cost = (cluster.latency_us[off][:, None] + cluster.us_per_byte[off][:, None] * np.unique(size)).max(axis=0)[
             np.searchsorted(np.unique(size), size)
         ]
-    compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
+    compute = allowed_durations(graph, cluster).min(axis=1, initial=np.inf)
     shortest, longest = float(compute.min(initial=np.inf)), float(cost.max(initial=0.0))
     rho = 0.0 if longest == 0 else longest / shortest if shortest > 0 else np.inf
     beta = 2.0 if np.isinf(rho) else (2 + 2 * rho) / (2 + rho)

@@ -40,9 +40,7 @@ class Naive(Placer):
         for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
             call = graph.index.get(graph.names[op].removesuffix("/update"), op)
             persistent_bytes[call] += graph.persistent_bytes[op] * (call != op)
-        output_bytes = np.zeros(graph.n, dtype=np.int64)
-        np.add.at(output_bytes, graph.tensor_producer, graph.tensor_bytes)
-        weight = (persistent_bytes + output_bytes)[forward].astype(np.float64)
+        weight = (persistent_bytes + graph.output_bytes)[forward].astype(np.float64)
         return _placement(self, graph, equal_parts(weight, cluster.n))
 
 

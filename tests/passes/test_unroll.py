@@ -281,7 +281,7 @@ def test_bad_input_is_rejected(step):
             bl.unroll(step, micro_batches=count)
     with pytest.raises(bl.InvalidInput, match="unrolled already"):
         unroll(unroll(step, 2), 2)
-    with pytest.raises(bl.InvalidInput, match="graph is a str; it must be an OpGraph"):
+    with pytest.raises(bl.InvalidInput, match="graph is of type str; it must be an OpGraph"):
         unroll("graph", 2)
     with pytest.raises(bl.InvalidInput, match="belong together"):
         step.replace(copy_of=np.arange(9))

@@ -12,7 +12,7 @@ from ten_tasks import CLUSTER, TEN_TASKS
 
 import baechi_lab as bl
 from baechi_lab.placers.parametric import CHOICES, POINTS, PRIORITIES
-from baechi_lab.placers.problem import make_problem, output_bytes
+from baechi_lab.placers.problem import make_problem
 
 FREE = bl.Link(0.0, 0.0)
 
@@ -123,7 +123,7 @@ def test_kernel_agrees_with_its_readable_twin(seed):
         scheduler, careful = bl.ListScheduler(priority, choice, insertion), bool(rng.integers(0, 2))
         need = problem.promised.copy()
         if careful:
-            np.add.at(need, problem.group, output_bytes(graph) + graph.temp_bytes)
+            np.add.at(need, problem.group, graph.output_bytes + graph.temp_bytes)
         plan = scheduler.plan(graph, cluster, careful)
         key = scheduler.op_keys(graph, cluster).tolist()
         twin = insertion_reference(problem, key, modes.get(priority, "static"), choice, insertion, need.tolist())

@@ -11,7 +11,6 @@ from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.cluster import COMMUNICATION_MODES
 from ...simulator.bounds.merge import merge_problem, paid_heads
 from ...simulator.paths import heads_and_tails
-from ..problem import output_bytes
 
 SURELY = 1.0 - 1e-12
 """Factor for lower bounds of a candidate's time: rounding must not drop a candidate that meets a threshold exactly."""
@@ -83,7 +82,7 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
         inputs=ints(graph.inputs[1]),
         producer=ints(graph.tensor_producer),
         size_bytes=writable_copy(graph.tensor_bytes),
-        output_bytes=output_bytes(graph),
+        output_bytes=graph.output_bytes,
         unread=unread,
         temp=writable_copy(graph.temp_bytes),
         persistent=writable_copy(graph.persistent_bytes),

@@ -29,7 +29,7 @@ from ...simulator.schedules import Schedule, is_schedule_text, make_rule
 from ..pipeline_stages.device_chain import PARALLEL, SEQUENTIAL, SUM
 from ..pipeline_stages.device_loads import LoadModel, load_model
 from ..pipeline_stages.objective import Objective
-from .model import devices_are_equal
+from ..problem import devices_are_equal
 
 if TYPE_CHECKING:
     from types import ModuleType

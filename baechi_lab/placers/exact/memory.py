@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..problem import output_bytes
 from .variables import ExactModel
 
 UNITS = 10**6
@@ -47,9 +46,9 @@ def add_memory(m: ExactModel) -> None:
             span = m.model.new_optional_interval_var(m.start[i], length, m.end[i], m.on(i, d), "")
             spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
     # Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group.
-    op_output_bytes, group_bytes = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
+    group_bytes = np.zeros(len(m.x), dtype=np.int64)
     np.add.at(group_bytes, m.group, m.graph.persistent_bytes)
-    alone = op_output_bytes + m.graph.temp_bytes + group_bytes[m.group]
+    alone = m.graph.output_bytes + m.graph.temp_bytes + group_bytes[m.group]
     for d in range(m.cluster.n):
         memory_bytes = int(m.cluster.memory_bytes[d])
         m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(group_bytes.tolist()) if b) <= memory_bytes)

@@ -20,10 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...graph import Cluster, OpGraph
-from ..problem import memory_may_run_out
+from ..problem import devices_are_equal, memory_may_run_out
 from .memory import add_memory
 from .transfers import add_transfer_bounds, add_transfers
 from .variables import ExactModel
@@ -51,14 +48,6 @@ def build_model(m: ExactModel) -> ExactModel:
                 m.model.add_bool_or([*(m.x[h][d - 1] for h in range(g)), ~row[d]])
     m.model.minimize(m.makespan)
     return m
-
-
-def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether renumbering the devices keeps the length of every schedule (with copies sent in any order)."""
-    same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
-    off = ~np.eye(cluster.n, dtype=bool)
-    links = all(len(np.unique(a[off])) <= 1 for a in (cluster.latency_us, cluster.us_per_byte))
-    return same and links and not graph.allowed_sets and cluster.n > 1
 
 
 def forbid_idling(m: ExactModel) -> None:

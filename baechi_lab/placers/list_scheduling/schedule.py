@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph import Cluster, Link, OpGraph, Placement, allowed_devices
+from ...graph import Cluster, Link, OpGraph, Placement
 from ...graph.kernels.csr import Integers
 from ...graph.units import format_bytes
-from ..problem import make_problem
+from ..problem import devices_are_equal, make_problem
 
 FEW = 64
 """Devices that are tried first where all are equal."""
@@ -40,7 +40,7 @@ def schedule(
     `decisions`: the log made by the readable twin, which takes far longer.
     """
     few = FEW
-    while few < cluster.n and not explain and _interchangeable(graph, cluster):
+    while few < cluster.n and not explain and devices_are_equal(graph, cluster):
         link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
         first_devices = Cluster(cluster.devices[:few], link, cluster.comm)
         plan = _plan(graph, first_devices, child, parent, limited, reservation, False)
@@ -81,11 +81,3 @@ def _plan(
         device, _, finish, position, overflows = earliest_start(problem, *favourites)
     info |= {"planned_makespan_us": float(finish.max(initial=0.0)), "overflows": int(overflows)}
     return Placement(device=device, order=position, info=info)
-
-
-def _interchangeable(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether all devices are equal, also for every op."""
-    alike = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
-    off = ~np.eye(cluster.n, dtype=bool)
-    links = all(np.ptp(matrix[off]) == 0 for matrix in (cluster.latency_us, cluster.us_per_byte))
-    return alike and links and bool(allowed_devices(graph, cluster).all())

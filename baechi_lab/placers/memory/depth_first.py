@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from ..problem import output_bytes
 
 
 def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
@@ -22,7 +21,7 @@ def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
     input_ptr, inputs = (a.tolist() for a in graph.inputs)
     missing = np.diff(graph.inputs[0]).tolist()
     outputs, consumer_ptr, consumers = graph.output_ptr.tolist(), graph.consumer_ptr.tolist(), graph.consumers.tolist()
-    adds = output_bytes(graph).tolist()
+    adds = graph.output_bytes.tolist()
     for i in range(graph.n):
         adds[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if readers_left[t] == 1)
     place, ready_count = np.full(graph.n, -1.0), 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 from ...graph.kernels.csr import Ints
 from ...graph.opgraph import GROWS
-from ...memory.peak import counted_bytes
+from ...memory.peak import counted_bytes, live_bytes
 
 MAX_COUNTED_OPS = 16
 """Ops across which the bytes are counted: in as many parts of the step, the op during which one device would hold most."""
@@ -38,16 +38,12 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     if graph.n == 0:
         return best, at
     # The op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the topological order.
-    size, position = counted_bytes(graph, shared), graph.position
-    last = position[graph.tensor_producer].copy()
-    np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
-    change = np.zeros(graph.n + 1, dtype=np.int64)
-    np.add.at(change, position[graph.tensor_producer], size)
-    np.add.at(change, last + 1, -size)
-    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order] + int(graph.persistent_bytes.sum())
+    size = counted_bytes(graph, shared)
+    held_bytes = live_bytes(graph, graph.position, size) + graph.temp_bytes[graph.order]
+    held_bytes += int(graph.persistent_bytes.sum())
     segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
-    tops = [segment[live_bytes[segment].argmax()] for segment in segments]
-    candidates = [(int(live_bytes[k]), int(graph.order[k])) for k in tops]
+    tops = [segment[held_bytes[segment].argmax()] for segment in segments]
+    candidates = [(int(held_bytes[k]), int(graph.order[k])) for k in tops]
     for candidate_bytes, op in sorted(candidates, key=lambda pair: (-pair[0], pair[1])):
         if candidate_bytes <= max(best, threshold_bytes):
             break

@@ -23,7 +23,7 @@ from ..evaluation.cost import NEVER, Prices, evaluate_current, make_objective
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import make_model
 from ..evaluation.moves import State, back_to_best, make_state, make_units
-from ..problem import allowed_group_devices, groups_of, output_bytes
+from ..problem import allowed_group_devices, groups_of
 from .depth_first import depth_first_order
 from .exhaustive import first_fitting
 from .packing import best_fit, packing_proof, promised_bytes
@@ -116,7 +116,7 @@ class _Repair:
             yield self._with_whole_groups(start.device), start.rank
         unit_bytes = promised_bytes(self.graph)
         total = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
-        np.add.at(total, self.group, self.graph.persistent_bytes + output_bytes(self.graph) + self.graph.temp_bytes)
+        np.add.at(total, self.group, self.graph.persistent_bytes + self.graph.output_bytes + self.graph.temp_bytes)
         for weight in (unit_bytes, total):
             for device in self._splits(weight):
                 yield device, None

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph import Cluster, OpGraph
+from ...graph.costs import allowed_durations
 from ...graph.kernels.csr import Integers
 from ..problem import transfer_us
 
@@ -58,7 +59,7 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     Several tensors between two ops are sent one after the other, unless the cluster's transfers are `parallel`. Edges inside a
     colocation group cost nothing, since the group shares a device.
     """
-    compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
+    compute = allowed_durations(graph, cluster).min(axis=1, initial=np.inf)
     cost = transfer_us(graph, cluster)[graph.edge_tensor]
     n = max(graph.n, 1)
     pair, pair_of_edge = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.groups import add_single_groups
 from ...graph.tensors import PARTS_TYPE, RECOMPUTED, TensorTable
 from ...torch_steps.records import Trace
 from .tensor_parts import ValueTensors
@@ -43,8 +44,7 @@ def with_recomputed_regions(graph: OpGraph, region_of: RegionOf, reentrant: Coll
     region_of_backward = {op: region_of[call] for op, call in enumerate(graph.forward_of.tolist()) if call in region_of}
     members = [*region_of]
     lone = [op for op in members if graph.colocation[op] < 0]
-    colocation = graph.colocation.copy()
-    colocation[lone] = len(graph.colocation_names) + np.arange(len(lone))
+    colocation, group_names = add_single_groups(graph, lone, "region of")
     table = TensorTable()
     outputs: dict[
         int | None, list[tuple[int, set[int]]]
@@ -52,7 +52,7 @@ def with_recomputed_regions(graph: OpGraph, region_of: RegionOf, reentrant: Coll
     triggers: dict[int, set[int]] = {}  # region -> ops outside it that its backward ops wait for
     for tensor, producer in enumerate(graph.tensor_producer.tolist()):
         label, size = graph.tensor_names[tensor], int(graph.tensor_bytes[tensor])
-        readers = set(graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist())
+        readers = set(graph.tensor_consumers(tensor).tolist())
         own = region_of.get(producer)
         again: set[int] = set()
         if label != "control":
@@ -92,7 +92,7 @@ def with_recomputed_regions(graph: OpGraph, region_of: RegionOf, reentrant: Coll
         reuse=None if graph.reuse is None else np.r_[graph.reuse, graph.reuse[members]],
         output_shapes=(*graph.output_shapes, *[""] * len(members)) if graph.output_shapes else (),
         colocation=np.r_[colocation, colocation[members]],
-        colocation_names=(*graph.colocation_names, *(graph.names[op] for op in lone)),
+        colocation_names=group_names,
         forward_of=np.r_[graph.forward_of, forward_of],
         **table.columns(),
     )

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.csr import Floats
+from .problem import cheapest_transfer_us
 
 BINARY_UNITS, FOLLOWED_TENSORS = 24, 150
 """Numbers of units that are assigned and of tensors between them that are followed, the most expensive ones."""
@@ -103,13 +104,9 @@ class _Program:
         self.graph, self.cluster, self.scale = graph, cluster, scale
         self.table, self.fastest = table / scale, table.min(axis=1) / scale
         self.head, self.tail = head / scale, tail / scale
-        off = ~np.eye(cluster.n, dtype=bool)
-        price = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes
-        self.price = np.minimum(price / scale, DEAREST)
+        self.price = np.minimum(cheapest_transfer_us(graph, cluster) / scale, DEAREST)
         # int64[n]: the assigned unit of each op, heaviest first; -1 if the op is relaxed.
-        count = len(graph.colocation_names)
-        unit = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
-        _, unit = np.unique(unit, return_inverse=True)
+        _, unit = np.unique(graph.device_unit, return_inverse=True)
         traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)
         weight = np.bincount(unit, self.fastest + np.minimum(traffic, self.fastest))
         heavy = np.argsort(-weight, kind="stable")[:BINARY_UNITS]

@@ -6,8 +6,9 @@ import numpy as np
 
 from ...checks import check_flag, check_text
 from ...errors import InvalidInput
-from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import check_records
+from ...graph.costs import allowed_durations
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.csr import Floats
 from ...graph.kernels.jit import HAS_NUMBA
@@ -15,7 +16,7 @@ from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
 from .merge import forced_merges
 from .pipeline import period_bounds, step_bounds
-from .problem import REACH_OPS, merge_problem
+from .problem import REACH_OPS, cheapest_transfer_us, merge_problem
 from .raised_times import raise_heads_and_tails
 from .transfer_bounds import paid_bounds
 
@@ -111,7 +112,7 @@ def bounds(
         return Bounds(bounds(graph, cluster, effort, time_limit) | step_bounds(graph, cluster, count, placement))
     if graph.n == 0:
         return Bounds({"critical-path": 0.0})
-    table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
+    table = allowed_durations(graph, cluster)
     fastest = table.min(axis=1)
     head, tail = heads_and_tails(graph, fastest)
     computing = computing_us(graph, table)
@@ -177,9 +178,7 @@ def _group(graph: OpGraph, table: Floats, head: Floats, tail: Floats) -> float:
 
     An op without a group is a group of its own.
     """
-    count = len(graph.colocation_names)
-    group = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
-    _, group = np.unique(group, return_inverse=True)
+    _, group = np.unique(graph.device_unit, return_inverse=True)
     groups = int(group.max()) + 1
     total = np.stack([np.bincount(group, table[:, d], groups) for d in range(table.shape[1])], axis=1)
     first, last = np.full(groups, np.inf), np.full(groups, np.inf)
@@ -202,8 +201,7 @@ def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats,
     edges = coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(graph.n, graph.n))
     component_count, component = connected_components(edges, directed=False)
     component_bytes = np.bincount(component, graph.persistent_bytes, component_count)
-    off = ~np.eye(cluster.n, dtype=bool)
-    cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
+    cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
     through = (head + fastest)[source] + cost + (fastest + tail)[target]
     colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
     through[colocated] = np.inf  # never cut

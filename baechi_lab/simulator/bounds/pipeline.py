@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ...graph.costs import placed_durations
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.costs import allowed_durations, placed_durations
 from ...graph.kernels.csr import Floats, Ints
 from ...passes.unroll import unroll
 from ..paths import computing_us, heads_and_tails
@@ -40,7 +40,7 @@ def step_bounds(
     step_graph = unroll(graph, micro_batches, placement)
     if step_graph.n == 0:
         return {"all-work": 0.0}
-    table = np.where(allowed_devices(step_graph, cluster), durations(step_graph, cluster), np.inf)
+    table = allowed_durations(step_graph, cluster)
     head, tail = heads_and_tails(step_graph, table.min(axis=1))
     table, speed = computing_us(step_graph, table), cluster.speed
     weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
@@ -68,7 +68,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     """
     if graph.n == 0:
         return {"all-work": 0.0}
-    table = computing_us(graph, np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf))
+    table = computing_us(graph, allowed_durations(graph, cluster))
     weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
     unit = _same_device_unit(graph)
     total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph import Cluster, OpGraph
+from ...graph.costs import allowed_durations
 from ...graph.kernels.csr import Floats, Ints, offsets
 
 REACH_OPS = 6000
@@ -59,11 +60,17 @@ class MergeProblem(NamedTuple):
         return self._replace(order=self.order[::-1].copy(), before=self.after, after=self.before)
 
 
+def cheapest_transfer_us(graph: OpGraph, cluster: Cluster) -> Floats:
+    """Returns float64[tensors]: a lower bound of the time that a tensor takes over any link of two or more devices."""
+    pairs = ~np.eye(cluster.n, dtype=bool)
+    return np.asarray(cluster.latency_us[pairs].min() + cluster.us_per_byte[pairs].min() * graph.tensor_bytes)
+
+
 def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
     """Returns the arrays of `graph` on `cluster`. `reach=False` leaves out ancestors, which take longest."""
-    n, off = graph.n, ~np.eye(cluster.n, dtype=bool)
-    p = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1)
-    cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
+    n = graph.n
+    p = allowed_durations(graph, cluster).min(axis=1)
+    cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
     pair = graph.edge_source.astype(np.int64) * n + graph.consumers
     unique, place = np.unique(pair, return_inverse=True)
     queued = cluster.comm != "parallel"

@@ -72,12 +72,17 @@ class _Levels:
         self.graph, self.most = graph, limit
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
-        bytes_out = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
         reads, readers = np.diff(graph.predecessors[0]), np.diff(graph.successors[0])
         self.timed = (reads > 0) & ~updates(graph)
         # What ops of repeated blocks have in common.
         self.kind_of_op = list(
-            zip(graph.op_types, reads.tolist(), np.minimum(readers, 4).tolist(), bytes_out.tolist(), strict=True)
+            zip(
+                graph.op_types,
+                reads.tolist(),
+                np.minimum(readers, 4).tolist(),
+                graph.output_bytes.tolist(),
+                strict=True,
+            )
         )
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:

@@ -266,8 +266,7 @@ class _Builder:
 
 def made_per_op(graph: OpGraph) -> NDArray[np.int64]:
     """Returns the temporary and output bytes of each op, which it allocates when it starts; never all are live at once."""
-    outputs = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n).astype(np.int64)
-    return graph.temp_bytes + outputs
+    return graph.temp_bytes + graph.output_bytes
 
 
 @dataclass(frozen=True, eq=False)
