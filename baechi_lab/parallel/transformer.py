@@ -5,7 +5,6 @@ Configurations have many names for one size (`n_embd`, `d_model`, `hidden_size`)
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_flag, check_whole
-from ..errors import BaechiLabError, FormatError, InvalidInput
+from ..errors import BaechiLabError, InvalidInput
+from ..graph.formats.model_configuration import read_configuration
 from ..params import Params
-
-LARGEST_CONFIG = 1 << 24
-"""Most bytes of a configuration file."""
 
 MOST_LAYERS = 10_000
 """Most layers of a model."""
@@ -387,23 +384,11 @@ def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
     """Returns the fields of a configuration (given as fields, its file or folder, or with its model), and a name for messages.
 
     Raises:
-        FormatError: the file does not exist, or is not JSON.
+        FormatError: see `read_configuration`.
         InvalidInput: `model` has no configuration.
     """
     if isinstance(model, (str, Path)):
-        path = Path(str(model).removeprefix("hf:"))
-        file = path / "config.json" if path.is_dir() else path
-        if not file.is_file():
-            raise FormatError(f"{file}: no such file; name the config.json of the model (nothing is downloaded)")
-        if file.stat().st_size > LARGEST_CONFIG:
-            raise FormatError(f"{file}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
-        try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-            raise FormatError(f"{file}: not JSON: {error}") from error
-        if not isinstance(fields, Mapping):
-            raise FormatError(f"{file}: holds a {type(fields).__name__}; a configuration is a JSON object")
-        return fields, str(path)
+        return read_configuration(str(model).removeprefix("hf:"))
     config = getattr(model, "config", model)
     if hasattr(config, "to_dict"):
         config = config.to_dict()

@@ -14,7 +14,7 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ...errors import FormatError, InvalidInput
+from ...errors import FormatError
 from ...graph.formats.onnx_file import (
     check_versions,
     inline_functions,
@@ -41,7 +41,7 @@ from .onnx_flops import (
     runtime_shapes,
     vector_flops,
 )
-from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
+from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes, size_of_open_dimension
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -216,7 +216,8 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
                 continue
             label = dim.dim_param or f"dimension {k} of {value.name}"
             if label not in size_of_label:
-                size_of_label[label] = _size_of_open_dimension(label, value.name, k, batch_size, sizes)
+                described = f"input {value.name!r:.80}"
+                size_of_label[label] = size_of_open_dimension(label, described, k, batch_size, sizes)
             dim.dim_value = size_of_label[label]
     check_sizes(sizes, size_of_label)
     # Stored shapes of inner values may still name the open dimensions.
@@ -279,17 +280,6 @@ def _longest_body(
 
     body, program = max(programs, key=work)
     return body.rounds, tuple(dict.fromkeys(v for candidate in bodies for v in candidate.outer)), program
-
-
-def _size_of_open_dimension(
-    label: str, value: str, position: int, batch_size: int | None, sizes: Mapping[str, int]
-) -> int:
-    if label in sizes:
-        return sizes[label]
-    if position == 0 and batch_size is not None:
-        return batch_size
-    how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
-    raise InvalidInput(f"input {value!r:.80} has the open dimension {label!r:.80} at position {position}; {how}")
 
 
 def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, str]]:

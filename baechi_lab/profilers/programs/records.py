@@ -161,6 +161,22 @@ class Program:
         )
 
 
+def size_of_open_dimension(
+    label: str, value: str, position: int, batch_size: int | None, sizes: Mapping[str, int]
+) -> int:
+    """Returns the size of a dimension that a program leaves open: by its label, or the batch size for a first dimension.
+
+    Raises:
+        InvalidInput: neither is given; the message names `value`, which has the dimension at `position`.
+    """
+    if label in sizes:
+        return sizes[label]
+    if position == 0 and batch_size is not None:
+        return batch_size
+    how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
+    raise InvalidInput(f"{value} has the open dimension {label!r:.80} at position {position}; {how}")
+
+
 def check_sizes(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:
     """Rejects a size for a dimension that the program does not leave open."""
     left_open = sorted(open_dimensions)

@@ -7,19 +7,18 @@ any size is ready in seconds and can be profiled with `hardware=`.
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ...checks import check_flag, check_whole
-from ...errors import BaechiLabError, FormatError, InvalidInput, MissingPackage, UnknownNameError
-from ...graph.formats.reading import name_of
+from ...errors import BaechiLabError, InvalidInput, MissingPackage, UnknownNameError
+from ...graph.formats.model_configuration import read_configuration
 from ..programs.detection import is_instance
 from .fake_tensors import DTYPES, named_dtype
 from .network_guard import causes, offline, used_network
@@ -41,8 +40,6 @@ CHOICES = 2
 """Number of answers to a multiple-choice question; each answer is a text of its own."""
 _OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes", "target_sizes")
 """Arguments, beside the images, of models that cut each image into parts by its size; their values are unknown here."""
-LARGEST_CONFIG = 1 << 24
-"""Largest size of a configuration file in bytes."""
 MOST_MODULES = 10_000
 """Largest number of layers, blocks or experts in one model."""
 _COUNT_FIELDS = ("layers", "n_layer", "depth", "num_block", "experts", "num_stage")
@@ -229,28 +226,7 @@ def _read_fields(config: str | Path | Mapping[str, object] | PretrainedConfig) -
         return dict(config), "the configuration"
     if is_instance(config, "transformers", "PretrainedConfig"):
         return config.to_dict(), "the configuration"  # type: ignore[union-attr]
-    path = Path(name_of(config, "config"))
-    try:
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
-        if path.stat().st_size > LARGEST_CONFIG:
-            raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
-        fields = json.loads(path.read_text(encoding="utf-8"), object_hook=_decode_number)
-    except OSError as error:
-        raise FormatError(f"{str(path)[:200]}: cannot be read: {error.strerror or error}") from error
-    except FormatError:
-        raise
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {_describe_error(error)}") from error
-    if not isinstance(fields, dict):
-        raise FormatError(f"{path}: holds a {type(fields).__name__}; a configuration is a JSON object")
-    return fields, str(path)
-
-
-def _decode_number(fields: dict[str, object]) -> Any:
-    """Decodes infinity as `save_pretrained` writes it: {"__float__": "Infinity"}."""
-    return float(str(fields["__float__"])) if fields.keys() == {"__float__"} else fields
+    return read_configuration(config)  # type: ignore[arg-type]
 
 
 def _configuration(transformers: ModuleType, fields: dict[str, object], source: str) -> PretrainedConfig:

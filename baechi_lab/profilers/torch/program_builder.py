@@ -11,11 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import InvalidInput
 from ...torch_runtime.storage import tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 from ...torch_steps.tracing import output_shapes
-from ..programs.records import Program, ProgramOp
+from ..programs.records import Program, ProgramOp, size_of_open_dimension
 from ..work import Kernel
 from .fake_tensors import use_fused_kernels
 from .kernels import kernel_of
@@ -139,6 +138,7 @@ class ProgramBuilder:
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
+        """Returns the program of the calls so far; `parameters` maps values to whether they are trained."""
         return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
 
 
@@ -165,7 +165,7 @@ class OpenSizes:
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     def of(self, size: object, value: str, position: int) -> int:
-        """Returns a whole number for a size that may be a symbol or an expression of several."""
+        """Returns a whole number for a size that may be a symbol or an expression of several, that of `value` at `position`."""
         if isinstance(size, int):
             return size
         import sympy
@@ -176,24 +176,17 @@ class OpenSizes:
     def symbol(self, label: str, value: str, position: int) -> int:
         """Returns the size of a symbol: by name, else the batch size if its first occurrence is a first dimension."""
         if label not in self.size_of_symbol:
-            if label in self.sizes:
-                self.size_of_symbol[label] = self.sizes[label]
-            elif position == 0 and self.batch_size is not None:
-                self.size_of_symbol[label] = self.batch_size
-            else:
-                how = (
-                    "give batch_size (--batch-size)"
-                    if position == 0
-                    else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
-                )
-                raise InvalidInput(
-                    f"value {value!r:.80} has the open dimension {label!r:.80} at position {position}; {how}"
-                )
+            described = f"value {value!r:.80}"
+            size = size_of_open_dimension(label, described, position, self.batch_size, self.sizes)
+            self.size_of_symbol[label] = size
         return self.size_of_symbol[label]
 
 
 def innermost(stack: object) -> str:
-    """Returns the innermost module of a call, by its path in the model."""
+    """Returns the innermost module of a call, by its path in the model.
+
+    `stack` is what `torch.export` stores as `nn_module_stack`: a mapping in memory, and a text "id,path,class;..." in a file.
+    """
     if isinstance(stack, Mapping) and stack:
         return str(list(stack.values())[-1][0])
     if isinstance(stack, str) and stack:
