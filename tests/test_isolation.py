@@ -1,11 +1,13 @@
 """Child processes: none imports from the current folder, none outlives its caller."""
 
+import ast
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +231,16 @@ if __name__ == "__main__":
     (tmp_path / "program.py").write_text(program)
     process = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert process.stdout == "42 2\n", process.stderr
+
+
+def test_affinity_is_asked_for_only_where_the_system_has_it():
+    """macOS has no `os.sched_getaffinity`: `baechi-lab demo` and native runs ended with AttributeError there."""
+    asking = [
+        text
+        for file in Path(bl.__file__).parent.rglob("*.py")
+        if file.name != "forked.py"  # whose processes are forked on Linux alone
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and "os.sched_getaffinity" in (text := ast.unparse(node))
+    ]
+    assert asking
+    assert not [text for text in asking if "hasattr(os, 'sched_" not in text]

@@ -9,7 +9,6 @@ script is exported.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from ..passes.optimize import PASSES
 from ..passes.registry import make_pass
 from ..placers.registry import make_placer
 from ..step_summary import below_bound
+from ..workers.executors import cores
 from . import console, options, output, steps
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     measured_us = measured_run.median_seconds * 1e6
     say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured_us)} (median)")
     say.line(below_bound(measured_us, bounds(graph, cluster).best, graph))
-    say.line(sharing(cluster, len(os.sched_getaffinity(0))))
+    say.line(sharing(cluster, cores()))
     with say(f"exporting to {arguments.output}/"):
         export(step, placement, arguments.output, graph=graph)
     say.line(f"train under this placement with: python {arguments.output}/train.py")

@@ -18,6 +18,7 @@ from ..errors import BaechiLabError
 from ..graph import Cluster
 from ..graph.generators import random_dag
 from ..graph.kernels import jit
+from ..workers.executors import cores
 from ..workers.isolated import die_with_parent, isolated_command
 from .evaluation.evaluate import evaluate
 from .registry import make_placer
@@ -53,8 +54,7 @@ def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
 def _has_free_core() -> bool:
     if os.environ.get(VARIABLE) == "0" or not hasattr(os, "getloadavg"):
         return False
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores > 1 and os.getloadavg()[0] <= cores - 1
+    return cores() > 1 and os.getloadavg()[0] <= cores() - 1
 
 
 def _end_with_caller() -> None:

@@ -21,6 +21,7 @@ from ...graph import Cluster, Device
 from ...graph.formats.reading import absolute
 from ...graph.link import PCIE, Link
 from ...graph.units import format_bytes, parse_bytes
+from ...workers.executors import cores
 from ...workers.messages import Message
 from .secret import check_secret
 from .tunnel import go_through
@@ -130,8 +131,7 @@ def attached_names(
 ) -> list[tuple[str, int]]:
     """Returns (name, memory bytes) of the attached devices: whole GPUs, parts of GPUs, or logical CPU devices."""
     if not gpus:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = virtual or needed or cores
+        count = virtual or needed or cores()
         return [(f"cpu:{i}", limit or cpu_memory() // count) for i in range(count)]
     count = virtual or needed or len(gpus)
     if limit is None and virtual is None and count <= len(gpus):

@@ -6,7 +6,6 @@ tracing removes or inlines. Variables are restored afterwards.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ import numpy as np
 from ...errors import InvalidInput
 from ...graph import Cluster, Placement
 from ...graph.step import NativeRun, Source, Step
+from ...workers.executors import cores
 from ...workers.failures import first_line
 from ..inputs import checked_batches
 from ..native import NativeRunner, Stop, timed_steps
@@ -136,7 +136,7 @@ def _time_steps(
         leaves = tf.nest.flatten(outputs, expand_composites=True)
         return tuple(x.numpy() for x in leaves if tf.is_tensor(x)), seconds
 
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or cores()
     expected = (tf.errors.OpError, ValueError, TypeError, RuntimeError, MemoryError)
     return timed_steps(name, one, steps, warmup, stop, _failure, expected, {"device": device, "threads": threads})
 
