@@ -22,7 +22,7 @@ def split(layer_us: list[float], stages: int) -> float:
 
 
 CHECKS = {
-    # 2e9 * (4 + 4 + 2 * 4) bytes.
+    # A model of 2e9 parameters trained by Adam: 2e9 * (4 + 4 + 2 * 4) bytes of weights, gradients and states.
     1: number(
         32,
         "GB",
