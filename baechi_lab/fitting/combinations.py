@@ -33,7 +33,10 @@ def try_combinations(
     proof: Proof,
     allowed: Collection[str],
 ) -> Iterator[FitOption]:
-    """Tries pairs of `allowed` kinds of which neither fits alone, without those that cannot fit by `proof`."""
+    """Tries pairs of `allowed` kinds of which neither fits alone, without those that cannot fit by `proof`.
+
+    `alone` are the options that were tried before, `tell` is called with the name of each pair.
+    """
     fitting_kinds = {option.kind for option in alone if option.fits}
     for name, try_pair in (
         (SMALLER_BATCH, _recompute_smaller_batches),
@@ -53,7 +56,7 @@ def try_combinations(
 def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries recomputation with half the batch, a quarter and so on, until one fits."""
     size = subject.batch_size or 0
-    while subject.rebuild is not None and (size := size // 2) >= 1:
+    while subject.rebuild is not None and (size := size // 2) >= 1:  # without `rebuild` the batch cannot be changed
         try:
             small = subject.at(size)
         except BaechiLabError:
@@ -64,12 +67,12 @@ def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Best
         options = list(try_recomputation(Subject(small, size, None, subject.code_at(size)), cluster, placing))
         yield from (
             replace(
-                w,
+                option,
                 kind=SMALLER_BATCH,
-                choice=f"batch {size}, {w.choice}",
-                gives_up=", ".join(x for x in (reduced_batch, w.gives_up) if x),
+                choice=f"batch {size}, {option.choice}",
+                gives_up=", ".join(loss for loss in (reduced_batch, option.gives_up) if loss),
             )
-            for w in options
+            for option in options
         )
         if any(option.fits for option in options):
             return

@@ -12,7 +12,8 @@ from .proof import Proof
 from .record import FitOption
 from .subject import Subject
 
-MAX_DEVICES = 64  # that are tried
+MAX_DEVICES = 64
+"""Most devices that are tried."""
 
 
 def try_more_devices(
@@ -23,7 +24,7 @@ def try_more_devices(
     Where the step fits as it is (`first`), its placement is compared too: it is valid on more devices.
     """
     earlier = first if first is not None and first.fits else None
-    have, template = count_computing(cluster), FitOption("more devices", "any")
+    available, template = count_computing(cluster), FitOption("more devices", "any")
     if not proof.least_devices:
         yield replace(template, error=f"no number of devices is enough, which is proven: {proof.as_it_is}")
         return
@@ -32,10 +33,10 @@ def try_more_devices(
         yield replace(template, choice=least, error=f"{least}, which is proven; up to {MAX_DEVICES} are tried")
         return
     enough: FitOption | None = None
-    low = max(have, proof.least_devices - 1)
-    high = max(2 * have, proof.least_devices)
+    low = max(available, proof.least_devices - 1)
+    high = max(2 * available, proof.least_devices)
     while enough is None and low < MAX_DEVICES:
-        high = min(high, max(MAX_DEVICES, have + 1))
+        high = min(high, max(MAX_DEVICES, available + 1))
         option = _try_devices(subject, cluster, placing, high, earlier)
         low, high, enough = (low, high, option) if option.fits else (high, 2 * high, None)
     if enough is None:

@@ -47,6 +47,7 @@ class Rows:
     """
 
     def __init__(self) -> None:
+        # Rows in compressed form: row r has `index[start[r]:start[r + 1]]` as columns and `value` as coefficients.
         self.cost: list[float] = []
         self.upper: list[float] = []
         self.integers: list[int] = []

@@ -59,13 +59,19 @@ def topo_parents(order: Sequence[int], device: Sequence[int], criterion: str) ->
 
 @dataclass(frozen=True)
 class Order:
-    """The submission order as the gate needs it. `blockers[i]` are the ops that must be submitted before op `i`."""
+    """The submission order, as the gate needs it that holds a call back until its blockers are submitted.
+
+    Args:
+        parents: per op, the ops whose outputs it reads.
+        blockers: per op, its parents and the op that is submitted right before it.
+        dependents: per op, the ops that it blocks.
+        waiting: the ops that wait in a thread when the code reaches the ops in index order.
+    """
 
     parents: tuple[tuple[int, ...], ...]
     blockers: tuple[tuple[int, ...], ...]
     dependents: tuple[tuple[int, ...], ...]
     waiting: frozenset[int]
-    """Ops that wait in a thread when the code reaches the ops in index order."""
 
     @property
     def n(self) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .running import LiveRun
 
 CURVES = tuple(f"var(--bl-series-{k})" for k in range(len(SERIES)))
-"""What is no device: `viz.colors.SERIES`, by the names of `views/common.css`, which has them for light and dark pages."""
+"""Colours of curves that stand for no device: `viz.colors.SERIES`, by their names in `views/common.css`, light and dark."""
 SIMULATED, MEASURED = CURVES[0], CURVES[5]
 LIMIT, FAINT = "var(--bl-danger)", "var(--bl-faint)"
 

@@ -22,6 +22,7 @@ from .reading import name_of
 
 _COMPUTE, _SEND, _RECEIVE = "compute", "send", "receive"
 _FIRST_LANE = {_COMPUTE: 0, _SEND: 1000, _RECEIVE: 2000}
+"""Thread ids of the lanes begin here, so that lanes of one kind lie together."""
 
 
 def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
