@@ -82,6 +82,35 @@ def test_flops_by_hand():
     assert flops_of("Einsum", {"a": (2, 3, 8), "b": (2, 8, 5)}, (2, 3, 5), equation="bij,bjk->bik") == 2 * 2 * 3 * 8 * 5
 
 
+def test_several_operands_of_einsum_are_multiplied_from_left_to_right():
+    """n x n times n x n twice: the product of all four sizes would be n times as much. A letter of no other operand is summed."""
+    square = {"a": (8, 8), "b": (8, 8), "c": (8, 8)}
+    assert flops_of("Einsum", square, (8, 8), equation="ij,jk,kl->il") == 2 * (2 * 8**3)
+    assert flops_of("Einsum", square, (8, 8), equation="ij,jk,kl") == 2 * (2 * 8**3)
+    assert flops_of("Einsum", square, (8, 8, 8), equation="ij,jk,jl->ikl") == 2 * 8**3 + 2 * 8**4
+    batched = {"a": (3, 2, 8), "b": (3, 8, 5), "c": (5, 7)}
+    assert flops_of("Einsum", batched, (3, 2, 7), equation="...ij,...jk,kl->...il") == 2 * 3 * 2 * (8 * 5 + 5 * 7)
+    assert flops_of("Einsum", {"a": (4, 4)}, (4,), equation="ii->i") == 4
+
+
+def test_quantized_and_deformable_convolutions_by_hand():
+    """Scale and zero point of a quantized operand follow it. Every output sums over 3 channels and 9 positions."""
+    quantized = {"x": (1, 3, 8, 8), "xs": (), "xz": (), "w": (4, 3, 3, 3), "ws": (), "wz": (), "ys": (), "yz": ()}
+    assert flops_of("QLinearConv", quantized, (1, 4, 6, 6)) == 2 * (4 * 6 * 6) * 3 * 9
+    product = {"a": (8, 16), "as": (), "az": (), "b": (16, 5), "bs": (), "bz": ()}
+    assert flops_of("QGemm", product, (8, 5), domain="com.microsoft") == 2 * 8 * 5 * 16
+    deformable = {"x": (1, 3, 8, 8), "w": (4, 3, 3, 3), "offset": (1, 18, 6, 6)}
+    assert flops_of("DeformConv", deformable, (1, 4, 6, 6)) == 2 * (4 * 6 * 6) * 3 * 9
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_steps_of_a_recurrent_layer_whose_samples_come_first(layout):
+    """100 steps of 8 samples, in two directions."""
+    shape = (8, 100, 16) if layout else (100, 8, 16)
+    kernel = kernel_of("LSTM", {"x": shape, "w": (2, 128, 16), "r": (2, 128, 32)}, (100, 2, 8, 32), layout=layout)
+    assert kernel.steps == 2 * 100
+
+
 def test_products_of_a_transposed_convolution_and_of_attention_by_hand():
     """The shapes that PyTorch's operators have: input positions by filters times window, and two products per head.
 

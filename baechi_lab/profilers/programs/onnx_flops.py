@@ -6,6 +6,7 @@ domain `com.microsoft` are covered as well.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd, prod
@@ -88,24 +89,44 @@ def _quantized_matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shap
     return 2 * prod(_require_shape(input_shapes[0])) * int(attribute(node, "N", 0))
 
 
-def _conv(weight: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
+def _conv(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
     """Each output is a sum over the weights of its channel, whose shape already excludes the channels of other groups."""
-    return lambda node, input_shapes, output_shapes: (
-        2 * prod(_require_shape(output_shapes[0])) * prod(_require_shape(input_shapes[weight])[1:])
-    )
+    return 2 * prod(_require_shape(output_shapes[0])) * prod(_weight_shape(node, input_shapes)[1:])
+
+
+_QUANTIZED = ("QLinearConv", "QLinearMatMul", "QGemm")
+"""Operators in which scale and zero point follow the first operand."""
+
+
+def _weight_shape(node: NodeProto, input_shapes: Shapes) -> Sequence[int]:
+    """Returns the shape of the second operand of a product or convolution."""
+    return _require_shape(input_shapes[3 if node.op_type in _QUANTIZED else 1])
 
 
 def _einsum(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    terms = attribute(node, "equation", "").replace(" ", "").split("->")[0].split(",")
+    """Operands are multiplied from left to right, as ONNX Runtime does; letters that nothing behind reads are summed at once."""
+    terms, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
+    symbols = [("...",) * ("..." in term) + tuple(term.replace("...", "")) for term in terms.split(",")]
     sizes: dict[str, int] = {}
-    for term, shape in zip(terms, input_shapes, strict=True):
-        letters, dims = term.replace("...", ""), list(_require_shape(shape))
+    for term, letters, shape in zip(terms.split(","), symbols, input_shapes, strict=True):
+        dims = list(_require_shape(shape))
         if "..." in term:
-            at, ellipsis_rank = term.index("..."), len(dims) - len(letters)
-            sizes["..."] = max(sizes.get("...", 1), prod(dims[at : at + ellipsis_rank]))
-            del dims[at : at + ellipsis_rank]
-        sizes.update({x: max(sizes.get(x, 1), d) for x, d in zip(letters, dims, strict=True)})
-    return (2 if len(terms) > 1 else 1) * prod(sizes.values())
+            at, ellipsis_rank = term.index("..."), len(dims) - len(letters) + 1
+            dims[at : at + ellipsis_rank] = []
+            sizes["..."] = max(sizes.get("...", 1), prod(_require_shape(shape)[at : at + ellipsis_rank]))
+        sizes.update(
+            {x: max(sizes.get(x, 1), d) for x, d in zip((x for x in letters if x != "..."), dims, strict=True)}
+        )
+    if len(symbols) == 1:
+        return prod(sizes.values())
+    occurrences = Counter(x for letters in symbols for x in letters)
+    kept = {"...", *result} if arrow else {"...", *(x for x, times in occurrences.items() if times == 1)}
+    flops, product = 0, set(symbols[0])
+    for k, letters in enumerate(symbols[1:], 1):
+        product |= set(letters)
+        flops += 2 * prod(sizes[x] for x in product)
+        product &= kept.union(*symbols[k + 1 :])
+    return flops
 
 
 def _recurrent(gates: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
@@ -178,15 +199,12 @@ def _linear_model(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     **dict.fromkeys(
         str.split("""
-            MatMul FusedMatMul MatMulInteger QLinearMatMul Gemm FusedGemm DynamicQuantizeMatMul MatMulIntegerToFloat
+            MatMul FusedMatMul MatMulInteger QLinearMatMul Gemm FusedGemm QGemm DynamicQuantizeMatMul MatMulIntegerToFloat
         """),
         _matmul,
     ),
     "MatMulNBits": _quantized_matmul,
-    "Conv": _conv(1),
-    "FusedConv": _conv(1),
-    "ConvInteger": _conv(1),
-    "QLinearConv": _conv(3),
+    **dict.fromkeys(str.split("Conv FusedConv ConvInteger QLinearConv DeformConv"), _conv),
     "ConvTranspose": lambda node, i, o: 2 * prod(_require_shape(i[0])) * prod(_require_shape(i[1])[1:]),
     "Einsum": _einsum,
     "LinearClassifier": _linear_model,
@@ -298,7 +316,7 @@ def _norms_channels(node: NodeProto) -> bool:
 def row_alignment(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> int:
     """Returns the `Kernel.row_alignment` of a product."""
     if "Conv" in node.op_type:  # channels come last on matrix units
-        weight = _require_shape(input_shapes[1])
+        weight = _weight_shape(node, input_shapes)
         return gcd(weight[0 if node.op_type == "ConvTranspose" else 1] * number_bytes, ALIGNED)
     if not node.op_type.endswith(("MatMul", "Gemm")):
         return ALIGNED
@@ -310,7 +328,7 @@ def layout_bytes(node: NodeProto, input_shapes: Shapes, moved_bytes: float) -> f
     """Returns the `Kernel.layout_bytes` of a convolution; 0 for other operators."""
     if "Conv" not in node.op_type:
         return 0.0
-    return convolution_layout_bytes(moved_bytes, _require_shape(input_shapes[1])[2:], attribute(node, "strides", []))
+    return convolution_layout_bytes(moved_bytes, _weight_shape(node, input_shapes)[2:], attribute(node, "strides", []))
 
 
 def multiprocessor_us(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> float:

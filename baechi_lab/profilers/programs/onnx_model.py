@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from ..work import Kernel, added_bias, recurrent_kernel
 from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of, value_types
 from .onnx_flops import (
     SHAPE_OPS,
+    attribute,
     gradient_kernels,
     layout_bytes,
     multiprocessor_us,
@@ -326,12 +328,22 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         moved_bytes += size(node.input[0])
     try:
         count = product_flops(node, input_shapes, output_shapes)
+        product_kernel = None
+        if count is not None:
+            product_kernel = Kernel(
+                float(count),
+                float(moved_bytes),
+                matrix=True,
+                vector_flops=vector_flops(node, input_shapes, output_shapes, width),
+                layout_bytes=layout_bytes(node, input_shapes, float(moved_bytes)),
+                row_alignment=row_alignment(node, input_shapes, output_shapes, width),
+            )
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
         all_shapes_known = all(v in shapes for v in node.input if v)
         return Kernel(
             moved_bytes=float(moved_bytes)
         ), "shapes that do not fit the operator" if all_shapes_known else UNKNOWN_SHAPES
-    if count is not None:
+    if product_kernel is not None:
         kinds = {types.get(v, "") for v in (node.input[:1] if node.op_type == "MatMulNBits" else node.input) if v}
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
         try:
@@ -339,17 +351,12 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
             products = ()
         convolution = "Conv" in node.op_type and bool(products)
-        kernel = Kernel(
-            float(count),
-            float(moved_bytes),
-            precision,
-            matrix=True,
+        kernel = replace(
+            product_kernel,
+            precision=precision,
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
-            vector_flops=vector_flops(node, input_shapes, output_shapes, width),
-            layout_bytes=layout_bytes(node, input_shapes, float(moved_bytes)),
-            row_alignment=row_alignment(node, input_shapes, output_shapes, width),
             followed_by=added_bias(prod(output_shapes[0] or ()), width)
             if convolution and len(node.input) > 2
             else None,
@@ -357,6 +364,8 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         if node.op_type not in ("LSTM", "GRU", "RNN") or not input_shapes[0] or not input_shapes[2]:
             return kernel, ""
         (steps, samples, _), (directions, gate_rows, hidden) = input_shapes[0], input_shapes[2]
+        if attribute(node, "layout", 0):  # samples come first
+            steps, samples = samples, steps
         return recurrent_kernel(kernel, directions * steps, samples, hidden, gate_rows // hidden), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""
