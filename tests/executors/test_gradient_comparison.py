@@ -92,6 +92,53 @@ def test_the_first_batch_is_what_is_compared():
     assert "computed on the first batch" in _messages(traced, inputs=[(ROWS,), (ROWS * 1e-4,)])[0][0]
 
 
+@pytest.mark.parametrize("kind", ["norm", "maximum", "root", "sum", "clipped", "count", "weights"])
+def test_a_returned_scalar_that_is_no_mean_is_named(kind):
+    """Norms, maxima and roots of micro-batches have other means than the undivided batch's. The warning states the difference.
+
+    Silent are: a sum over samples; a norm that an update reads, which is that of the joined gradients; numbers without samples.
+    """
+    import tensorflow as tf
+
+    def numbers(weight, outputs, loss, gradient, norm):
+        return {
+            "norm": lambda: tf.norm(gradient),
+            "maximum": lambda: tf.reduce_max(outputs),
+            "root": lambda: tf.sqrt(loss),
+            "sum": lambda: tf.reduce_sum(outputs),
+            "clipped": lambda: norm,
+            "count": lambda: tf.math.count_nonzero(outputs > 0),
+            "weights": lambda: tf.norm(weight),
+        }[kind]()
+
+    def train():
+        weight = tf.Variable(np.linspace(-0.5, 0.5, 15, dtype=np.float32).reshape(5, 3))
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                outputs = x @ weight
+                loss = tf.reduce_mean(outputs**2)
+            gradient, norm = tape.gradient(loss, weight), tf.zeros(())
+            if kind == "clipped":
+                (gradient,), norm = tf.clip_by_global_norm([gradient], 0.1)
+            number = numbers(weight, outputs, loss, gradient, norm)
+            weight.assign_sub(0.1 * gradient)
+            return {"loss": loss, "number": number}
+
+        return step
+
+    whole = float(train()(ROWS)["number"])
+    parts = [float(train()(ROWS[k : k + 4])["number"]) for k in (0, 4, 8)]
+    messages, _ = _messages(bl.trace(train(), ROWS[:4]), inputs=(ROWS,))
+    if kind in ("norm", "maximum", "root"):
+        share = abs(whole - np.mean(parts)) / whole
+        assert len(messages) == 1 and "number 'number' that step 'step' returns" in messages[0]
+        assert f"differs by {share:.1%}, computed on the first batch" in messages[0]
+    else:
+        assert messages == []
+
+
 @pytest.mark.parametrize("name", ["dropout", "stateless dropout", "permuted"])
 def test_random_numbers_are_no_difference(name):
     """A permutation mixes samples, but not those of a mean; it cannot be replaced by a constant, and nothing is compared."""

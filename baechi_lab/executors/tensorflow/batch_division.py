@@ -24,7 +24,14 @@ from ...profilers.tensorflow.nodes import data_inputs, output_types, split
 from .batch_analysis.analysis import read_batch_values
 from .batch_analysis.batch_values import UNPROVEN, ancestors
 from .batch_analysis.values import Samples, Total
-from .gradient_comparison import MOST_BYTES, GradientRead, largest_difference, sample_batches
+from .gradient_comparison import (
+    MOST_BYTES,
+    GradientRead,
+    behind_identities,
+    largest_difference,
+    output_differences,
+    sample_batches,
+)
 from .gradient_sums import Tensor, rows_tensors
 from .loss_terms import Loss, loss_of, mixing_gradients, share_with_gradients, unproven_statistic
 from .session import parse_graph
@@ -292,26 +299,65 @@ class BatchDivision:
             return
         batches = [batch, None] if self.unproven and batch is not None else [batch]
         differences = [self._gradient_difference(unrolled, undivided, axes, inputs) for inputs in batches]
+        batch_name = "samples of the example inputs" if batch is None else "the first batch"
         if self.unproven:
             if not all(difference is not None and difference[1] == 0 for difference in differences):
                 self._warn(self.unproven[0], 5)
         elif differences[0] is not None and differences[0][1] > 0:
             op, share = differences[0]
-            batch_name = "samples of the example inputs" if batch is None else "the first batch"
             message = (
                 f"gradients of step {self.source.name!r} in micro-batches are not those of the undivided batch: what op "
                 f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
             )
             self._warn(message, 5)
+        if not self.warned:
+            self._warn_of_outputs(unrolled, undivided, axes, batch, batch_name)
+
+    def _warn_of_outputs(
+        self,
+        unrolled: Step,
+        undivided: Step | None,
+        axes: Mapping[str, int | None],
+        batch: object | None,
+        batch_name: str,
+    ) -> None:
+        """Warns of a returned scalar beside the loss, such as a norm, that is not the undivided batch's."""
+        producers = [behind_identities(self.nodes, spec.name)[0] for spec in self.source.outputs]
+        scalars = [
+            k
+            for k, (spec, producer) in enumerate(zip(self.source.outputs, producers, strict=True))
+            if unrolled.outputs[k].shape == spec.shape == ()
+            and producer in self.repeated
+            and producer not in self.loss_terms
+        ]
+        if undivided is None or not scalars or not self._is_comparable(undivided):
+            return
+        arrays, axis_of_input = self._sample_batches(axes, batch)
+        for k, share in output_differences(unrolled, undivided, arrays, axis_of_input, scalars).items():
+            label = self.source.output_names[k] if self.source.output_names else producers[k]
+            message = (
+                f"the number {label!r} that step {self.source.name!r} returns is the mean or sum of those of the micro-batches, "
+                f"which is not that of the undivided batch: it differs by {share:.1%}, computed on {batch_name}"
+            )
+            self._warn(message, 6)
+
+    def _is_comparable(self, undivided: Step) -> bool:
+        """Whether the undivided step is small, and its statistics of the batch are not warned of already."""
+        tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
+        return not self.values.normalizes and max(tensor_bytes, undivided.parameter_bytes) <= MOST_BYTES
+
+    def _sample_batches(
+        self, axes: Mapping[str, int | None], batch: object | None
+    ) -> tuple[tuple[object, ...], list[int | None]]:
+        """Returns the inputs of all micro-batches, and the axis of the samples in each input of the step."""
+        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
+        return sample_batches(self.source, axis_of_input, self.count, batch), axis_of_input
 
     def _gradient_difference(
         self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
     ) -> tuple[str, float] | None:
         """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
-        if undivided is None or self.values.normalizes:
-            return None  # statistics of the batch are warned of
-        tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
-        if max(tensor_bytes, undivided.parameter_bytes) > MOST_BYTES:
+        if undivided is None or not self._is_comparable(undivided):
             return None
         gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
         reads = [
@@ -320,8 +366,7 @@ class BatchDivision:
             for position, tensor in enumerate(data_inputs(self.nodes[name]))
             if tensor[0] in self.repeated & gradients and self.is_float(tensor)
         ]
-        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
-        arrays = sample_batches(self.source, axis_of_input, self.count, batch)
+        arrays, axis_of_input = self._sample_batches(axes, batch)
         return largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
 
     def is_averaged(self, tensor: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """Compares the gradients of micro-batches with the undivided batch's: both are computed once on the CPU, before the first step.
 
 The analysis of the graph (`batch_analysis`) follows the loss. It does not see that a `tf.custom_gradient` clips what comes in, or
-multiplies it by the number of samples. So what updates read from the backward pass is computed for both. The variables of the
-caller are not touched: sessions have variables of their own, and run no update.
+multiplies it by the number of samples. So what updates read from the backward pass is computed for both. So are the scalars that
+a step returns beside its loss: a norm or a maximum is no mean over micro-batches. The variables of the caller are not touched:
+sessions have variables of their own, and run no update.
 
 A random op gives a constant here, so that a sample has the same draws in every batch. Nothing is compared if the batch is large,
 if other random ops are drawn, or if an op has no kernel for CPUs.
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError
 from ...graph import Step, TensorSpec
-from ...profilers.tensorflow.nodes import data_inputs
+from ...profilers.tensorflow.nodes import data_inputs, join, split
 from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
 from ..inputs import Batch, checked_batch, split_batch
 from .batch_analysis.op_kinds import RANDOM_OPS
@@ -101,10 +102,6 @@ def largest_difference(
         axes: per input of a micro-batch, the axis along which micro-batches are joined.
         reads: the gradients that are compared.
     """
-    arrays = checked_batch(unrolled, micro_batches)
-    batch = tuple(
-        arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
-    )
     undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided, unrolled))
     nodes = [{node.name: node for node in graph.node} for graph in (undivided_graph, unrolled_graph)]
     compared = [
@@ -112,13 +109,11 @@ def largest_difference(
         for read in reads
         if (undivided_name := _tensor_name(nodes[0], read)) and (unrolled_name := _tensor_name(nodes[1], read))
     ]
-    if not compared or not _fix_draws(undivided_graph) or not _fix_draws(unrolled_graph):
+    names = [(undivided_name, unrolled_name) for _, undivided_name, unrolled_name in compared]
+    values = _values_of_both(unrolled, undivided, micro_batches, axes, names)
+    if values is None:
         return None
-    tolerance = HALF_GRADIENT_TOLERANCE if any(map(_is_half, unrolled_graph.node)) else GRADIENT_TOLERANCE
-    expected = _compute_tensors(undivided, undivided_graph, [name for _, name, _ in compared], batch)
-    computed = _compute_tensors(unrolled, unrolled_graph, [name for _, _, name in compared], arrays)
-    if expected is None or computed is None:
-        return None
+    expected, computed, tolerance = values
     pairs = [
         (a.sum(0), b.sum(0)) if read.rows else (a, b)
         for (read, _, _), a, b in zip(compared, expected, computed, strict=True)
@@ -132,6 +127,65 @@ def largest_difference(
     if differences[worst] <= tolerance:
         return ("", 0.0) if len(compared) == len(reads) and max(norms) > 0 else None
     return compared[worst][0].op, differences[worst]
+
+
+def output_differences(
+    unrolled: Step,
+    undivided: Step,
+    micro_batches: Sequence[object],
+    axes: Sequence[int | None],
+    positions: Sequence[int],
+) -> dict[int, float]:
+    """Returns which of the scalar outputs at `positions` are not the undivided batch's, each with its relative difference.
+
+    An empty dict if they cannot be computed. The other arguments are those of `largest_difference`.
+    """
+    nodes = {node.name: node for node in parse_graph(undivided.graph_def).node}
+    names = [(join(*behind_identities(nodes, undivided.outputs[k].name)), unrolled.outputs[k].name) for k in positions]
+    values = _values_of_both(unrolled, undivided, micro_batches, axes, names)
+    if values is None:
+        return {}
+    expected, computed, tolerance = values
+    differences = {
+        k: abs(float(a) - float(b)) / max(abs(float(a)), NEGLIGIBLE)
+        for k, a, b in zip(positions, expected, computed, strict=True)
+        if a.shape == b.shape == () and np.isfinite(a)
+    }
+    return {k: difference for k, difference in differences.items() if not difference <= tolerance}
+
+
+def behind_identities(nodes: Mapping[str, NodeDef], reference: str) -> tuple[str, int]:
+    """Returns the op and output that a reference hands on. Identities of returned tensors may wait for updates."""
+    name, position = split(reference)
+    while nodes[name].op == "Identity":
+        name, position = next(data_inputs(nodes[name]))
+    return name, position
+
+
+def _values_of_both(
+    unrolled: Step,
+    undivided: Step,
+    micro_batches: Sequence[object],
+    axes: Sequence[int | None],
+    names: Sequence[tuple[str, str]],
+) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]], float] | None:
+    """Returns the values of tensors of the undivided step and of the unrolled one, and the tolerance of their differences.
+
+    `names` has the name of each tensor in both. None if they cannot be computed.
+    """
+    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided, unrolled))
+    if not names or not _fix_draws(undivided_graph) or not _fix_draws(unrolled_graph):
+        return None
+    arrays = checked_batch(unrolled, micro_batches)
+    batch = tuple(
+        arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
+    )
+    expected = _compute_tensors(undivided, undivided_graph, [name for name, _ in names], batch)
+    computed = _compute_tensors(unrolled, unrolled_graph, [name for _, name in names], arrays)
+    if expected is None or computed is None:
+        return None
+    halves = any(map(_is_half, unrolled_graph.node))
+    return expected, computed, HALF_GRADIENT_TOLERANCE if halves else GRADIENT_TOLERANCE
 
 
 def _tensor_name(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
