@@ -122,8 +122,8 @@ def annotate(
     return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))
 
 
-def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
-    """Returns positions near the `wished` ones and in their order, with distances of at least `gap`.
+def spread_positions(wished: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns positions near the `wished` ones and in their order, with distances of at least `LINE`.
 
     >>> spread_positions(np.array([10.0, 10.0, 100.0])).tolist()
     [2.5, 17.5, 100.0]
@@ -133,11 +133,11 @@ def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[
     heaps: list[list[float]] = []  # middle and number of labels in one cluster
     for value in placed.tolist():
         heaps.append([value, 1])
-        while len(heaps) > 1 and heaps[-1][0] - heaps[-2][0] < gap * (heaps[-1][1] + heaps[-2][1]) / 2:
+        while len(heaps) > 1 and heaps[-1][0] - heaps[-2][0] < LINE * (heaps[-1][1] + heaps[-2][1]) / 2:
             middle, count = heaps.pop()
             total = count + heaps[-1][1]
             heaps[-1] = [(heaps[-1][0] * heaps[-1][1] + middle * count) / total, total]
-    spread = np.concatenate([m + gap * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
+    spread = np.concatenate([m + LINE * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
     result = np.empty(len(wished))
     result[order] = spread
     return result

@@ -21,6 +21,8 @@ from .levels import Row, memory_rows, peaks, steps
 
 WIDTH = 960
 GUTTER = 110
+GRAPH_HEIGHT = 420
+LINE_LETTERS = 150
 
 
 def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
@@ -39,19 +41,19 @@ def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
     return f'{head} font-family="Helvetica, Arial, sans-serif"><title>{words}</title>{background}{"".join(body)}</svg>'
 
 
-def text_picture(text: str, width: int = 150) -> tuple[str, float]:
-    """Makes a picture of a text in lines of at most `width` letters."""
-    lines = textwrap.wrap(text, width)
+def text_picture(text: str) -> tuple[str, float]:
+    """Makes a picture of a text in lines of at most `LINE_LETTERS` letters."""
+    lines = textwrap.wrap(text, LINE_LETTERS)
     return "".join(_text(4, 12 + 15 * k, line, size=11) for k, line in enumerate(lines)), 15.0 * len(lines)
 
 
-def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 420) -> tuple[str, float]:
+def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str]) -> tuple[str, float]:
     """Draws the scene as nested boxes, as large as the page, with the devices' colours."""
     if len(scene) == 0:
         return _text(4, 14, "the graph is empty"), 20
     colors = device_colors(device_names)
     wide, tall = scene.size
-    k = min((WIDTH - 8) / max(wide, 1.0), height / max(tall, 1.0), 1.4)
+    k = min((WIDTH - 8) / max(wide, 1.0), GRAPH_HEIGHT / max(tall, 1.0), 1.4)
     body = draw_scene(replace(scene, notes=paint.notes), colors, paint.share, paint.crossing_bytes)
     legend = _legend(device_names, colors)
     return f'{legend}<g transform="translate(4 22) scale({k:.4f})">{body}</g>', tall * k + 30

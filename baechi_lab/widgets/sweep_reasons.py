@@ -16,7 +16,7 @@ MOST_SETTINGS = 3
 OTHER_AXES = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "placer"]
 
 
-def surprises(table: pandas.DataFrame, limit: int = MOST_SETTINGS) -> list[str]:
+def surprises(table: pandas.DataFrame) -> list[str]:
     """Returns a sentence per reason why a setting has more memory than another and a longer step, the worst first.
 
     A placement that fits less memory also fits more memory, so a longer step needs an explanation.
@@ -50,12 +50,10 @@ def surprises(table: pandas.DataFrame, limit: int = MOST_SETTINGS) -> list[str]:
             )
         )
     sorted_reasons = sorted((sorted(settings, reverse=True), why) for why, settings in settings_by_reason.items())
-    return [
-        f"{_listed([setting for _, setting in settings], limit)}: {why}" for settings, why in reversed(sorted_reasons)
-    ]
+    return [f"{_listed([setting for _, setting in settings])}: {why}" for settings, why in reversed(sorted_reasons)]
 
 
-def _listed(settings: list[str], limit: int) -> str:
-    more_count = len(settings) - limit
+def _listed(settings: list[str]) -> str:
+    more_count = len(settings) - MOST_SETTINGS
     remainder = [] if more_count <= 0 else [f"{more_count} more setting{'s' if more_count > 1 else ''} likewise"]
-    return "; ".join(settings[:limit] + remainder)
+    return "; ".join(settings[:MOST_SETTINGS] + remainder)

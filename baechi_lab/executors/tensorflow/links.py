@@ -121,20 +121,18 @@ def measure_links(
     secret: str | os.PathLike[str] | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 11,
-    probe_bytes: int = PROBE_BYTES,
     timeout: float | None = None,
     progress: bool = True,
 ) -> ClusterFit:
     """Measures and probes every ordered pair of a cluster's devices; see `measure_cluster`."""
     _check(sizes, repeats)
-    _check((4, probe_bytes), repeats)
     record, addresses = _running(cluster, workers)
     if record.n < 2:
         return ClusterFit(record, (), ())
     names = [(d.name, d.memory_bytes) for d in record.devices]
     pairs = list(permutations(range(record.n), 2))
     options = device_options(workers=addresses, secret=secret)
-    round_trips = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress, cluster)
+    round_trips = _measure(names, pairs, options, sizes, repeats, PROBE_BYTES, timeout, progress, cluster)
     links, probes = [], []
     for (a, b), (seconds, probed) in zip(pairs, round_trips, strict=True):
         links.append(_fit(names[a][0], names[b][0], sizes, seconds))

@@ -84,13 +84,13 @@ def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[ND
     return pointer, whole_numbers(flat, label)
 
 
-def text_rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
+def text_rows(document: Mapping[str, object], field: str) -> tuple[tuple[str, ...], ...]:
     """Returns a list of lists of texts."""
-    values, label = list_field(document, field, path), place(path, field)
+    values = list_field(document, field, "")
     if not all(isinstance(x, list) for x in values):
         bad = next(k for k, x in enumerate(values) if not isinstance(x, list))
-        raise FormatError(f"{label}[{bad}] is {_short(values[bad])}; it must be a list of texts")
-    return tuple(texts({field: row}, field, f"{label}[{k}]") for k, row in enumerate(values))
+        raise FormatError(f"{field}[{bad}] is {_short(values[bad])}; it must be a list of texts")
+    return tuple(texts({field: row}, field, f"{field}[{k}]") for k, row in enumerate(values))
 
 
 def codes(document: Mapping[str, object], field: str, table: int, path: str = "", lowest: int = 0) -> NDArray[np.int64]:

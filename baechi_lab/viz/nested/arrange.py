@@ -109,6 +109,7 @@ class _Frame:
         self.band_ends: list[tuple[float, float]] = []
 
     def arrangement(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
+        """Positions the boxes, band below band, and routes the arrows between them."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
             in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band

@@ -136,6 +136,7 @@ class _Levels:
         box.items = [box.items[k] for k in order.tolist()]
 
     def _cut_box(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
+        """Cuts the items of a box into segments; returns the segment of each item's block and the blocks' labels."""
         kinds: dict[tuple[object, ...], int] = {}
         candidates = []
         for item in box.items:

@@ -92,9 +92,9 @@ def text_width(text: str, size: float) -> float:
     return size * sum(_WIDE.get(c, 0.72 if c.isupper() else 0.59) for c in text)
 
 
-def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int], aspect: float = PAGE) -> Scene:
+def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int]) -> Scene:
     """Builds the scene of `graph` with the nodes in `expanded` open. O(edges x depth of the frames + layout of each frame)."""
-    return _Builder(graph, tree, frozenset(expanded)).scene(aspect)
+    return _Builder(graph, tree, frozenset(expanded)).scene()
 
 
 class _Builder:
@@ -115,10 +115,10 @@ class _Builder:
         self.arrows: dict[int, tuple[Any, ...]] = {}
         self.count = 0
 
-    def scene(self, aspect: float) -> Scene:
+    def scene(self) -> Scene:
         edges = np.arange(len(self.graph.consumers))
         self._make_arrows(ROOT, edges)
-        self._sizes(ROOT, aspect)
+        self._sizes(ROOT, PAGE)
         corner = {ROOT: (0.0, 0.0)}
         middle: dict[int, tuple[float, float]] = {}
         for node in (ROOT, *self.frames.tolist()):
@@ -192,7 +192,7 @@ class _Builder:
     def _sizes(self, node: int, aspect: float) -> None:
         """Arrange the contents of an open node, the innermost frames first."""
         children = np.array(self.tree.children[node], dtype=np.int64)
-        inside = self._aspect(children, aspect) if node == ROOT else INSIDE
+        inside = self._aspect_of_frames(children) if node == ROOT else INSIDE
         for child in children.tolist():
             if child in self.opened:
                 self._sizes(child, inside)
@@ -215,13 +215,13 @@ class _Builder:
         mirrored = bool(self.tree.backward[node]) if node != ROOT else False
         self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, mirrored)
 
-    def _aspect(self, children: NDArray[np.int64], aspect: float) -> float:
+    def _aspect_of_frames(self, children: NDArray[np.int64]) -> float:
         """Returns the width per height of the outermost frames, which are wide if few are in a row, or if there are two rows."""
         is_backward = self.tree.backward[children]
         rows = 2 if is_backward.any() and not is_backward.all() else 1
         ahead = children[~is_backward] if rows == 2 else children
         open_count = sum(c in self.opened for c in ahead.tolist())
-        return float(np.clip(rows * aspect / max(open_count + (len(ahead) - open_count) / 2, 1.0), INSIDE, 5.0))
+        return float(np.clip(rows * PAGE / max(open_count + (len(ahead) - open_count) / 2, 1.0), INSIDE, 5.0))
 
     def _size(self, node: int) -> tuple[float, float]:
         if node not in self.opened:
