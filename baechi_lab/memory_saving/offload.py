@@ -329,6 +329,7 @@ class _OffloadBuilder:
         self.moved_bytes[op] = size
 
     def _make_graph(self) -> OpGraph:
+        """Builds the graph with the ops, tensors and reads that the decisions have added."""
         graph, op_count = self.graph, len(self.names)
         used_names, names = set(graph.names), []
         for name in self.names:

@@ -73,6 +73,7 @@ class RecomputeGroups:
         ]
 
     def _set_sizes(self) -> None:
+        """Sets the time, kept bytes and inner bytes of each group, and which groups read it."""
         chain, group, m = self.chain, self.group.tolist(), self.count
         self.us, self.bytes, self.inner = np.zeros(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
         np.add.at(self.us, self.group, chain.us)

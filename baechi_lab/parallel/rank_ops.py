@@ -222,6 +222,7 @@ class _PartWriter:
         self.rows.append((ahead, ()))
 
     def part(self, input_bytes: int, output_bytes: int, transient_bytes: int) -> Part:
+        """Returns the part with its forward and backward ops in the order in which they run."""
         backward: list[RankOp] = []
         for forward, gradients in reversed(self.rows):
             backward += gradients
@@ -326,6 +327,7 @@ def _attention(
     precision: Storage,
     shared: int,
 ) -> None:
+    """Adds the ops of a rank's share of an attention: projections, scores over `keys` positions, and the output's product."""
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     size = model.head_size + model.rope_size

@@ -105,6 +105,7 @@ def _choose(
     edges: Incoming,
     usage: DeviceUsage,
 ) -> None:
+    """Puts each op, in visiting order, and its group on the device with the least product of time and transfers, in place."""
     unit_device, devices = usage.unit_device, len(usage.limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for i in visit:

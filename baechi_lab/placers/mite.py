@@ -67,6 +67,7 @@ def _choose(
     edges: Incoming,
     usage: DeviceUsage,
 ) -> None:
+    """Puts group after group on the device with the least product of memory, time and transfers, in place."""
     allowed, need, limit, used = usage.allowed, usage.need, usage.limit, usage.used
     devices = len(limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)

@@ -374,6 +374,7 @@ def _begin_units(ops: NDArray[np.void], devices: NDArray[np.void], scheduler: Sc
 def _run(
     state: State, links: Links, scheduler: Scheduler, keep_log: bool
 ) -> tuple[NDArray[np.void], NDArray[np.void], int]:
+    """Runs the events in order of time until every op has ended; returns sends, log and its length as `run` describes them."""
     ops, tensors, devices = state.ops, state.tensors, state.devices
     n, mode = len(ops) - 1, scheduler.mode
     sends = plan_sends(state)

@@ -197,6 +197,7 @@ class StreamTransport(TaggedTransport):
     def send_copy(
         self, state: ForwardState, tensor: torch.Tensor, tag: Tag, target: int
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Returns the copy of a tensor on a device, made once per version, and the event after which it is complete."""
         copied, copy, event = tag.copies.get(target, (-1, tensor, None))
         if copied == version(tensor):
             return copy, event

@@ -149,6 +149,7 @@ def attached_names(
 
 
 def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Selection:
+    """Returns which GPUs the process needs, divided into which parts, and how many logical CPU devices."""
     matches: list[re.Match[str]] = []
     limits_of_gpu: dict[int, dict[int, int]] = {}  # GPU -> the memory limit of each part
     for name, limit in names:

@@ -229,6 +229,7 @@ def _run(
     status: str,
     message: str,
 ) -> Run:
+    """Makes the Run from the worker's messages."""
     if collected.moved_ops:
         examples = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
         moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {examples}"

@@ -113,6 +113,7 @@ class _Unroller:
         )
 
     def step(self) -> Step:
+        """Returns the step: a node for every op of the unrolled graph, and control dependencies that enforce the schedule."""
         # A node for every op of the unrolled graph.
         unrolled = self.unrolled
         origins, batches = np.asarray(unrolled.copy_of).tolist(), np.asarray(unrolled.micro_batch).tolist()

@@ -341,6 +341,7 @@ class _StepRunner:
         return "ok", ""
 
     def _run_step(self, measurement: Measurement | None) -> None:
+        """Runs one step of all micro-batches and notes its seconds and loss; `measurement` observes it."""
         synchronize()
         for parameter in self.model.parameters():
             parameter.grad = None

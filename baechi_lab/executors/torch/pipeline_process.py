@@ -90,6 +90,7 @@ def run_process(pickled_job: bytes, file: str) -> Report:
 
 
 def _train(job: Job) -> Report:
+    """Runs the steps of this process's stages; returns their times and, on the last stage, the losses."""
     pipeline = Pipeline(
         job.stage_modules,
         job.schedule,

@@ -388,6 +388,7 @@ class Measurement(Observer):
     def _memory(
         self, ops: NDArray[np.int32], start: NDArray[np.float64], ended: NDArray[np.float64], transfers: Transfers
     ) -> MemoryLog:
+        """Returns the log of persistent bytes, outputs and copies, from the times of ops and transfers."""
         persistent, outputs, _, copies = range(len(MEMORY_CATEGORIES))
         rows: list[tuple[float, int, int, int, int, int]] = []  # time, frees first, device, category, delta, op
         persistent_bytes = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)

@@ -124,6 +124,7 @@ class Proof:
     # -- a first placement ---------------------------------------------------------------------------------
 
     def _warm_start(self) -> Placement:
+        """Returns a first placement by search; if none fits, one by the solver, or raises what is proven."""
         from ..search.placer import Search
 
         seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)

@@ -352,6 +352,7 @@ def _schedule(
     consumers: NDArray[np.int32],
     members: NDArray[np.int64],
 ) -> int:
+    """Chooses a pair of op and device in every step, in place; returns how many ops exceed the memory of their device."""
     ops, tensors, devices, comm = traffic.ops, traffic.tensors, traffic.devices, traffic.comm
     n, count, most_inputs = len(ops) - 1, len(devices), 1
     for i in range(n):

@@ -59,6 +59,7 @@ def _plan(
     reservation: bool,
     explain: bool,
 ) -> Placement:
+    """Plans on these devices; see `schedule`."""
     max_pairs = MOST_PAIRS if child is None else MOST_FAVOURED
     if graph.n * cluster.n > max_pairs:
         raise InvalidInput(

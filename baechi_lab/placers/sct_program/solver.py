@@ -65,6 +65,7 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
 
 
 def _solve(problem: SctProblem, solver: str) -> SctSolution:
+    """Solves the reduced and scaled program, with small weights that make its optimum unique, and expands the solution."""
     began = time.perf_counter()
     reduced = reduce_problem(problem)
     small = reduced.problem

@@ -289,6 +289,7 @@ class _Run:
         self.history: list[tuple[float, int, float]] = []
 
     def placement(self) -> Placement:
+        """Searches from the best start, on coarse graphs first, until the budget is spent; returns the best placement."""
         if self.start_placement is None:
             hurried = self._lasts(self.parameters.reducing_time, 0.5)
             candidates = self.starts.from_rules(self._rules_took_long, hurried)

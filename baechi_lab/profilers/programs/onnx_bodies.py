@@ -125,6 +125,7 @@ def _body(
     returned: tuple[int, ...],
     stacked: int = 0,
 ) -> Body:
+    """Returns a body as a model: its inputs have the types of what is passed, and small outer values are constants."""
     own_graph = onnx.GraphProto()
     own_graph.CopyFrom(graph)
     for value in own_graph.input:

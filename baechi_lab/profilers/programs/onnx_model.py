@@ -91,6 +91,7 @@ def program_of(
 def _read_model(
     model: ModelProto, name: str, batch_size: int | None, sizes: Mapping[str, int], precision: Precision | None
 ) -> Program:
+    """Reads the operators of a model with their kernels, in the order of the file; bodies are read as models of their own."""
     version = opset_version(model)
     inferred_model = _infer_shapes(model, batch_size, sizes)
     graph = inferred_model.graph

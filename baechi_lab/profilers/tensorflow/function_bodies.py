@@ -150,6 +150,7 @@ class Library:
                 )
 
     def _rounds(self, node: NodeDef, outer: Scope) -> int | None:
+        """Returns how often a loop runs, from the comparisons of its counter with constants; None if it is not known."""
         condition = self.functions.get(node.attr["cond"].func.name)
         body = self.functions.get(node.attr["body"].func.name)
         if condition is None or body is None or outer.depth > _MAX_DEPTH:

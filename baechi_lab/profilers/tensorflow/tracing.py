@@ -140,6 +140,7 @@ def _reason(error: BaseException) -> str:
 def _step_from(
     concrete: ConcreteFunction, all_variables: list[Variable], leaves: list[Tensor], label: str, objects: list[Any]
 ) -> Step:
+    """Makes a Step of a traced function: sized inputs, inlined calls, variables as ops of the graph, no op without effect."""
     graph = concrete.graph
     graph_def = graph.as_graph_def(add_shapes=True)
     variable_names: dict[int, str] = {}  # paths of Keras variables, and slot -> variable, by the `id` of their handles

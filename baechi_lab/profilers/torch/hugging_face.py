@@ -297,6 +297,7 @@ def _check_counts(fields: Mapping[str, object], source: str) -> None:
 def _inputs(
     model: nn.Module, config: PretrainedConfig, kind: str, batch: int, length: int, labels: bool
 ) -> dict[str, torch.Tensor]:
+    """Returns the inputs that the model's `forward` takes, with sizes from its configuration; refuses what that leaves open."""
     parameters = inspect.signature(model.forward).parameters
     inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
     if "pixel_values" in parameters and "pixel_values" not in inputs:

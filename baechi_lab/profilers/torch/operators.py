@@ -113,6 +113,7 @@ class Recorder(Counter):
             self._record(func, args, kwargs, out)
 
     def _record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
+        """Adds an op for a call of an ATen operator, and edges from the ops that wrote what it reads."""
         self.operators += 1
         kernel = self.kernel_of(func, args, kwargs, out)
         inputs = {storage_key(t): t for t in tensors((args, kwargs))}

@@ -55,6 +55,7 @@ class ZbAuto(ScheduleRule):
 
 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
+    """Yields the time of a step and its orders: of two rules where they fit the memory, then of the best parameters found."""
     costs = np.zeros((8, setting.stages))
     costs[:3] = setting.forward_us, setting.input_us, setting.weight_us
     costs[3:5, :-1] = setting.send_us, setting.return_us
