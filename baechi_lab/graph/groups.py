@@ -19,9 +19,10 @@ def add_single_groups(graph: OpGraph, ops: Sequence[int] | Ints, label: str) -> 
     A group has the name of its op, or with `label` before it if another group has that name.
 
     >>> from baechi_lab.graph import OpGraph
-    >>> graph = OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0], colocation_names=("1",))
-    >>> graph.names, add_single_groups(graph, [1], "copies of")[1]
-    (('0', '1', '2'), ('1', 'copies of 1'))
+    >>> graph = OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0], colocation_names=("op1",))
+    >>> colocation, names = add_single_groups(graph, [1], "copies of")
+    >>> colocation.tolist(), names
+    ([0, 1, 0], ('op1', 'copies of op1'))
     """
     colocation = graph.colocation.astype(np.int64)
     colocation[ops] = len(graph.colocation_names) + np.arange(len(ops))
