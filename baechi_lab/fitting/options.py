@@ -99,7 +99,10 @@ def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers
         yield replace(template, error=str(error))
         return
     if not variants:
-        yield replace(template, error="no choice of ops to compute again fits, in any placement that was found")
+        why = "no choice of ops to compute again fits, in any placement that was found"
+        if not (subject.graph.forward_of >= 0).any():
+            why = "the graph has no backward pass, before which outputs could be computed again"
+        yield replace(template, error=why)
         return
     seen_keys: set[object] = set()
     least = float("inf")

@@ -65,7 +65,7 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
         )
     return Proof(
         max(largest_op, -(-together // count)),
-        int(enough if largest_op <= capacity_bytes else 0),
+        int(max(enough, 1) if largest_op <= capacity_bytes else 0),
         as_it_is or "",
         whatever,
         graph.group_of is not None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -113,9 +114,19 @@ class FitOption:
             "yes" if self.fits_with_margin else "in doubt" if self.fits else "no",
             format_us(self.step_us) if self.timeline else "-",
             _rate_text(rate),
-            ", ".join(map(format_bytes, self.peak_bytes)) or "-",
+            peaks_in_words(self.peak_bytes) or "-",
             self.gives_up if self.timeline else self.error,
         ]
+
+
+def peaks_in_words(peak_bytes: Iterable[int]) -> str:
+    """Returns the peaks of devices as text; four and more equal ones in a row are counted.
+
+    >>> peaks_in_words([2_000_000, 0, 0, 0, 0]), peaks_in_words([0, 0])
+    ('2.00 MB, 4 x 0 B', '0 B, 0 B')
+    """
+    runs = [(text, len(list(run))) for text, run in itertools.groupby(map(format_bytes, peak_bytes))]
+    return ", ".join(f"{n} x {text}" if n > 3 else ", ".join([text] * n) for text, n in runs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

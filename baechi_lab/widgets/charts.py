@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 CURVES = tuple(f"var(--bl-series-{k})" for k in range(len(SERIES)))
 """Colours of curves that stand for no device: `viz.colors.SERIES`, by their names in `views/common.css`, light and dark."""
 SIMULATED, MEASURED = CURVES[0], CURVES[5]
+MOST_BARS = 12
+"""Most devices with a bar of their own for each placer: more are too narrow, and their legend covers the chart."""
 LIMIT, FAINT = "var(--bl-danger)", "var(--bl-faint)"
 
 
@@ -52,15 +54,26 @@ def _largest(*columns: pandas.Series) -> float:
 
 
 def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Iterable[int]) -> Chart:
-    """Makes a chart of peak memory by placer: one bar per device in the device's colour, limits as a line."""
+    """Makes a chart of peak memory by placer: one bar per device in the device's colour, limits as a line.
+
+    Of more than `MOST_BARS` devices, each placer has one bar, that of its fullest device.
+    """
     rows_with_peaks = table[table["device_peak_bytes"].notna()]
     rows = list(rows_with_peaks["device_peak_bytes"])
     largest = max((max(row) for row in rows), default=0)
     factor, unit = scale(float(largest), BYTES)
-    series_list = [
-        series([row[d] / factor for row in rows], name, color, tips=[f"{name}: {format_bytes(row[d])}" for row in rows])
-        for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
-    ]
+    if len(device_names) > MOST_BARS:
+        peaks = [max(row) for row in rows]
+        series_list = [
+            series([x / factor for x in peaks], "fullest device", SIMULATED, tips=list(map(format_bytes, peaks)))
+        ]
+    else:
+        series_list = [
+            series(
+                [row[d] / factor for row in rows], name, color, tips=[f"{name}: {format_bytes(row[d])}" for row in rows]
+            )
+            for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
+        ]
     visible_limits = [x for x in sorted({int(x) for x in limits}) if x <= FAR * largest]
     return bars(
         rows_with_peaks["placer"],

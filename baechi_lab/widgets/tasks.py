@@ -92,10 +92,15 @@ class Tasks:
         return self.worker.busy and self.job == RUN
 
     def outcome(self) -> Outcome:
-        """The current outcome; raises while the outcome of the setting is not computed."""
-        if self.model.outcome is None or self.model.stale:
+        """The current outcome; raises while the outcome of the setting is not computed, or where it has none."""
+        outcome, stale = self.model.outcome, self.model.stale
+        if (outcome is None or stale) and self.model.worker.busy:
             raise InvalidInput("the result is not there yet: wait until it is computed")
-        return self.model.outcome
+        if outcome is None:
+            raise InvalidInput("no placement of this setting fits: Fit shows what would make it fit")
+        if stale:
+            raise InvalidInput("this setting has no result: change it, or press Compute")
+        return outcome
 
     # -- comparing -------------------------------------------------------------------------------------
 
@@ -319,7 +324,10 @@ class Tasks:
         from ..sweeps import sweep
 
         setting, subject, memo = self.model.setting, self.model.subject, self.model.memo
-        target: Any = setting.model or (self.outcome().graph if setting.batch_size is None else subject)
+        target: Any = setting.model or subject
+        if not setting.model and setting.batch_size is None:
+            # Where no placement fits, a sweep finds the devices and memory for which one does.
+            target = self.outcome().graph if self.model.outcome is not None else source(setting, subject, memo)[1]
         if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
             batch = subject.batch_size
             if batch is None:

@@ -95,6 +95,7 @@ class Workbench(PicturedBox):
         except InfeasiblePlacement as error:
             _, graph = source(self.model.setting, self.model.subject, self.model.memo)
             self.graph.show_graph(graph)
+            self.header.show_nothing()
             self.model.fail(Problem.of(error))
         super().__init__(self._arrange_parts(), layout=WIDE)
         self.add_class("bl-workbench")

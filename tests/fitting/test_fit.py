@@ -161,6 +161,20 @@ def test_what_is_proven_holds_for_every_placement(seed):
         assert memory >= proof.least_bytes or proof.as_it_is
 
 
+def test_bug_no_number_of_devices_was_enough_for_ops_without_memory():
+    answer = bl.fit(bl.OpGraph.from_edges([5.0]), bl.Cluster.uniform(2, memory_bytes="1kB"), every_option=True)
+    errors = {option.kind: option.error for option in answer.options if option.error}
+    assert "more devices" not in errors and answer.fits
+    assert errors["recomputation"] == "the graph has no backward pass, before which outputs could be computed again"
+
+
+def test_bug_64_devices_that_are_enough_were_said_not_to_be():
+    answer = bl.fit(bl.OpGraph.from_edges([5.0]), bl.Cluster.uniform(64, memory_bytes="1kB"), every_option=True)
+    more = next(option for option in answer.options if option.kind == "more devices")
+    assert answer.fits and more.error == "64 devices are there already; up to 64 are tried"
+    assert answer.options[0].texts()[5] == "64 x 0 B"
+
+
 def test_the_front_has_nothing_that_another_beats():
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), batch_size=64)
     front = answer.pareto()

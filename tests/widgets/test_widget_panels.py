@@ -448,6 +448,19 @@ def test_compare_panel(bench):
     assert "another setting" in bench.compare.state.value and "bl-outdated" in bench.compare.compared._dom_classes
 
 
+def test_many_devices_are_compared_by_the_fullest_and_by_those_that_work(diamond):
+    """64 bars and lanes for each placer could not be told apart, and their legend covered the chart."""
+    bench = bl.Workbench(diamond, bl.Cluster.uniform(64), placer="single", passes=())
+    bench.model.inline = True
+    bench.compare.compare.click()
+    (peaks,) = bench.compare.peaks.spec["series"]
+    expected = bl.compare(diamond, bench.model.setting.cluster, list(DEFAULT_PLACERS), progress=False)
+    fullest = dict(zip(expected["placer"], expected["peak_bytes"], strict=True))
+    assert peaks["name"] == "fullest device" and peaks["y"] == [fullest[name] for name in bench.compare.names]
+    single = next(row for row in bench.compare.rows.rows if row["cells"][0] == "single")
+    assert [lane["d"] for lane in single["lanes"]] == ["M0 1v-1h60v1z"]
+
+
 def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):
     table = bl.compare(bench.outcome.graph, bl.Cluster.uniform(2, memory_bytes=1), ["m-etf"], progress=False)
     table["busy_shares"] = [None]

@@ -188,13 +188,13 @@ def test_a_sweep_of_the_current_graph(tasks):
 def test_a_stored_graph_can_neither_run_nor_be_exported(tasks):
     with pytest.raises(bl.InvalidInput, match="cannot be run"):
         tasks.run(3)
-    with pytest.raises(bl.InvalidInput, match="no step to export"):
+    with pytest.raises(bl.InvalidInput, match="no training script"):
         tasks.export("x")
 
 
 def test_nothing_runs_on_a_stale_result(tasks):
     tasks.model.stale = True
-    with pytest.raises(bl.InvalidInput, match="not there yet"):
+    with pytest.raises(bl.InvalidInput, match="has no result: change it, or press Compute"):
         tasks.compare(NAMES)
 
 

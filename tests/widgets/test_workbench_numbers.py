@@ -739,6 +739,20 @@ def test_a_workbench_does_not_open_on_an_error(two):
     bench = bl.Workbench(huge, two, placer="auto", passes=())
     assert bench.outcome is None and "needs 5.00 kB" in bench.header.problem.value
     assert "needs 5.00 kB" in bench.picture() and bench.timeline.span_us == 0.0
+    # The other parts do not ask to wait for what never comes, and once the reason is dismissed, the header still says it.
+    with pytest.raises(bl.InvalidInput, match="no placement of this setting fits"):
+        bench.tasks.compare(["single"])
+    bench.explain.start.click()
+    assert "no placement of this setting fits" in bench.header.problem.value
+    bench.header.dismiss.click()
+    assert "no placement of this setting fits" in bench.header.facts.value
+    # A sweep over larger memories finds what fits: one op of 10 us.
+    bench.model.inline = True
+    assert bench.explore.stop.disabled
+    bench.explore.memory.value, bench.explore.devices.value, bench.explore.placers.value = "1kB, 8kB", "1", "single"
+    bench.explore.start.click()
+    assert bench.explore.table["feasible"].tolist() == [False, True]
+    assert bench.explore.table["makespan_us"].tolist()[1] == 10.0
 
 
 def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):

@@ -15,7 +15,7 @@ from ...graph.units import format_bytes, format_us
 from ...step_summary import note_on_bound
 from ...viz.colors import device_colors
 from ...viz.layout import BYTES, UNITS
-from ..charts import peaks_chart, times_chart
+from ..charts import MOST_BARS, peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference, name_of
 from ..compute import Outcome, placed_parts
 from ..controls import Checkbox
@@ -122,6 +122,7 @@ class ComparePanel:
         for k, values in compared.iterrows():
             placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
             has_chart = shares is not None and step > 0
+            used = np.flatnonzero(shares.any(axis=1)) if has_chart and len(names) > MOST_BARS else slice(None)
             pill_notes: list[dict[str, object]] = []
             if values["winner"]:
                 winner = str(values["winner"])
@@ -142,7 +143,7 @@ class ComparePanel:
                         {"name": USE, "hint": f"make {placer} current"},
                         {"name": HOLD, "hint": f"hold {placer} beside the current"},
                     ],
-                    "lanes": busy_lanes(shares, colors) if has_chart else [],
+                    "lanes": busy_lanes(shares[used], np.array(colors)[used].tolist()) if has_chart else [],
                     "span": step / longest if has_chart else 0.0,
                     "label": busy_in_words(shares, names) if has_chart else "",
                 }

@@ -56,6 +56,7 @@ class ExplorePanel:
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
+        self.stop.disabled = True
         self.axis = Dropdown(description="along", options=list(AXES), style=NARROW)
         self.by = Dropdown(
             description="rows for",
@@ -158,6 +159,7 @@ class ExplorePanel:
 
     def _show_progress(self, progress: tuple[str, float]) -> None:
         """Shows the progress of the sweep, or that it ended without a row."""
+        self.stop.disabled = not self.sweeping
         if self.tasks.job == SWEEP and (progress[0] or self.progress_shown):
             say(self.state, progress[0] or self._table_in_words() or HINT)
             self.progress_shown = bool(progress[0])

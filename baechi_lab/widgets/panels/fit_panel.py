@@ -94,10 +94,10 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
         return (
             f"As it is under the placement above{order}; the other rows have the fastest of {', '.join(FAST_PLACERS)}."
         )
-    if first.step_us == shown.timeline.makespan_us:
+    change = change_in_words(first.step_us, shown.timeline.makespan_us)
+    if change == "no change":
         return ""
     if shown.executed_graph is not shown.graph:
         return f"As it is, in one batch; the {format_us(shown.timeline.makespan_us)} above are of micro-batches."
     by = first.placement.placer if first.placement is not None else ""
-    change_text = change_in_words(first.step_us, shown.timeline.makespan_us)
-    return f"As it is, placed by {by} here ({change_text} against the {format_us(shown.timeline.makespan_us)} above)."
+    return f"As it is, placed by {by} here ({change} against the {format_us(shown.timeline.makespan_us)} above)."

@@ -12,6 +12,7 @@ from ...graph.units import format_bytes, format_us
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..advice import MOST_ADVICE, Advice
+from ..charts import plain_number
 from ..comparing import name_of
 from ..compute import Outcome
 from ..glossary import explained
@@ -140,6 +141,11 @@ class Header:
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>'
         self._stale(self.model.stale)
 
+    def show_nothing(self) -> None:
+        """Says that no placement fits; the reason is a problem, which can be dismissed."""
+        self.facts.value = '<div class="bl-facts"><span class="bl-bad">no placement of this setting fits</span></div>'
+        self.verdict.said = "no placement fits"
+
     def _advise(self, advice: Sequence[Advice]) -> None:
         """Shows one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
         applied = self._applied
@@ -209,7 +215,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("step", format_us(step)),
         ("", text if fits or not text else f"{text}, on which it does not fit"),
         ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
-        ("", _rate(outcome.samples * 1e6 / step) if outcome.samples and step > 0 else ""),
+        ("", f"{plain_number(outcome.samples * 1e6 / step)} samples/s" if outcome.samples and step > 0 else ""),
         ("bubble", f"{outcome.bubble:.0%}" if setting.pipeline and step > 0 else ""),
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", gap_in_words(outcome.gap)),
@@ -255,15 +261,6 @@ def costs_in_words(graph: OpGraph) -> str:
         return f"measured here{between}"
     hardware = graph.info.get("estimate", {}).get("hardware", {})
     return f"estimated for {', '.join(dict.fromkeys(hardware.values()))}" if hardware else ""
-
-
-def _rate(per_second: float) -> str:
-    """Formats a rate, rounded to about four digits.
-
-    >>> _rate(1044567.1), _rate(47140.3), _rate(12.345)
-    ('1,045,000 samples/s', '47,140 samples/s', '12.3 samples/s')
-    """
-    return f"{float(f'{per_second:.4g}'):,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
 
 
 def mood(outcome: Outcome) -> str:

@@ -93,6 +93,7 @@ function render({ model, el }) {
     context.fillStyle = theme.background;
     context.fillRect(0, 0, width, height);
     context.textBaseline = "middle";
+    if (!devices.length) drawHaloed(context, "no memory curves: no placement fits yet", 8, height / 2, theme.faint, theme);
     const hatches = CATEGORIES.map((_, k) => hatchOf(context, HATCHES[k], theme.background));
     devices.forEach((device, d) => drawDevice(context, d, width, theme, hatches));
     drawTimeAxis(context, width, height, theme);

@@ -35,7 +35,7 @@ function watchAnswers(model, bench, patience = 2000) {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let late;
   const ask = () => {
-    if (late !== undefined) return;
+    if (late !== undefined || bench.classList.contains("jupyter-widgets-disconnected")) return; // nobody would answer
     late = setTimeout(() => { note.textContent = "kernel busy: what you do here waits until it is free"; }, patience);
     model.send({ type: "ask" });
   };
