@@ -27,14 +27,21 @@ class Row:
         return int(self.timeline.memory_bytes[self.device])
 
 
+MOST_EMPTY = 8
+"""Most devices of which also the empty ones have a row."""
+
+
 def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
     """Returns the rows device by device, one per timeline, so that simulated and measured memory are neighbours.
 
-    The first timeline always has rows, a further one only if it has a memory log.
+    The first timeline always has rows, a further one only if it has a memory log. Of more than `MOST_EMPTY` devices, those that
+    hold nothing have none.
     """
     shown = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
     count = max((len(t.device_names) for t in shown), default=0)
-    return tuple(Row(t, d) for d in range(count) for t in shown if d < len(t.device_names))
+    rows = tuple(Row(t, d) for d in range(count) for t in shown if d < len(t.device_names))
+    holding = {row.device for row in rows if row.timeline.peak_bytes[row.device] > 0} or {0}
+    return rows if count <= MOST_EMPTY else tuple(row for row in rows if row.device in holding)
 
 
 @dataclass(frozen=True)

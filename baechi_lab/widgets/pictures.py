@@ -55,16 +55,25 @@ def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str]) -> tu
     wide, tall = scene.size
     k = min((WIDTH - 8) / max(wide, 1.0), GRAPH_HEIGHT / max(tall, 1.0), 1.4)
     body = draw_scene(replace(scene, notes=paint.notes), colors, paint.share, paint.crossing_bytes)
-    legend = _legend(device_names, colors)
-    return f'{legend}<g transform="translate(4 22) scale({k:.4f})">{body}</g>', tall * k + 30
+    used = np.flatnonzero(paint.share.any(axis=0)).tolist() or range(len(device_names))
+    legend, lines = _legend([device_names[d] for d in used], [colors[d] for d in used])
+    top = 6 + 16 * lines
+    return f'{legend}<g transform="translate(4 {top}) scale({k:.4f})">{body}</g>', tall * k + top + 8
 
 
 def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, float]:
-    """Draws one lane per device for ops and one for transfers; bars closer than half a pixel are joined."""
+    """Draws one lane per device for ops and one for transfers; bars closer than half a pixel are joined.
+
+    Neighbours that do nothing are one line.
+    """
     colors = device_colors(device_names)
     scale = (WIDTH - GUTTER - 8) / max(bars.span_us, 1e-12)
     y, body = 4.0, []
     for k, lane in enumerate(bars.lanes):
+        if lane["folded"]:
+            body.append(_text(4, y + 13, lane["fold_label"], size=11))
+            y += 20 if lane["fold_label"] else 0
+            continue
         tall = 18.0 if lane["kind"] == "ops" else 9.0
         label = f"{lane['label']}" + (f" ({lane['origin']})" if lane["heading"] or lane["origin"] == "measured" else "")
         if lane["kind"] == "ops":
@@ -113,7 +122,7 @@ def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
             body.append(_text(WIDTH - 10, y - 3, "measured peak", size=9, anchor="end"))
     names = [name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES]
     height = len(rows) * (tall + 10)
-    legend = _legend(names, LEGEND)
+    legend, _ = _legend(names, LEGEND)
     return "".join(body) + f'<g transform="translate(0 {height:g})">{legend}</g>', height + 16
 
 
@@ -132,14 +141,19 @@ def _areas(row: Row, y0: float, tall: float, top: float, span: float) -> str:
     return "".join(shapes)
 
 
-def _legend(names: Sequence[str], colors: Sequence[str]) -> str:
-    x, elements = 4.0, []
+def _legend(names: Sequence[str], colors: Sequence[str]) -> tuple[str, int]:
+    """Returns the names with their colours, and in how many lines they are."""
+    x, line, elements = 4.0, 0, []
     for name, color in zip(names, colors, strict=True):
+        wide = 26 + 6.5 * len(name)
+        if x + wide > WIDTH:
+            x, line = 4.0, line + 1
+        y = 2 + 16 * line
         elements.append(
-            f'<rect x="{x:g}" y="2" width="10" height="10" fill="{color}"/>' + _text(x + 14, 11, name, size=11)
+            f'<rect x="{x:g}" y="{y}" width="10" height="10" fill="{color}"/>' + _text(x + 14, y + 9, name, size=11)
         )
-        x += 26 + 6.5 * len(name)
-    return "".join(elements)
+        x += wide
+    return "".join(elements), line + 1
 
 
 def _text(x: float, y: float, text: str, size: int = 11, anchor: str = "start", weight: str = "400") -> str:

@@ -124,6 +124,22 @@ def test_pictures_are_svg_with_device_names(diamond, split):
     assert "Timeline" in text and text.count("gpu:1") == 3 and float(root.get("height")) > 400
 
 
+def test_a_picture_of_64_devices_names_those_that_work(diamond):
+    from xml.etree import ElementTree
+
+    bench = bl.Workbench(diamond, bl.Cluster.uniform(64), placer="single", passes=())
+    texts = [e.text for e in ElementTree.fromstring(bench.picture()).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("gpu:0") == 3 and "gpu:1 to gpu:63 idle" in texts and "gpu:1" not in texts
+    assert bench.memory.devices == ["gpu:0"]
+    busy = bl.simulate(bl.OpGraph.from_edges([1] * 64), bl.Cluster.uniform(64), bl.Placement(device=range(64)))
+    view = bl.widgets.GraphView()
+    view.show_graph(bl.OpGraph.from_edges([1] * 64))
+    view.show_timeline(busy)
+    marks = ElementTree.fromstring(view.picture()).iter("{http://www.w3.org/2000/svg}text")
+    places = {e.text: float(e.get("x")) for e in marks if e.text and e.text.startswith("gpu:")}
+    assert len(places) == 64 and max(places.values()) < 920
+
+
 def test_shades_are_distinct_and_outputs_have_the_device_colour():
     colors = shades("#0072B2")
     assert len(set(colors)) == 4 and colors[1] == "#0072B2"
