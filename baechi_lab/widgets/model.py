@@ -222,7 +222,9 @@ class WorkbenchModel:
         if self.first is not None:
             self.outcome = self.first
             self.emit("outcome", self.first)
-            self.refresh()
+            self._set_stale(True)
+            # The loop is free when the cell has ended and its picture is sent: until then `auto` would take turns with both.
+            self.worker.deliver(lambda: self.refresh() if self.preliminary else None)
             return self.first
         refusal: InfeasiblePlacement | None = None
         try:

@@ -33,7 +33,7 @@ from .panels.tabs import Tabs
 from .pictures import graph_picture, memory_picture, page, text_picture, timeline_picture
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
-from .views.base import PICTURE, PicturedBox
+from .views.base import PicturedBox
 from .views.controls_view import ControlsView
 from .views.details_view import DetailsView
 from .views.folder import Folder
@@ -369,11 +369,6 @@ class Workbench(PicturedBox):
             return "<Workbench: no placement fits>"
         setting, step = outcome.setting, format_us(outcome.timeline.makespan_us)
         return f"<Workbench: {outcome.graph.name!r} placed by {setting.placer} on {setting.cluster.n} devices, {step}>"
-
-    def _repr_mimebundle_(self, **kwargs: object) -> object:
-        data = super()._repr_mimebundle_(**kwargs)
-        svg = self.picture()
-        return {**data, PICTURE: svg} if data is not None and svg else data
 
 
 def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:

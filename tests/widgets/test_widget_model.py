@@ -360,7 +360,9 @@ def test_a_large_graph_shows_one_of_auto_s_placers_until_auto_has_its_result(lar
         model.on("progress", lambda progress: texts.append(progress[0]))
         model.open()
         assert model.preliminary and model.stale and model.advice == ()
+        assert not model.worker.busy  # it begins after the cell, whose picture would take turns with it
         assert model.setting == setting and not model.history.can_undo and "'auto'" in model.code()
+        await asyncio.sleep(0)
         with pytest.raises(bl.InvalidInput, match="not there yet"):
             tasks.compare(["single"])
         await _computed(model)

@@ -171,8 +171,13 @@ def test_a_view_is_displayed_as_widget_and_as_a_picture_of_its_own(monkeypatch, 
     monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
     view = TimelineView()
     view.show(diamond, [split])
+    draw = view.picture
+    monkeypatch.setattr(view, "picture", lambda: shown.append("drawn") or draw())
     view._ipython_display_()
-    live, picture_data, style = shown
+    live, drawn, picture_data, style = shown
+    assert drawn == "drawn"  # once, and after the live widget was sent
+    monkeypatch.undo()
+    monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
     assert style["text/html"].startswith("<style")
     assert "application/vnd.jupyter.widget-view+json" in live and "image/svg+xml" not in live
     # The picture has a class, by which a style hides it while the widget lives.
@@ -185,7 +190,7 @@ def test_a_view_is_displayed_as_widget_and_as_a_picture_of_its_own(monkeypatch, 
 
 def test_a_workbench_says_in_words_what_it_shows(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
-    assert bench.in_words() == f"<Workbench: {diamond.name!r} placed by single on 2 devices, 30.00 us>"
+    assert repr(bench) == bench.in_words() == f"<Workbench: {diamond.name!r} placed by single on 2 devices, 30.00 us>"
 
 
 def test_the_workbench_s_picture_has_its_numbers(diamond, pair):
@@ -679,7 +684,7 @@ def test_bug_a_run_was_held_against_transfers_over_a_preset_link(diamond):
 
 
 def test_the_workbench_has_a_picture_for_saved_notebooks(bench):
-    data = bench._repr_mimebundle_()
+    data, _ = bench._repr_mimebundle_()
     assert data["image/svg+xml"].startswith("<svg") and "application/vnd.jupyter.widget-view+json" in data
 
 
@@ -724,7 +729,7 @@ def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
     import nbformat
     from nbconvert import HTMLExporter
 
-    data = bench._repr_mimebundle_()
+    data, _ = bench._repr_mimebundle_()
     cell = nbformat.v4.new_code_cell("bench", outputs=[nbformat.v4.new_output("display_data", data=data)])
     html, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
     assert "data:image/svg+xml;base64," in html

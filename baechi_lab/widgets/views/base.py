@@ -62,13 +62,26 @@ class Pictured(ipywidgets.DOMWidget):
         """Returns one line of text for front ends that show neither widgets nor pictures."""
         return f"<{type(self).__name__}>"
 
+    def __repr__(self) -> str:
+        """Describes the view; without this, all widgets inside would be described."""
+        return self.in_words()
+
+    def _live_bundle(self, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the data and metadata of the live widget alone."""
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        return bundle if isinstance(bundle, tuple) else (bundle or {}, {})
+
+    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        data, metadata = self._live_bundle(**kwargs)
+        svg = self.picture() if data else ""
+        return ({**data, PICTURE: svg} if svg else data), metadata
+
     def _ipython_display_(self, **_: object) -> None:
         from IPython.display import display
 
-        bundle: Any = self._repr_mimebundle_()
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        live = {kind: value for kind, value in data.items() if kind != PICTURE}
+        live, metadata = self._live_bundle()
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
+        # The live widget is on its way to the page while the static picture is drawn.
         if svg := self.picture():
             self.add_class(f"bl-live-{self.model_id}")
             outputs = (self.picture_output(svg), self.words_output(svg))
@@ -124,9 +137,3 @@ class CanvasView(Pictured, View):
     critical = traitlets.Bool(False).tag(sync=True)
     status = traitlets.Unicode("").tag(sync=True)
     dim = traitlets.Bytes(b"").tag(sync=True)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        bundle = super()._repr_mimebundle_(**kwargs)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        svg = self.picture()
-        return ({**data, PICTURE: svg} if svg else data), metadata
