@@ -28,8 +28,8 @@ def try_more_devices(
     if not proof.least_devices:
         yield replace(template, error=f"no number of devices is enough, which is proven: {proof.as_it_is}")
         return
-    if have >= MAX_DEVICES:
-        yield replace(template, error=f"{have} devices are there already; up to {MAX_DEVICES} are tried")
+    if available >= MAX_DEVICES:
+        yield replace(template, error=f"{available} devices are there already; up to {MAX_DEVICES} are tried")
         return
     if proof.least_devices > MAX_DEVICES:
         least = f"{proof.least_devices} devices at least"
