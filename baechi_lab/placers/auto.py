@@ -107,6 +107,8 @@ class Auto(Placer):
     def validate(self) -> None:
         self._goal.validate()
         check_give_up(self.give_up, self.objective)
+        if self.placers is not None and not isinstance(self.placers, list | tuple):
+            raise InvalidInput(f"placers is {self.placers!r:.60}; it must be a list of names of placers, or None")
         for name in self.placers or ():
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")

@@ -65,9 +65,12 @@ def test_both_where_neither_is_enough():
 
 def test_bad_input_is_rejected():
     graph, cluster = chain(4), bl.Cluster.uniform(1, memory_bytes=100)
-    for give_up in ("recompute", ("fly",)):
+    for give_up in ("recompute", ("fly",), np.array([])):
         with pytest.raises(bl.InvalidInput, match="it must name 'recompute', 'offload' or both"):
             bl.place(graph, cluster, "search", give_up=give_up)
+    for placers in (np.array([]), "m-etf", np.array(["m-etf", "m-topo"])):
+        with pytest.raises(bl.InvalidInput, match=r"placers is .*; it must be a list of names of placers, or None"):
+            bl.place(graph, cluster, "auto", placers=placers)
     with pytest.raises(bl.InvalidInput, match="objective is 'throughput'; it must be"):
         bl.place(graph, cluster, "auto", give_up=("recompute",), objective="throughput")
     with pytest.raises(bl.InvalidInput, match="no device of kind 'host'"):

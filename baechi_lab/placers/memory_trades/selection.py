@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...checks import is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Placement
 from ...simulator import simulate
@@ -38,10 +37,8 @@ def check_give_up(give_up: Any, objective: str) -> None:
 
     Trades are not compared for periods and for steps of several micro-batches.
     """
-    if (
-        isinstance(give_up, str)
-        or not is_list(give_up)
-        or any(not isinstance(name, str) or name not in GIVE_UP for name in give_up)
+    if not isinstance(give_up, list | tuple | set | frozenset) or any(
+        not isinstance(name, str) or name not in GIVE_UP for name in give_up
     ):
         raise InvalidInput(f"give_up is {give_up!r:.60}; it must name 'recompute', 'offload' or both")
     if give_up and objective not in ("latency", "makespan"):

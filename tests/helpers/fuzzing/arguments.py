@@ -17,6 +17,8 @@ from .case import Case
 GRAPH, CLUSTER = mutations.graphs()[0], bl.Cluster.uniform(2, memory_bytes="1GB", link=bl.Link(1.0, 0.001))
 PLACED = bl.Placement(device=[0, 1, 0, 1, 1])
 TIMELINE = bl.simulate(GRAPH, CLUSTER, PLACED)
+LONGEST_SEARCH = 5
+"""Seconds of a case's time limit; a search that may take longer does."""
 HOSTED = CLUSTER.with_host("1GB")
 PIPELINE = bl.generators.pipeline([1.0, 2.0], [2.0, 2.0])
 STAGES = bl.Placement(device=[0, 1] * (PIPELINE.n // 2))
@@ -487,7 +489,9 @@ def cases(count, seed):
             function, arguments = functions[label]
             changed_arguments = dict(arguments)
             for key in rng.choice(list(changed_arguments), int(rng.integers(1, 3))):
-                changed_arguments[str(key)] = ODD[rng.integers(len(ODD))]
+                value = ODD[rng.integers(len(ODD))]
+                if not (key == "time_limit" and isinstance(value, (int, float)) and value > LONGEST_SEARCH):
+                    changed_arguments[str(key)] = value
             changed = ", ".join(
                 f"{key}={value!a:.80}" for key, value in changed_arguments.items() if value is not arguments[key]
             )
