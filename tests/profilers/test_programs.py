@@ -111,6 +111,27 @@ def test_steps_of_a_recurrent_layer_whose_samples_come_first(layout):
     assert kernel.steps == 2 * 100
 
 
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"),
+    [
+        ("SoftmaxCrossEntropyLoss", {"x": (8,), "labels": (8,)}, {}),
+        ("Softmax", {"x": (8,)}, {"axis": 1}),
+        ("Conv", {"x": (1, 3, 8, 8), "w": (4,)}, {}),
+    ],
+)
+def test_shapes_that_do_not_fit_an_operator_are_a_guess(op, inputs, attributes):
+    """ONNX's own check of shapes lets some pass. The bytes of the inputs and of 8 outputs are counted."""
+    node = helper.make_node(op, list(inputs), ["y"], "node", **attributes)
+    program = model([node], [value(k, *s) for k, s in inputs.items()], [value("y", 8)])
+    try:
+        with pytest.warns(UserWarning, match="shapes that do not fit the operator|only the bytes are counted"):
+            graph = bl.profile_program(program, hardware="a100")
+    except bl.FormatError as error:
+        assert "the shapes cannot be inferred" in str(error)
+    else:
+        assert graph.duration_us[0] > 0
+
+
 def test_products_of_a_transposed_convolution_and_of_attention_by_hand():
     """The shapes that PyTorch's operators have: input positions by filters times window, and two products per head.
 

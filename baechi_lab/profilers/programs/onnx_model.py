@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -154,6 +153,7 @@ def _read_model(
             output_shapes=[shapes.get(v, ()) if v else None for v in node.output],
             number_bytes=_WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
         )
+        has_gradient_rule = reads and written and not kernel.matrix and body is None and why != _UNFITTING_SHAPES
         ops.append(
             ProgramOp(
                 name_of_op,
@@ -162,7 +162,7 @@ def _read_model(
                 reads,
                 written,
                 output_shapes=made_shapes,
-                gradients=gradients if reads and written and not kernel.matrix and body is None else None,
+                gradients=gradients if has_gradient_rule else None,
             )
         )
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()} | body_bytes
@@ -238,7 +238,13 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
         sized_model.opset_import.add(domain=domain, version=1)
     try:
         return _infer_open_shapes(onnx.shape_inference.infer_shapes(inline_functions(sized_model), data_prop=True))
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        RuntimeError,
+        ValueError,
+        IndexError,
+    ) as error:
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
 
 
@@ -320,7 +326,6 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         return Kernel(metadata=True), ""
     input_shapes = [shapes.get(v, ()) if v else None for v in node.input]
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
-    width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
     size = lambda v: prod(shapes.get(v, ())) * _WIDTH.get(types.get(v, ""), 4)  # noqa: E731
     moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v)
     if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
@@ -328,23 +333,27 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     if node.op_type == "SoftmaxCrossEntropyLoss":  # writes the logarithms of all shares
         moved_bytes += size(node.input[0])
     try:
-        count = product_flops(node, input_shapes, output_shapes)
-        product_kernel = None
-        if count is not None:
-            product_kernel = Kernel(
-                float(count),
-                float(moved_bytes),
-                matrix=True,
-                vector_flops=vector_flops(node, input_shapes, output_shapes, width),
-                layout_bytes=layout_bytes(node, input_shapes, float(moved_bytes)),
-                row_alignment=row_alignment(node, input_shapes, output_shapes, width),
-            )
+        return _shaped_kernel(node, input_shapes, output_shapes, float(moved_bytes), types, version)
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
         all_shapes_known = all(v in shapes for v in node.input if v)
-        return Kernel(
-            moved_bytes=float(moved_bytes)
-        ), "shapes that do not fit the operator" if all_shapes_known else UNKNOWN_SHAPES
-    if product_kernel is not None:
+        return Kernel(moved_bytes=float(moved_bytes)), _UNFITTING_SHAPES if all_shapes_known else UNKNOWN_SHAPES
+
+
+_UNFITTING_SHAPES = "shapes that do not fit the operator"
+
+
+def _shaped_kernel(
+    node: NodeProto,
+    input_shapes: list[Shape | None],
+    output_shapes: list[Shape | None],
+    moved_bytes: float,
+    types: Mapping[str, str],
+    version: int,
+) -> tuple[Kernel, str]:
+    """Returns what `_kernel` does. Raises `IndexError`, `TypeError` or `ValueError` if shapes do not fit the operator."""
+    width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
+    count = product_flops(node, input_shapes, output_shapes)
+    if count is not None:
         kinds = {types.get(v, "") for v in (node.input[:1] if node.op_type == "MatMulNBits" else node.input) if v}
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
         try:
@@ -352,12 +361,17 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
             products = ()
         convolution = "Conv" in node.op_type and bool(products)
-        kernel = replace(
-            product_kernel,
-            precision=precision,
+        kernel = Kernel(
+            float(count),
+            moved_bytes,
+            precision,
+            matrix=True,
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
+            vector_flops=vector_flops(node, input_shapes, output_shapes, width),
+            layout_bytes=layout_bytes(node, input_shapes, moved_bytes),
+            row_alignment=row_alignment(node, input_shapes, output_shapes, width),
             followed_by=added_bias(prod(output_shapes[0] or ()), width)
             if convolution and len(node.input) > 2
             else None,
@@ -374,10 +388,10 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         why = "no operator of ONNX"
     flops = float(outputs * per_element(node.op_type))
     if not input_shapes or not input_shapes[0] or not output_shapes:
-        return Kernel(flops=flops, moved_bytes=float(moved_bytes)), why
+        return Kernel(flops=flops, moved_bytes=moved_bytes), why
     return Kernel(
         flops=flops,
-        moved_bytes=float(moved_bytes),
+        moved_bytes=moved_bytes,
         rows=repeated_rows(node, input_shapes, width),
         vector_flops=vector_flops(node, input_shapes, output_shapes, width),
         multiprocessor_us=multiprocessor_us(node, input_shapes, output_shapes, width),
