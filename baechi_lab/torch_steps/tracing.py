@@ -17,7 +17,6 @@ the tensor, and runs after everything that read the tensor before. Modules that 
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -37,7 +37,7 @@ from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from ..torch_runtime.random import generator_states, same_states
-from ..torch_runtime.storage import storage_bytes, storage_key, tensor_bytes, version
+from ..torch_runtime.storage import is_plain, storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow
@@ -101,7 +101,9 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         if tracer.pinned_calls.has_outliving_tensors():
             snapshot.restore()
             index = {call.key: i for i, call in enumerate(tracer.calls)}
-            tracer.pinned_calls.release_saved_tensors(_kept_calls(model, layers, index, args, kwargs))
+            tracer.held = _held_outputs(model, layers, index, args, kwargs)
+            if tracer.held is not None:
+                tracer.pinned_calls.release_saved_tensors({call for call, _ in tracer.held})
     if not tracer.calls:
         raise InvalidInput(
             f"model {type(model).__name__} computes nothing from the sample inputs: it calls no layer or function that reads "
@@ -110,10 +112,10 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
     return tracer.finish(layers)
 
 
-def _kept_calls(
+def _held_outputs(
     model: nn.Module, layers: Sequence[str], index: Mapping[str, int], args: Args, kwargs: Kwargs
-) -> set[int] | None:
-    """Returns the calls whose outputs an object such as a cache holds after the forward; None if that cannot be told.
+) -> set[tuple[int, int]] | None:
+    """Returns (call, position) of outputs that an object such as a cache holds after the forward; None if that cannot be told.
 
     Such a tensor also holds its autograd graph, and with it what all calls before it have saved. So autograd saves nothing here.
     """
@@ -129,9 +131,9 @@ def _kept_calls(
     hiding = map_tensors(outputs, lambda t: None)
     del outputs
     gc.collect()
-    kept_calls = {index[key] for key, reference in watch.outputs if key in index and reference() is not None}
+    held = {(index[key], k) for key, k, storage in watch.outputs if key in index and not storage.expired()}
     del hiding
-    return kept_calls
+    return held
 
 
 def _refuse(packed: None) -> NoReturn:
@@ -139,17 +141,20 @@ def _refuse(packed: None) -> NoReturn:
 
 
 class _OutputWatch(Handler):
-    """Refers to the outputs of all calls, without keeping them alive."""
+    """Refers to the memory of the outputs of all calls, without keeping it alive."""
 
     def __init__(self) -> None:
-        self.outputs: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.outputs: list[tuple[str, int, StorageWeakRef]] = []
 
     def call(
         self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
     ) -> object:
         with kept_activations():
             outputs = run(*args, **kwargs)
-        self.outputs += [(key, weakref.ref(t)) for t in tensors(outputs)]
+        input_storages = {storage_key(t) for t in tensors((args, kwargs))}
+        for position, tensor in enumerate(tensors(outputs)):
+            if is_plain(tensor) and storage_key(tensor) not in input_storages:
+                self.outputs.append((key, position, StorageWeakRef(tensor.untyped_storage())))
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
@@ -199,6 +204,7 @@ class Tracer(Handler):
         self.flow, self.pinned_calls = Flow(model), PinnedCalls()
         self.state = State(model, self.pinned_calls)
         self.results: tuple[int, ...] = ()
+        self.held: set[tuple[int, int]] | None = None
         self.returned: dict[int, int] = {}
         self.parameter_bytes = {name: tensor_bytes(p) for name, p in model.named_parameters()}
         self.module_names = {id(m): name for name, m in model.named_modules()}
@@ -475,6 +481,7 @@ class Tracer(Handler):
             self.training,
             self.results,
             self.returned,
+            frozenset(k for k, v in enumerate(values) if (v.producer, v.position) in (self.held or ())),
             reasons,
             random_choices=tuple(self.random_choices),
         )

@@ -182,7 +182,10 @@ def layer_graph(
     for i, k in _named_values(profile, backward) if named else ():
         values.add(writer.table, k, [named[i]])
     if named:
-        writer.table.add(n - 1, "control", CONTROL_BYTES, named.values())
+        # The training loop holds outputs until the step ends, other names end with the forward pass.
+        held_calls = {trace.values[k].producer for k in outputs.readers}
+        for i, op in named.items():
+            writer.table.add([*backward.values()][-1] if i in held_calls else n - 1, "control", CONTROL_BYTES, [op])
     for op, loss_backward in loss.items():
         writer.add_loss(op, loss_backward)
     companions = [pair for ops in (backward, weights, updates, released, named) for pair in ops.items()]
@@ -331,12 +334,12 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
     saved = {v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))}
     storages: set[int] = set()
     own_readers: dict[int, int] = {}
-    for k in trace.returned:
+    for k in {*trace.returned, *trace.held}:
         storage, producer = trace.values[k].storage, trace.values[k].producer
         is_kept = producer in colocated or (storage not in saved and producer not in backward)
         if is_kept and profile.outputs_named:
             storages.add(storage)
-        elif storage not in saved and producer in backward:
+        elif producer in backward:
             own_readers[k] = backward[producer]
     return _Outputs(backward[last], sum(size[storage] for storage in storages), frozenset(storages), own_readers)
 

@@ -664,6 +664,43 @@ def test_bug_recomputation_counted_outputs_that_the_loop_names_as_freed(share):
     assert run.timeline.peak_bytes[0] <= 1.01 * budget
 
 
+class Cache:
+    """An object that hides tensors, as the caches of language models do."""
+
+    def __init__(self):
+        self.keys = []
+
+
+class Caching(nn.Module):
+    """Returns its loss, an encoded sequence, and a cache that holds what the backward pass reads too."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+        self.decoder = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x):
+        cache, y = Cache(), (encoded := self.encoder(x))
+        for layer in self.decoder:
+            y = functional.gelu(layer(y))
+            cache.keys.append(y)
+        return {"loss": y.square().mean(), "encoded": encoded, "cache": cache}
+
+
+def test_bug_recomputation_counted_what_a_returned_cache_holds_as_freed():
+    """Whisper took 19 % more than its budget: the training loop holds its outputs, and with them the keys and values.
+
+    Here 4.07 MB were promised. 5.25 MB were needed.
+    """
+    step = TorchStep("caching", Caching, (torch.ones(512, 64),), optimizer=OPTIMIZERS["sgd"], mode="training")
+    graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
+    least = plans_for(graph, in_code_order=True).least_bytes
+    changed = bl.recompute(graph, budget=least)
+    alone = bl.Placement(device=[0] * changed.n)
+    run = bl.torch.execute(step, alone, 1, warmup=1, cluster=cluster, graph=changed)
+    assert run.timeline.peak_bytes[0] <= 1.01 * least
+
+
 class Pairs(nn.Module):
     """Two inputs through the same layers, one after the other; on several devices the second does not wait for the first."""
 
