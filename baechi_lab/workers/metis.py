@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,16 +48,9 @@ def metis_parts(
     """
     tolerance = {} if imbalance is None else {"ufactor": max(1, round(imbalance * 1000))}
     pool = _pool(os.getpid())
+    weights = {"eweights": edge_weight, "vweights": vertex_weight, "tpwgts": share}
     future = pool.submit(
-        _divide,
-        pointer,
-        neighbour,
-        edge_weight,
-        part_count,
-        recursive,
-        vertex_weight,
-        share,
-        {"seed": seed, **tolerance},
+        _divide, pointer, neighbour, {"seed": seed, **tolerance}, part_count, recursive=recursive, **weights
     )
     try:
         return np.asarray(future.result(), dtype=np.int64)
@@ -75,25 +69,11 @@ def _pool(process_id: int) -> Pool:
 
 
 def _divide(
-    pointer: Sequence[int],
-    neighbour: Sequence[int],
-    edge_weight: Sequence[int],
-    part_count: int,
-    recursive: bool,
-    vertex_weight: Sequence[int] | None,
-    share: Sequence[float] | None,
-    options: dict[str, int],
+    pointer: Sequence[int], neighbour: Sequence[int], options: dict[str, int], part_count: int, **arguments: Any
 ) -> list[int]:
-    """Divides a graph in the process of METIS."""
+    """Divides a graph in the process of METIS; `arguments` are those of `pymetis.part_graph`."""
     import pymetis
 
-    _, membership = pymetis.part_graph(
-        part_count,
-        pymetis.CSRAdjacency(pointer, neighbour),
-        vweights=vertex_weight,
-        eweights=edge_weight,
-        tpwgts=share,
-        recursive=recursive,
-        options=pymetis.Options(numbering=0, **options),
-    )
+    adjacency, metis_options = pymetis.CSRAdjacency(pointer, neighbour), pymetis.Options(numbering=0, **options)
+    _, membership = pymetis.part_graph(part_count, adjacency, options=metis_options, **arguments)
     return list(membership)
