@@ -41,7 +41,8 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     - SETUP: ops that do not depend on the batch: variables, constants, and ops computed only from those (reads,
       casts of weights), except random numbers, other backward ops, and the ops of their groups. If every source of a graph is
       one of these, only variables and their reads are SETUP, since the batch must be among the constants. A variable is
-      known by its type, or as an op without inputs, with persistent bytes, that takes no time or shares a group with an update.
+      known by its type, or as an op without inputs, with persistent bytes, that takes no time or shares a group with an update;
+      only by its type in a graph that would otherwise be all SETUP.
     - BACKWARD: ops with a `forward_of`, their descendants, and ops that only those read.
     - FORWARD: all others. In a graph without backward ops these are all ops that depend on the batch.
 
@@ -83,18 +84,24 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
     idle = graph.duration_us == 0
     for column in graph.duration_by_kind.values():
         idle &= column == 0
-    variable = np.array([t in _VARIABLES for t in graph.op_types], dtype=np.bool_)
-    variable |= source & (graph.persistent_bytes > 0) & (idle | updated[graph.colocation])
+    typed_variable = np.array([t in _VARIABLES for t in graph.op_types], dtype=np.bool_)
+    variable = typed_variable | source & (graph.persistent_bytes > 0) & (idle | updated[graph.colocation])
     constant = variable | np.array([t in _CONSTANTS for t in graph.op_types], dtype=np.bool_)
-    fixed = constant if np.any(source & ~constant) else variable
-    random = [bool(_RANDOM.search(t)) for t in graph.op_types]
-    pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    looks_first = source & ~fixed | (graph.forward_of >= 0) & ~constant
+    random = np.array([bool(_RANDOM.search(t)) for t in graph.op_types], dtype=np.bool_)
+    looks_first = random | (graph.forward_of >= 0) & ~constant
     looks_first[graph.forward_of[graph.forward_of >= 0]] = True
-    looks = looks_first.tolist()
+    looks = _spread(graph, looks_first | source & ~(constant if np.any(source & ~constant) else variable))
+    # If nothing depended on the batch, it must be among the ops that only look like variables.
+    return looks if looks.any() else _spread(graph, source & ~typed_variable)
+
+
+def _spread(graph: OpGraph, marked: Bools) -> Bools:
+    """Returns bool[n]: the marked ops and their descendants."""
+    pointer, predecessor = (a.tolist() for a in graph.predecessors)
+    is_marked = marked.tolist()
     for op in graph.order.tolist():
-        looks[op] = looks[op] or random[op] or any(looks[k] for k in predecessor[pointer[op] : pointer[op + 1]])
-    return np.array(looks, dtype=np.bool_)
+        is_marked[op] = is_marked[op] or any(is_marked[k] for k in predecessor[pointer[op] : pointer[op + 1]])
+    return np.array(is_marked, dtype=np.bool_)
 
 
 def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:

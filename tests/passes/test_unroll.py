@@ -235,6 +235,19 @@ def test_a_batch_that_is_a_constant_is_still_a_batch():
     assert roles(graph).tolist() == [FORWARD, SETUP, FORWARD]
 
 
+def test_bug_a_first_layer_that_takes_no_time_made_all_micro_batches_one():
+    """The only op without inputs has parameters and takes no time, as a variable does: 4 micro-batches took 10 us, not 4 * 10."""
+    graph = bl.OpGraph.from_edges([0.0, 1.0, 9.0], [(0, 1, 8), (1, 2, 8)], persistent_bytes=[40, 0, 5])
+    step_graph = bl.unroll(graph, 4)
+    assert (step_graph.n, step_graph.persistent_bytes.sum()) == (4 * 3, 45)
+    one = bl.Cluster.uniform(1)
+    placement = bl.Placement(device=[0, 0, 0])
+    assert bl.simulate(graph, one, placement, micro_batches=4).makespan_us == 4 * (1 + 9)
+    assert bl.throughput(graph, one, placement).period_us == 1 + 9
+    variable = graph.replace(op_types=["VarHandleOp", "MatMul", "MatMul"])
+    assert bl.unroll(variable, 4).n == 3  # no batch at all
+
+
 @pytest.mark.parametrize("name", ["gnmt-length40-batch64", "inception_v3-batch32"])
 def test_profiled_tensorflow_graphs_are_unrolled_and_keep_their_parameters(name):
     graph = bl.load_graph(DATA / f"{name}.json.gz")
