@@ -131,7 +131,8 @@ def fit_chart(answer: Fit) -> Chart:
         return series(y, name, color, x, [not w.fits for w in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]
-    for k, kind in enumerate(dict.fromkeys(answer.options[k].kind for k in simulated)):
+    kinds = list(enumerate(dict.fromkeys(answer.options[k].kind for k in simulated)))
+    for k, kind in kinds[1:] + kinds[:1]:  # the step as it is lies above others at the same place
         ids = [n for n in simulated if answer.options[n].kind == kind]
         options = [answer.options[n] for n in ids]
         tips = [
