@@ -42,7 +42,8 @@ function asked() {
   const note = { textContent: "", setAttribute() {}, append() {}, remove() {} };
   globalThis.document = { createElement: () => note };
   const on = (kind, handler) => { handlers[kind] = handler; };
-  const bench = { append() {}, addEventListener: on, removeEventListener() {} };
+  const marks = new Set();
+  const bench = { append() {}, classList: { contains: (mark) => marks.has(mark), add: (mark) => marks.add(mark) }, addEventListener: on, removeEventListener() {} };
   const model = { send: (message) => sent.push(message), on, off() {} };
   return { bench, model, note, sent, press: () => handlers.click(), answer: () => handlers["msg:custom"](), end: () => { globalThis.document = doc; } };
 }
@@ -63,6 +64,9 @@ test("an unanswered click is announced until the answer comes, and asked for onc
   answer();
   t.mock.timers.tick(5000);
   assert.deepEqual([sent.length, note.textContent], [2, ""]);
+  bench.classList.add("jupyter-widgets-disconnected"); // a message to a kernel that is gone is an error of the page
+  press();
+  assert.equal(sent.length, 2);
   stop();
   end();
 });

@@ -374,7 +374,9 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
     placement = bl.place(graph, CLUSTER, "m-etf")
     tab(page, "Export")
     copy = page.locator('button:text-is("Copy the plan")')
-    assert copy.is_disabled()  # there is no plan yet
+    assert copy.is_disabled()  # there is no plan yet, and it looks like the other disabled button
+    faint = "(button) => getComputedStyle(button).opacity"
+    assert copy.evaluate(faint) == page.locator('button:text-is("Save the plan")').evaluate(faint) < "1"
     choice = page.locator('.bl-pane-export .widget-inline-hbox:has(label:text-is("plan for")) select')
     for name, runtime in RUNTIMES.items():
         choice.select_option(label=f"{name}: {runtime}")
