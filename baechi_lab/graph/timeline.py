@@ -27,7 +27,7 @@ class Violation:
     """One broken rule.
 
     Args:
-        kind: memory, precedence, overlap, transfer, idling, colocation, allowed, rows, duration or makespan.
+        kind: memory, precedence, overlap, transfer, idling, order, colocation, allowed, rows, duration or makespan.
         message: one sentence.
         device: its index, -1 where the rule is of no device.
         time_us: when, NaN where the rule is of no moment.
