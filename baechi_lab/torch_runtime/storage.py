@@ -107,6 +107,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def has_one_storage(tensor: torch.Tensor) -> bool:
+    """Whether the data of a tensor, which may be fake, are in one storage: it is neither sparse nor a wrapper."""
+    return tensor.layout is torch.strided and not is_wrapper(tensor)
+
+
 def is_whole(tensor: torch.Tensor) -> bool:
     """Whether a plain tensor covers all of its storage, element by element in order."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()

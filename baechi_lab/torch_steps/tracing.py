@@ -37,7 +37,7 @@ from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from ..torch_runtime.random import generator_states, same_states
-from ..torch_runtime.storage import is_plain, storage_bytes, storage_key, tensor_bytes, version
+from ..torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow
@@ -153,7 +153,7 @@ class _OutputWatch(Handler):
             outputs = run(*args, **kwargs)
         input_storages = {storage_key(t) for t in tensors((args, kwargs))}
         for position, tensor in enumerate(tensors(outputs)):
-            if is_plain(tensor) and storage_key(tensor) not in input_storages:
+            if has_one_storage(tensor) and storage_key(tensor) not in input_storages:
                 self.outputs.append((key, position, StorageWeakRef(tensor.untyped_storage())))
         return outputs
 

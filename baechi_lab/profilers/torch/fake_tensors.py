@@ -82,6 +82,8 @@ _DENSE_LIKE = {
 The shape functions keep the order of a transposed tensor instead, so that the next layer would need no copy.
 """
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+MOST_BUFFER_ELEMENTS = 1024
+"""Largest number of elements of a buffer whose values are known: sizes and flags, but no masks, which would be computed."""
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
@@ -147,6 +149,9 @@ def use_fake_tensors(
         stack.enter_context(use_fused_kernels(on_cpu))
         stack.enter_context(_skip_value_checks())
         stack.enter_context(_use_known_values(observer.values))
+        for tensor, twin in fake.twins.values():
+            if not isinstance(tensor, nn.Parameter) and tensor.numel() <= MOST_BUFFER_ELEMENTS:
+                _store_known(observer, twin, tensor)
         observer.routing = EvenRouting(expert_counts(model), observer.values)
         stack.enter_context(observer)
         if autocast is not None:
@@ -180,9 +185,14 @@ def _fake_input(
 ) -> torch.Tensor:
     """Returns the fake twin of an input; values of integer and boolean inputs are stored as known."""
     fake_tensor = fake(tensor)
+    _store_known(observer, fake_tensor, tensor)
+    return fake_tensor
+
+
+def _store_known(observer: OperatorObserver, fake_tensor: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Stores the values of a real tensor as known for its fake twin if they are integers or booleans."""
     if not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided:
         observer.values.store(fake_tensor, tensor)
-    return fake_tensor
 
 
 def _clear_caches(model: nn.Module) -> None:

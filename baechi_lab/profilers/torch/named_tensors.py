@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...torch_runtime.context import kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
-from ...torch_runtime.storage import is_plain, storage_key
+from ...torch_runtime.storage import has_one_storage, storage_key
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -62,7 +62,7 @@ class _Watch(Handler):
             outputs = run(*args, **kwargs)
         input_storages = {storage_key(t) for t in tensors((args, kwargs))}
         for position, tensor in enumerate(tensors(outputs)) if op >= 0 else ():
-            if is_plain(tensor) and storage_key(tensor) not in input_storages:
+            if has_one_storage(tensor) and storage_key(tensor) not in input_storages:
                 self.alive[op, position] = StorageWeakRef(tensor.untyped_storage())
         return outputs
 

@@ -176,3 +176,25 @@ def test_bug_ctc_losses_were_refused():
     saved = next(t for t in graph.outputs(graph.index["ctc_loss"]) if graph.tensor_names[t] == "saved")
     scores, losses, lengths = 6 * 2 * 7 * 4, 2 * 4, 2 * 8
     assert scores <= graph.tensor_bytes[saved] <= scores + losses + 2 * lengths
+
+
+class Padding(torch.nn.Module):
+    """Has the sizes of its convolution as buffers, as audio codecs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(4, 4, 5, stride=2)
+        self.register_buffer("stride", torch.tensor(2), persistent=False)
+        self.register_buffer("width", torch.tensor(5, dtype=torch.int64), persistent=False)
+
+    def forward(self, x):
+        windows = (x.shape[-1] - self.width) / self.stride + 1
+        missing = (torch.ceil(windows).to(torch.int64) - 1) * self.stride + self.width - x.shape[-1]
+        return self.convolution(torch.nn.functional.pad(x, (0, int(missing))))
+
+
+def test_bug_sizes_in_buffers_were_unknown():
+    """Mimi and EnCodec were refused, as they read these. Seven windows of 5, 2 apart, need 5 + 6 * 2 = 17 samples of 16."""
+    graph = bl.torch.profile(Padding(), torch.ones(2, 4, 16), hardware="cpu-core")
+    assert graph.output_shapes[graph.index["convolution"]] == "f32[2,4,7]"
+    assert graph.output_shapes[graph.index["pad"]] == "f32[2,4,17]"
