@@ -1,34 +1,28 @@
 """`check`: tests a timeline against the rules of docs/simulated-time.md. It is written from the rules alone.
 
 It shares no code with the event loop. It takes starts and transfers from the timeline and tests every rule on them. It
-replays transfer queues from the production times and rebuilds memory as intervals.
+replays transfer queues from the production times and rebuilds memory as intervals (`memory_validity`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
+from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
 from ..graph.kernels.csr import Floats, Integers
-from ..graph.opgraph import GROWS
 from ..passes.all_reduce import ALL_REDUCE
 from ..passes.unroll import ACCUMULATE
+from .memory_validity import memory_violations
 from .pipeline_stages import END, START, B, F, W
-from .reuse_intervals import merge_reused_intervals
 from .schedules.schedule import Schedule, Unit
-
-_MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
-_TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
+from .timed_step import TimedStep
 
 
 def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Timeline) -> tuple[Violation, ...]:
@@ -63,7 +57,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     check_records(graph=graph, cluster=cluster, placement=placement, timeline=timeline)
     placed = placement.checked(graph, cluster.n)
     violations = list(constraint_violations(graph, cluster, placed.device))
-    step = _TimedStep(graph, cluster, placed, timeline)
+    step = TimedStep(graph, cluster, placed, timeline)
     unusable = [*_label_violations(step), *_not_finite_violations(step)]
     if unusable:
         return (*violations, *unusable)  # the other rules need indices and times that mean something
@@ -85,43 +79,8 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     violations += _precedence_violations(step, transfer)
     violations += _queue_violations(step)
     if not np.any(transfer == -2):  # copies that never arrive hold no memory
-        violations += _memory_violations(step, transfer, has_valid_rows=not violations)
+        violations += memory_violations(step, transfer, has_valid_rows=not violations)
     return tuple(violations)
-
-
-@dataclass(frozen=True, eq=False)
-class _TimedStep:
-    """A timeline with the graph, the cluster and the placement of its simulation."""
-
-    graph: OpGraph
-    cluster: Cluster
-    placed: Placement
-    timeline: Timeline
-
-    @cached_property
-    def start(self) -> Floats:
-        """float64[n]: start of each op in microseconds."""
-        return self._by_op(self.timeline.start_us)
-
-    @cached_property
-    def end(self) -> Floats:
-        """float64[n]: end of each op in microseconds."""
-        return self._by_op(self.timeline.end_us)
-
-    @cached_property
-    def lane(self) -> NDArray[np.int64]:
-        """int64[n]: device of each op; for a collective, which runs on the lane of communication, `cluster.n` more."""
-        return self.placed.device + self.cluster.n * self.graph.on_communication_lane.astype(np.int64)
-
-    @property
-    def slack(self) -> float:
-        """Allowed rounding error in microseconds."""
-        return _TOLERANCE * max(self.timeline.makespan_us, 1.0)
-
-    def _by_op(self, times: Floats) -> Floats:
-        of_op = np.empty(self.graph.n)
-        of_op[self.timeline.op] = times
-        return of_op
 
 
 def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) -> Iterator[Violation]:
@@ -166,7 +125,7 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
     return spent
 
 
-def _label_violations(step: _TimedStep) -> Iterator[Violation]:
+def _label_violations(step: TimedStep) -> Iterator[Violation]:
     """Columns of the timeline that are not those of the graph and the cluster: they say what its indices mean."""
     graph, timeline = step.graph, step.timeline
     columns = (
@@ -197,7 +156,7 @@ def _first_difference(values: Sequence[object], expected: Sequence[object]) -> i
     return next((k for k, (a, b) in enumerate(zip(values, expected, strict=True)) if a != b), None)
 
 
-def _not_finite_violations(step: _TimedStep) -> Iterator[Violation]:
+def _not_finite_violations(step: TimedStep) -> Iterator[Violation]:
     """Times that are no finite numbers: no comparison with NaN would find them."""
     timeline, transfers = step.timeline, step.timeline.transfers
     for k in np.flatnonzero(~np.isfinite(timeline.start_us + timeline.end_us)).tolist():
@@ -216,7 +175,7 @@ def _not_finite_violations(step: _TimedStep) -> Iterator[Violation]:
         yield Violation("makespan", f"makespan is {timeline.makespan_us} us")
 
 
-def _op_violations(step: _TimedStep) -> Iterator[Violation]:
+def _op_violations(step: TimedStep) -> Iterator[Violation]:
     """Ops that do not run exactly once, on their device and for their duration; a wrong makespan."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, slack = step.timeline, step.slack
@@ -245,7 +204,7 @@ def _op_violations(step: _TimedStep) -> Iterator[Violation]:
         )
 
 
-def _overlap_violations(step: _TimedStep) -> Iterator[Violation]:
+def _overlap_violations(step: TimedStep) -> Iterator[Violation]:
     """Pairs of ops that overlap on one lane of a device."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     start, end, slack = step.start, step.end, step.slack
@@ -258,7 +217,7 @@ def _overlap_violations(step: _TimedStep) -> Iterator[Violation]:
         yield Violation("overlap", message, d, float(start[b]), b)
 
 
-def _transfer_violations(step: _TimedStep) -> Iterator[Violation]:
+def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
     """Transfers that break a rule by themselves."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, end, slack = step.timeline, step.end, step.slack
@@ -289,7 +248,7 @@ def _transfer_violations(step: _TimedStep) -> Iterator[Violation]:
             yield Violation("transfer", message, int(transfers.target[k]), float(transfers.start_us[k]))
 
 
-def _precedence_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
+def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
     """Ops that start before their inputs arrive, and the rules that depend on when an op is ready."""
     graph, placed, timeline = step.graph, step.placed, step.timeline
     start, end, slack = step.start, step.end, step.slack
@@ -312,7 +271,7 @@ def _precedence_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Ite
     yield from _idling_violations(step, ready)
 
 
-def _unit_violations(step: _TimedStep, unit: NDArray[np.int64], ready: Floats) -> Iterator[Violation]:
+def _unit_violations(step: TimedStep, unit: NDArray[np.int64], ready: Floats) -> Iterator[Violation]:
     """Ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
     graph, cluster, timeline = step.graph, step.cluster, step.timeline
     start, end, slack = step.start, step.end, step.slack
@@ -342,7 +301,7 @@ def _unit_violations(step: _TimedStep, unit: NDArray[np.int64], ready: Floats) -
 
 
 def _unit_label_violations(
-    step: _TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
+    step: TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
 ) -> Iterator[Violation]:
     """Ops in a unit of another micro-batch, phase, pipeline stage or device than theirs."""
     graph, timeline, device = step.graph, step.timeline, step.placed.device.tolist()
@@ -405,7 +364,7 @@ def _devices_of_stages(timeline: Timeline) -> list[list[int]]:
     return [devices_of_first.get(device, []) for device in stage_device]
 
 
-def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
+def _idling_violations(step: TimedStep, ready: Floats) -> Iterator[Violation]:
     """Devices that idle between the time an op is ready and its start."""
     graph, cluster = step.graph, step.cluster
     start, end, slack = step.start, step.end, step.slack
@@ -426,7 +385,7 @@ def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
             yield Violation("idling", message, d, float(ready[i]), i)
 
 
-def _queue_violations(step: _TimedStep) -> Iterator[Violation]:
+def _queue_violations(step: TimedStep) -> Iterator[Violation]:
     """Transfers that start at other times than the queues allow; requests are replayed in order of service."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, end, slack = step.timeline, step.end, step.slack
@@ -494,162 +453,3 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
         return list(before.static_order())
     except CycleError:
         return [int(k) for k in rows]
-
-
-def _turn_of_op(
-    graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
-) -> NDArray[np.int64] | None:
-    """Returns int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
-
-    Without `Timeline.turn` it is the topological order, ops with a duration last.
-    """
-    lasting = end > start
-    turn_of_op = timeline.turn
-    if turn_of_op is None:
-        return np.where(lasting, graph.n, 0) + graph.position
-    if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
-        return None
-    order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placed.device))
-    first, second = order[:-1], order[1:]
-    same_lane = graph.on_communication_lane[first] == graph.on_communication_lane[second]
-    together = same_lane & (placed.device[first] == placed.device[second]) & (start[first] == start[second])
-    source, reader = graph.edge_source, graph.consumers
-    at_once = start[source] == start[reader]
-    possible = not np.any(together & ((turn_of_op[first] == turn_of_op[second]) | lasting[first]))
-    return turn_of_op if possible and np.all(turn_of_op[source[at_once]] < turn_of_op[reader[at_once]]) else None
-
-
-def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64], has_valid_rows: bool) -> Iterator[Violation]:
-    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release).
-
-    With `has_valid_rows`, also peaks and logs of the timeline that are not those of the intervals.
-    """
-    graph, cluster, timeline = step.graph, step.cluster, step.timeline
-    is_comparable = has_valid_rows and timeline.info.get("memory_rule", "tensors") == "tensors"
-    turn_of_op = _turn_of_op(graph, step.placed, step.timeline, step.start, step.end)
-    if turn_of_op is None:
-        yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
-        return
-    intervals = _held_intervals(step, transfer, turn_of_op)
-    for d in range(cluster.n):
-        rows = np.flatnonzero((intervals.device == d) & (intervals.size > 0))
-        peak, who = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
-        if is_comparable and peak != timeline.peak_bytes[d]:
-            message = (
-                f"device {cluster.names[d]} holds at most {peak} bytes; the timeline says {timeline.peak_bytes[d]}"
-            )
-            yield Violation("memory", message, d)
-        if is_comparable and len(timeline.memory):
-            yield from _log_violations(step, d, intervals, rows)
-        if peak > cluster.memory_bytes[d]:
-            op, at = int(intervals.op[rows[who]]), float(intervals.start_us[rows[who]])
-            message = (
-                f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
-                f"it has {int(cluster.memory_bytes[d])}"
-            )
-            yield Violation("memory", message, d, at, op)
-
-
-def _log_violations(
-    step: _TimedStep, device: int, intervals: _HeldIntervals, rows: NDArray[np.intp]
-) -> Iterator[Violation]:
-    """A log of memory that at some time does not hold what the intervals in `rows` hold.
-
-    Levels are compared in the middle between two instants, so that rounding of times does not matter.
-    """
-    log = step.timeline.memory
-    on_device = np.flatnonzero(log.device == device)
-    released = rows[np.isfinite(intervals.release_us[rows])]
-    time = np.concatenate([intervals.start_us[rows], intervals.release_us[released], log.time_us[on_device]])
-    change = np.concatenate([intervals.size[rows], -intervals.size[released], -log.delta[on_device]])
-    order = np.argsort(time, kind="stable")
-    instant, difference = time[order], np.cumsum(change[order])
-    # The last change of an instant, unless the next instant follows within the rounding error.
-    lasts = np.flatnonzero(np.diff(instant, append=np.inf) > 2 * step.slack)
-    for k in lasts[difference[lasts] != 0][:1].tolist():
-        message = (
-            f"the log of memory of device {step.cluster.names[device]} is {-int(difference[k])} bytes off what is held "
-            f"after {instant[k]} us"
-        )
-        yield Violation("memory", message, device, float(instant[k]))
-
-
-class _HeldIntervals(NamedTuple):
-    """Bytes that devices hold from event `start` to event `release`, and when these are; `op` takes them."""
-
-    device: NDArray[np.int64]
-    start: NDArray[np.int64]
-    release: NDArray[np.int64]
-    size: NDArray[np.int64]
-    op: NDArray[np.int64]
-    start_us: NDArray[np.float64]
-    release_us: NDArray[np.float64]
-
-
-def _held_intervals(step: _TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _HeldIntervals:
-    """Returns the intervals of persistent bytes, temporaries, outputs and received copies, in this order."""
-    graph, placed = step.graph, step.placed
-    timeline, start_us, end_us = step.timeline, step.start, step.end
-    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
-    producer = graph.tensor_producer[transfers.tensor]
-    end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
-    within = (
-        2 * turn_of_op,
-        end_turn,
-        np.where(transfers.receive_us > end_us[producer], -1, end_turn[producer]),
-        np.where(transfers.end_us > end_us[producer], -1, end_turn[producer]),
-    )
-    pairs = np.stack(
-        [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(within)]
-    )
-    moments, moment = np.unique(pairs, axis=1, return_inverse=True)
-    moment = moment.reshape(-1)
-    n, moves = graph.n, len(transfers)
-    start, end, received, arrived = tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
-    release = end[graph.tensor_producer].copy()
-    local = transfer == -1
-    np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])
-    np.maximum.at(release, transfers.tensor, arrived)
-    copy_release = arrived.copy()
-    remote = transfer >= 0
-    np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
-    device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
-    # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
-    always = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
-    start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])
-    release_event = np.concatenate([always[1], end, release, copy_release])
-    size = np.concatenate(
-        [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[transfers.tensor]]
-    )
-    cause = np.concatenate(
-        [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[transfers.tensor]]
-    )
-    start_time = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], transfers.receive_us])
-    if graph.reuse is not None:
-        grows = graph.reuse == GROWS
-        start_event[: graph.n][grows], start_time[: graph.n][grows] = start[grows], start_us[grows]
-        transfer_events = Transfers(
-            tensor=transfers.tensor,
-            source=transfers.source,
-            target=transfers.target,
-            start_us=transfers.start_us,
-            receive_us=received.astype(np.float64),
-            end_us=arrived.astype(np.float64),
-        )
-        first = 2 * graph.n
-        size[first:], release_event[first:] = merge_reused_intervals(
-            graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
-        )
-    release_us = np.append(moments[0], np.inf)[release_event]
-    return _HeldIntervals(device, start_event, release_event, size, cause, start_time, release_us)
-
-
-def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:
-    """Highest level, and the interval that reaches it. At one event number, releases precede starts."""
-    if len(size) == 0:
-        return 0, -1
-    change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
-    order = np.lexsort((starts, np.concatenate([release, start])))
-    level = np.cumsum(change[order])
-    top = int(np.argmax(level))
-    return int(level[top]), int(order[top]) - len(size)

@@ -1,0 +1,176 @@
+"""The rules of memory in `validity`: bytes are rebuilt as intervals, and held against limits, peaks and the log of a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph, Placement, Timeline, Transfers, Violation
+from ..graph.kernels.csr import Floats
+from ..graph.opgraph import GROWS
+from .reuse_intervals import merge_reused_intervals
+from .timed_step import TimedStep
+
+_MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
+
+
+def _turn_of_op(
+    graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
+) -> NDArray[np.int64] | None:
+    """Returns int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
+
+    Without `Timeline.turn` it is the topological order, ops with a duration last.
+    """
+    lasting = end > start
+    turn_of_op = timeline.turn
+    if turn_of_op is None:
+        return np.where(lasting, graph.n, 0) + graph.position
+    if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
+        return None
+    order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placed.device))
+    first, second = order[:-1], order[1:]
+    same_lane = graph.on_communication_lane[first] == graph.on_communication_lane[second]
+    together = same_lane & (placed.device[first] == placed.device[second]) & (start[first] == start[second])
+    source, reader = graph.edge_source, graph.consumers
+    at_once = start[source] == start[reader]
+    possible = not np.any(together & ((turn_of_op[first] == turn_of_op[second]) | lasting[first]))
+    return turn_of_op if possible and np.all(turn_of_op[source[at_once]] < turn_of_op[reader[at_once]]) else None
+
+
+def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_rows: bool) -> Iterator[Violation]:
+    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release).
+
+    With `has_valid_rows`, also peaks and logs of the timeline that are not those of the intervals.
+    """
+    graph, cluster, timeline = step.graph, step.cluster, step.timeline
+    is_comparable = has_valid_rows and timeline.info.get("memory_rule", "tensors") == "tensors"
+    turn_of_op = _turn_of_op(graph, step.placed, step.timeline, step.start, step.end)
+    if turn_of_op is None:
+        yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
+        return
+    intervals = _held_intervals(step, transfer, turn_of_op)
+    for d in range(cluster.n):
+        rows = np.flatnonzero((intervals.device == d) & (intervals.size > 0))
+        peak, who = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
+        if is_comparable and peak != timeline.peak_bytes[d]:
+            message = (
+                f"device {cluster.names[d]} holds at most {peak} bytes; the timeline says {timeline.peak_bytes[d]}"
+            )
+            yield Violation("memory", message, d)
+        if is_comparable and len(timeline.memory):
+            yield from _log_violations(step, d, intervals, rows)
+        if peak > cluster.memory_bytes[d]:
+            op, at = int(intervals.op[rows[who]]), float(intervals.start_us[rows[who]])
+            message = (
+                f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
+                f"it has {int(cluster.memory_bytes[d])}"
+            )
+            yield Violation("memory", message, d, at, op)
+
+
+def _log_violations(
+    step: TimedStep, device: int, intervals: _HeldIntervals, rows: NDArray[np.intp]
+) -> Iterator[Violation]:
+    """A log of memory that at some time does not hold what the intervals in `rows` hold.
+
+    Levels are compared in the middle between two instants, so that rounding of times does not matter.
+    """
+    log = step.timeline.memory
+    on_device = np.flatnonzero(log.device == device)
+    released = rows[np.isfinite(intervals.release_us[rows])]
+    time = np.concatenate([intervals.start_us[rows], intervals.release_us[released], log.time_us[on_device]])
+    change = np.concatenate([intervals.size[rows], -intervals.size[released], -log.delta[on_device]])
+    order = np.argsort(time, kind="stable")
+    instant, difference = time[order], np.cumsum(change[order])
+    # The last change of an instant, unless the next instant follows within the rounding error.
+    lasts = np.flatnonzero(np.diff(instant, append=np.inf) > 2 * step.slack)
+    for k in lasts[difference[lasts] != 0][:1].tolist():
+        message = (
+            f"the log of memory of device {step.cluster.names[device]} is {-int(difference[k])} bytes off what is held "
+            f"after {instant[k]} us"
+        )
+        yield Violation("memory", message, device, float(instant[k]))
+
+
+class _HeldIntervals(NamedTuple):
+    """Bytes that devices hold from event `start` to event `release`, and when these are; `op` takes them."""
+
+    device: NDArray[np.int64]
+    start: NDArray[np.int64]
+    release: NDArray[np.int64]
+    size: NDArray[np.int64]
+    op: NDArray[np.int64]
+    start_us: NDArray[np.float64]
+    release_us: NDArray[np.float64]
+
+
+def _held_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _HeldIntervals:
+    """Returns the intervals of persistent bytes, temporaries, outputs and received copies, in this order."""
+    graph, placed = step.graph, step.placed
+    timeline, start_us, end_us = step.timeline, step.start, step.end
+    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
+    producer = graph.tensor_producer[transfers.tensor]
+    end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
+    within = (
+        2 * turn_of_op,
+        end_turn,
+        np.where(transfers.receive_us > end_us[producer], -1, end_turn[producer]),
+        np.where(transfers.end_us > end_us[producer], -1, end_turn[producer]),
+    )
+    pairs = np.stack(
+        [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(within)]
+    )
+    moments, moment = np.unique(pairs, axis=1, return_inverse=True)
+    moment = moment.reshape(-1)
+    n, moves = graph.n, len(transfers)
+    start, end, received, arrived = tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
+    release = end[graph.tensor_producer].copy()
+    local = transfer == -1
+    np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])
+    np.maximum.at(release, transfers.tensor, arrived)
+    copy_release = arrived.copy()
+    remote = transfer >= 0
+    np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
+    device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
+    # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
+    always = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
+    start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])
+    release_event = np.concatenate([always[1], end, release, copy_release])
+    size = np.concatenate(
+        [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[transfers.tensor]]
+    )
+    cause = np.concatenate(
+        [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[transfers.tensor]]
+    )
+    start_time = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], transfers.receive_us])
+    if graph.reuse is not None:
+        grows = graph.reuse == GROWS
+        start_event[: graph.n][grows], start_time[: graph.n][grows] = start[grows], start_us[grows]
+        transfer_events = Transfers(
+            tensor=transfers.tensor,
+            source=transfers.source,
+            target=transfers.target,
+            start_us=transfers.start_us,
+            receive_us=received.astype(np.float64),
+            end_us=arrived.astype(np.float64),
+        )
+        first = 2 * graph.n
+        size[first:], release_event[first:] = merge_reused_intervals(
+            graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
+        )
+    release_us = np.append(moments[0], np.inf)[release_event]
+    return _HeldIntervals(device, start_event, release_event, size, cause, start_time, release_us)
+
+
+def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:
+    """Highest level, and the interval that reaches it. At one event number, releases precede starts."""
+    if len(size) == 0:
+        return 0, -1
+    change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
+    order = np.lexsort((starts, np.concatenate([release, start])))
+    level = np.cumsum(change[order])
+    top = int(np.argmax(level))
+    return int(level[top]), int(order[top]) - len(size)
