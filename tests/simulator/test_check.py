@@ -203,7 +203,6 @@ PIPELINE_CHANGES = {
     },
     "stages on other devices": lambda t: {"stage_device": t.stage_device[::-1]},
     "another phase": lambda t: {"phase": changed(t.phase, int(np.argmin(t.start_us)), 1)},
-    "no phases": lambda t: {"phase": []},
 }
 
 
@@ -225,6 +224,8 @@ def test_every_changed_column_of_a_pipeline_is_found(kind):
         what: replace(timeline, info={**timeline.info, **change(timeline)}) for what, change in PIPELINE_CHANGES.items()
     }
     assert [what for what, line in timelines.items() if not bl.check(graph, cluster, placement, line)] == []
+    with pytest.raises(bl.InvalidInput, match=r"info\['phase'\] has 0 entries"):
+        replace(timeline, info={**timeline.info, "phase": []})
 
 
 def test_memory_by_equation_2_is_not_compared_with_the_rows():
