@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
 RATE, TIME = "samples per second", "step time"
-HEAT_HEIGHTS = (130, 270)
+HEAT_HEIGHTS = (130, 240)
 """The least and the largest height of the heat map in pixels."""
 HINT = "Every combination of these values is placed and simulated."
 
