@@ -282,7 +282,7 @@ def _operands(name: str, args: Args) -> list[torch.Tensor]:
     """Returns the matrices that a product multiplies; none for other operators and for groups."""
     if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
         return []
-    operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm") else args[:2]
+    operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm", "addbmm") else args[:2]
     return [t for t in operands if _dims(t) >= 2]
 
 
@@ -353,6 +353,8 @@ _RULES: dict[str, Callable[[Args], Products]] = {
     "_addmm_activation": lambda args: _matrices(*args[1:3]),
     "bmm": lambda args: _matrices(*args[:2]),
     "baddbmm": lambda args: _matrices(*args[1:3]),
+    "addbmm": lambda args: _matrices(*args[1:3]),
+    "_euclidean_dist": lambda args: _matrices(args[0], args[1].mT),
     "_int_mm": lambda args: _matrices(*args[:2]),
     "_scaled_mm": lambda args: _matrices(*args[:2]),
     "linear": _linear,

@@ -62,7 +62,7 @@ _REDUCTIONS = frozenset(
     """.split()
 )
 _COPIES = frozenset({"copy_", "_to_copy", "clone", "contiguous"})
-_BATCHED = frozenset({"bmm", "baddbmm"})
+_BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 
 
 def kernel_bytes(tensor: torch.Tensor) -> int:
@@ -93,22 +93,23 @@ def kernel_of(
         return Kernel(metadata=True)
     if not _mutates(func) and {storage_key(t) for t in outputs} <= {storage_key(t) for t in inputs}:
         return Kernel(metadata=True)
-    count = _flops(packet, name, args, kwargs, out)
-    products = () if count is None else products_of(name, args)
+    product = name.removesuffix("_")  # `addmm_` is the product of `addmm`
+    count = _flops(getattr(torch.ops.aten, product, packet) if product != name else packet, product, args, kwargs, out)
+    products = () if count is None else products_of(product, args)
     moved_bytes = float(_moved_bytes(name, inputs, outputs, size))
     kernel = Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=moved_bytes,
         precision=_precision(inputs),
         matrix=count is not None,
-        batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
+        batched=count is not None and (product in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
         products=products,
         convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
         vector_flops=vector_flops(name, args, outputs[0]),
         layout_bytes=layout_bytes(name, args, moved_bytes),
-        row_alignment=row_alignment(name, args),
-        crossed=has_crossed_operands(name, args),
+        row_alignment=row_alignment(product, args),
+        crossed=has_crossed_operands(product, args),
         multiprocessor_us=multiprocessor_us(name, args, outputs[0]) or _index_us(func, name, inputs, outputs[0]),
         wait_us=wait_us(name, args, outputs[0]),
         followed_by=next_kernel(name, args, outputs[0]),
@@ -159,6 +160,8 @@ def _arithmetic(
         return float(_window(name, args) * (read if "backward" in name else written))
     if name in _REDUCTIONS:
         return float(inputs[0].numel())
+    if name in _PAIR_FLOPS:
+        return _PAIR_FLOPS[name](args)
     flops_per_element = per_element(name, 1 if torch.Tag.pointwise in getattr(func, "tags", ()) else 0)
     return float(flops_per_element * outputs[0].numel())
 
@@ -200,6 +203,25 @@ def _convolution_backward(args: Args) -> float:
     return 2.0 * positions[0] * prod(positions[2:]) * prod(weight.shape) * sum(args[10][:2])
 
 
+def _trilinear(args: Args) -> float:
+    """Counts two products and a sum for each combination of all dimensions."""
+    shapes = []
+    for tensor, inserted in zip(args[:3], args[3:6], strict=True):
+        shape = list(tensor.shape)
+        for position in inserted:
+            shape.insert(position, 1)
+        shapes.append(shape)
+    return 3.0 * prod(map(max, zip(*shapes, strict=True)))
+
+
+_PAIR_FLOPS: dict[str, Callable[[Args], float]] = {
+    "_cdist_forward": lambda args: 3.0 * args[0].numel() * args[1].shape[-2],
+    "_cdist_backward": lambda args: 5.0 * args[1].numel() * args[2].shape[-2],
+    "_pdist_forward": lambda args: 1.5 * args[0].numel() * (args[0].shape[0] - 1),
+    "_pdist_backward": lambda args: 5.0 * args[1].numel() * (args[1].shape[0] - 1),
+    "_trilinear": _trilinear,
+}
+"""FLOPs of operators that combine all pairs of rows one number at a time, without a matrix product."""
 _FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "convolution_backward": _convolution_backward,
     "mkldnn_rnn_layer": _recurrent,
@@ -209,6 +231,9 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "mv": lambda args: 2.0 * args[-2].numel(),
     "addmv": lambda args: 2.0 * args[-2].numel(),
     "_int_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-1],
+    "_weight_int8pack_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[0],
+    "addbmm": lambda args: 2.0 * prod(args[1].shape) * args[2].shape[-1],
+    "_euclidean_dist": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-2],
     "_grouped_mm": _grouped_mm,
     "_scaled_grouped_mm": _grouped_mm,
     "grouped_mm_fallback": _grouped_mm,

@@ -36,6 +36,30 @@ def test_element_wise_operators():
     assert kernels(lambda: a + b.expand(2, 3))["add"].moved_bytes == 24 + 12 + 24
 
 
+def test_products_in_place_are_those_of_the_operators_that_they_are_named_after():
+    """addmm_ is what addmm is; addbmm adds up three products of 8 x 4 and 4 x 5."""
+    a, b, batches = torch.ones(8, 4), torch.ones(4, 5), (torch.ones(3, 8, 4), torch.ones(3, 4, 5))
+    plain = kernels(lambda: torch.addmm(torch.ones(8, 5), a, b))["addmm"]
+    in_place = kernels(lambda: torch.ones(8, 5).addmm_(a, b))["addmm_"]
+    assert (in_place.flops, in_place.matrix, in_place.products) == (2 * 8 * 5 * 4, True, plain.products)
+    assert kernels(lambda: torch.ones(3, 8, 5).baddbmm_(*batches))["baddbmm_"].flops == 2 * 3 * 8 * 5 * 4
+    for kernel in kernels(lambda: torch.addbmm(torch.ones(8, 5), *batches)).values():
+        assert kernel.metadata or kernel.flops in (0, 2 * 3 * 8 * 5 * 4)
+    assert kernels(lambda: torch.addbmm(torch.ones(8, 5), *batches))["addbmm"].products[0].flops == 2 * 3 * 8 * 5 * 4
+
+
+def test_operators_on_all_pairs_of_rows():
+    """64 times 32 pairs of 16 numbers: a product where they are many, else a difference, a power and a sum for each number."""
+    x, y = torch.rand(64, 16, requires_grad=True), torch.rand(32, 16)
+    assert kernels(lambda: torch.cdist(x, y))["_euclidean_dist"].products[0].flops == 2 * 64 * 32 * 16
+    powers = kernels(lambda: torch.cdist(x, y, 3.0).sum().backward())
+    assert powers["_cdist_forward"].flops == 3 * 64 * 32 * 16
+    assert powers["_cdist_backward"].flops == 5 * 64 * 32 * 16
+    assert kernels(lambda: torch.pdist(x))["_pdist_forward"].flops == 3 * (64 * 63 // 2) * 16
+    bilinear = kernels(lambda: torch.nn.functional.bilinear(x[:, :4], x[:, :5], torch.rand(7, 4, 5)))
+    assert bilinear["_trilinear"].flops == 3 * 64 * 7 * 4 * 5
+
+
 def test_arithmetic_per_element():
     """exp ten per element, sqrt four, softmax 15, a layer norm 8, a sum one per element read; copies and masks none."""
     x = torch.rand(4, 8, requires_grad=True)
