@@ -87,6 +87,17 @@ def finite(value: object) -> float | None:
     return number if isfinite(number) else None
 
 
+def check_timeout(timeout: object) -> None:
+    """Raises `InvalidInput` unless `timeout` is None or seconds above 0, which may be infinite.
+
+    >>> check_timeout(0)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: timeout is 0; it must be above 0 seconds, or None
+    """
+    if not (timeout is None or (isinstance(timeout, float) and timeout > 0) or (finite(timeout) or 0) > 0):
+        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
+
+
 def check_callback(field: str, function: object, arguments: str) -> None:
     """Raises `InvalidInput` unless `function` is None or can be called with the named positional arguments.
 

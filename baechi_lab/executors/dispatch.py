@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
-from ..checks import finite
-from ..errors import InvalidInput
+from ..checks import check_timeout
 from ..frameworks import framework_of, framework_part, options_of
 from ..graph import Cluster, OpGraph, Placement, Run, Step
 from ..graph.arguments import check_placed_step
@@ -169,8 +168,7 @@ def execute(
     >>> run.status, len(run.step_seconds)  # doctest: +SKIP
     ('ok', 3)
     """
-    if not (timeout is None or (isinstance(timeout, float) and timeout > 0) or (finite(timeout) or 0) > 0):
-        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
+    check_timeout(timeout)
     stop = Stop(cancel, None if timeout is None else time.monotonic() + timeout)
     framework = framework_of(step)
     check_placed_step(placement, graph, cluster)

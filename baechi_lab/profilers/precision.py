@@ -59,6 +59,8 @@ class Precision:
         if isinstance(precision, Precision):
             return cls.of(precision.name or None, precision.gradients or gradients)
         name = "" if precision is None else _plain(precision)
+        if gradients is not None and not isinstance(gradients, str):
+            raise InvalidInput(f"gradients is {gradients!r:.60}; it must name a type, such as 'fp32', or be None")
         if name and name not in NAMES:
             raise UnknownNameError.of("precision", precision, NAMES)
         if not name.startswith(MIXED):

@@ -9,9 +9,11 @@ from torch import nn
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.arguments import check_records
 from ..torch_steps.assigner import assign
-from ..torch_steps.devices import attached_cluster
+from ..torch_steps.devices import attached_cluster, device_name
 from ..torch_steps.plan import torch_devices
+from ..torch_steps.step import check_optimizer_states
 from ..torch_steps.tracing import trace
 
 if TYPE_CHECKING:
@@ -72,6 +74,12 @@ def distribute(
     from ..profilers.torch.layers import in_mode, mode_of, profile_layers
 
     cluster = attached_cluster() if cluster is None else cluster
+    check_records(cluster=cluster)
+    if graph is not None:
+        check_records(graph=graph)
+    check_optimizer_states("optimizer_states", optimizer_states)
+    if output_device is not None:
+        output_device = device_name("output_device", output_device)
     training = mode_of(model, mode)
     with in_mode(model, training):
         traced = trace(model, sample_inputs, atomic=atomic)

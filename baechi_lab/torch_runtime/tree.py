@@ -40,7 +40,9 @@ def as_arguments(
     >>> as_arguments({"x": 1}), as_arguments(((2,), {"x": 1})), as_arguments(([2], 3))
     (((), {'x': 1}), ((2,), {'x': 1}), (([2], 3), {}))
     """
-    if isinstance(sample_inputs, Mapping):  # Hugging Face's BatchEncoding is no dict
+    if isinstance(sample_inputs, Mapping) and all(
+        isinstance(key, str) for key in sample_inputs
+    ):  # Hugging Face's BatchEncoding is no dict
         return (), dict(sample_inputs)
     if isinstance(sample_inputs, tuple) and len(sample_inputs) == 2:
         args, kwargs = sample_inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import torch
@@ -44,6 +45,21 @@ def attached_cluster(
     count = check_whole("virtual", 2 if virtual is None else virtual)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Cluster(tuple(Device(f"cpu:{i}", "cpu", memory // count) for i in range(count)), link, comm)
+
+
+def device_name(field: str, value: object) -> str:
+    """Returns torch's name of a device.
+
+    >>> device_name("output_device", "cuda")
+    'cuda'
+
+    Raises:
+        InvalidInput: `value` names no device.
+    """
+    if isinstance(value, (str, torch.device)):
+        with contextlib.suppress(RuntimeError):
+            return str(torch.device(value))
+    raise InvalidInput(f"{field} is {value!r:.60}; it must name a device of torch, such as 'cpu' or 'cuda:0'")
 
 
 def device_map(model: nn.Module) -> dict[str, int | str]:

@@ -14,6 +14,7 @@ from ..graph.arguments import refuse_replicas
 from ..torch_runtime.order import CRITERIA
 from ..torch_runtime.plan import Plan
 from .activation_rows import activation_rows, offloaded_state_groups
+from .devices import device_name
 from .pinned_calls import describe_reasons
 from .records import Trace
 
@@ -32,8 +33,8 @@ def make_plan(
         UnknownNameError: an unknown `reorder`.
         InvalidInput: a placement of other size or with replicas, or one that splits a group.
     """
-    if reorder not in CRITERIA:
-        raise UnknownNameError.of("reorder", reorder, CRITERIA)
+    if not isinstance(reorder, str) or reorder not in CRITERIA:
+        raise UnknownNameError.of("reorder", str(reorder), CRITERIA)
     refuse_replicas(placement, "a PyTorch plan")
     n = len(trace.calls)
     if placement.n < n:
@@ -98,7 +99,9 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
     if the cluster has more GPUs than are attached.
     """
     if devices is not None:
-        device_names = tuple(str(torch.device(d)) for d in devices)
+        if not isinstance(devices, list | tuple):
+            raise InvalidInput(f"devices is {devices!r:.60}; it must be a list of torch devices, or None")
+        device_names = tuple(device_name(f"devices[{k}]", device) for k, device in enumerate(devices))
         if len(device_names) != cluster.n:
             raise InvalidInput(f"devices names {len(device_names)} torch devices; the cluster has {cluster.n} devices")
         return device_names

@@ -18,6 +18,16 @@ FAILURES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, 
 """What an optimizer raises that cannot update parameters alone: it wants a closure, or their names."""
 
 
+MOST_OPTIMIZER_STATES = 100
+"""Most tensors of a parameter's size that an optimizer keeps; their bytes are exact in 64 bits."""
+
+
+def check_optimizer_states(field: str, count: object) -> None:
+    """Raises `InvalidInput` unless `count` is a number of tensors that an optimizer may keep."""
+    if check_whole(field, count, 0) > MOST_OPTIMIZER_STATES:
+        raise InvalidInput(f"{field} is {count!s:.60}; it must be at most {MOST_OPTIMIZER_STATES}")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TorchStep:
     """Forward, loss, backward and (where an optimizer is given) update of one model on one batch.
@@ -59,7 +69,7 @@ class TorchStep:
     mode: str | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in (None, "training"):
+        if self.mode is not None and not (isinstance(self.mode, str) and self.mode == "training"):
             raise InvalidInput(f"mode of step {self.name!r} is {self.mode!r}; it must be 'training' or None")
         if isinstance(self.build, nn.Module) or not callable(self.build):
             kind = type(self.build).__name__
@@ -72,7 +82,7 @@ class TorchStep:
             raise InvalidInput(f"targets of step {self.name!r} is a {kind}; it must be a tensor or a tuple of tensors")
         object.__setattr__(self, "targets", tuple(targets))
         if self.optimizer_states is not None:
-            check_whole(f"optimizer_states of step {self.name!r}", self.optimizer_states, 0)
+            check_optimizer_states(f"optimizer_states of step {self.name!r}", self.optimizer_states)
         try:
             args, kwargs = as_arguments(self.inputs)
         except InvalidInput as error:

@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
@@ -80,14 +81,15 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
     >>> [call.key for call in trace(model, torch.ones(1, 4)).calls]
     ['0', '1']
     """
-    args, kwargs = as_arguments(sample_inputs, model)
     check_model(model)
+    check_atomic(atomic)
+    args, kwargs = as_arguments(sample_inputs, model)
     layers = layer_names(model, atomic)
     tracer = Tracer(model)
     with ModelSnapshot(model, (args, kwargs)) as snapshot:
         interceptor = Interceptor(model, layers, tracer).install()
         try:
-            outputs = _run(type(model).__name__, model, args, kwargs, model)
+            outputs = run_call(type(model).__name__, model, args, kwargs, model)
         finally:
             interceptor.remove()
         # keep objects that might hide tensors alive, and with them these tensors
@@ -159,6 +161,12 @@ class _OutputWatch(Handler):
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         return plainly(run, args, kwargs) if recomputes(subject, args) else run(*args, **kwargs)
+
+
+def check_atomic(atomic: object) -> None:
+    """Raises `InvalidInput` unless `atomic` lists classes of modules, or their names."""
+    if isinstance(atomic, str) or not is_list(atomic) or not all(isinstance(one, (str, type)) for one in atomic):  # type: ignore[attr-defined]
+        raise InvalidInput(f"atomic is {atomic!r:.60}; it must be a list of classes of modules, or of their names")
 
 
 def check_model(model: nn.Module) -> None:
@@ -256,7 +264,7 @@ class Tracer(Handler):
         if why is not None:
             self._pin_before(inputs, why)
         with ValuesRead() as values:
-            outputs = _run(key, run, args, kwargs, module)
+            outputs = run_call(key, run, args, kwargs, module)
         output_tensors = list(tensors(outputs))
         written = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
         state_written, written = written - {storage_key(t) for t in inputs}, written & {storage_key(t) for t in inputs}
@@ -487,7 +495,8 @@ class Tracer(Handler):
         )
 
 
-def _run(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:
+def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:
+    """Runs a call; raises `InvalidInput` that names it if it fails."""
     try:
         return run(*args, **kwargs)
     except InvalidInput:

@@ -498,3 +498,25 @@ def test_nothing_is_polled(monkeypatch):
     for _ in range(5):
         model(x)
     assert set(waited) == {None}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"atomic": "Block"}, "atomic is 'Block'; it must be a list of classes of modules, or of their names"),
+        ({"atomic": [None]}, r"atomic is \[None\]; it must be a list of classes"),
+        ({"cluster": "8GB"}, "cluster is of type str; it must be a Cluster"),
+        ({"graph": [1]}, "graph is of type list; it must be an OpGraph"),
+        ({"devices": "cpu"}, "devices is 'cpu'; it must be a list of torch devices, or None"),
+        ({"devices": ["cpu", "gpu:0"]}, r"devices\[1\] is 'gpu:0'; it must name a device of torch"),
+        ({"output_device": 1.5}, "output_device is 1.5; it must name a device of torch"),
+        ({"warmup": "2"}, "warmup is '2'; it must be a whole number of at least 0"),
+        ({"runs": 1.5}, "runs is 1.5; it must be a whole number of at least 1"),
+        ({"optimizer_states": 2**63}, f"optimizer_states is {2**63}; it must be at most 100"),
+        ({"reorder": ["gpu"]}, r"unknown reorder \"\['gpu'\]\""),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(wrong, message):
+    arguments = {"cluster": bl.Cluster.uniform(2, kind="cpu"), "placer": "single", "runs": 1, "warmup": 0}
+    with pytest.raises(bl.BaechiLabError, match=message):
+        bl.torch.distribute(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), **(arguments | wrong))

@@ -67,7 +67,7 @@ def unrolled_step(
         UnknownNameError: `reduction` is unknown.
         InvalidInput: an update reads a tensor of every micro-batch that cannot be added up.
     """
-    if reduction not in (None, *REDUCTIONS):
+    if reduction is not None and not (isinstance(reduction, str) and reduction in REDUCTIONS):
         raise UnknownNameError.of("reduction", str(reduction), REDUCTIONS)
     axes = batch_axes(step, 1, None) if axes is None else axes
     axes = {split(name)[0]: axis for name, axis in axes.items()}

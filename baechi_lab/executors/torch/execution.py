@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ...checks import check_callback, check_flag, check_timeout, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run, Timeline
-from ...graph.arguments import refuse_replicas
+from ...graph.arguments import check_placed_step, refuse_replicas
 from ...internal_warnings import collected_warnings
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import StorageTracker
@@ -104,9 +105,16 @@ def execute(
     """
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch executor runs a baechi_lab.torch.TorchStep")
-    if steps < 1 or warmup < 0:
-        raise InvalidInput(f"steps is {steps} and warmup is {warmup}; steps must be at least 1 and warmup at least 0")
-    if reduction not in (None, "mean", "sum"):
+    check_whole("steps", steps)
+    check_whole("warmup", warmup, 0)
+    check_placed_step(placement, graph, cluster)
+    check_callback("on_step", on_step, "result")
+    check_flag("return_gradients", return_gradients)
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise InvalidInput(f"cancel is {cancel!r:.60}; it must be a threading.Event, or None")
+    if not (isinstance(timeout, (int, float)) and timeout == 0):  # 0 ends the run before its first step
+        check_timeout(timeout)
+    if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum")):
         raise UnknownNameError.of("reduction", str(reduction), ("mean", "sum"))
     micro_steps = [step]
     if micro_batches is not None or schedule is not None:
@@ -241,7 +249,7 @@ def divide(
     adding = reduction_of(step, model, placed.traced.layers, micro_steps, reduction)
     if schedule is None:
         return StepDivision(micro_steps, None, len(micro_steps), adding)
-    session_knows_schedule = schedule in ("gpipe", "1f1b")
+    session_knows_schedule = isinstance(schedule, str) and schedule in ("gpipe", "1f1b")
     if adding.in_model:  # only the session can replace the divisors of means inside the model
         if must or not session_knows_schedule:
             raise InvalidInput(

@@ -16,7 +16,7 @@ from ...executors.torch.execution import StepDivision, divide
 from ...executors.torch.placed_model import place_model
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
-from ...graph.arguments import refuse_replicas
+from ...graph.arguments import check_placed_step, refuse_replicas
 from ...simulator.schedules import ScheduleOption
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.optimizer_trial import try_optimizer
@@ -76,6 +76,7 @@ def folder_files(
     """Returns the files that `export` writes, by name; its parameters and errors."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch export takes a baechi_lab.torch.TorchStep")
+    check_placed_step(placement, graph, cluster)
     if graph is None and placement.group_of is not None:
         raise InvalidInput("the placement is of a coarse graph; give graph=, the graph that was optimized")
     if micro_batches is not None or schedule is not None:
@@ -100,7 +101,7 @@ def folder_files(
         division = StepDivision([step], None, 1, Reduction(True, ({},)))
     traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)
-    run_cluster = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
+    run_cluster = cluster if cluster is not None else Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
     plan = make_plan(traced, placed, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {

@@ -19,7 +19,7 @@ from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import storage_key
 from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, tensors
 from ...torch_steps.snapshot import ModelSnapshot
-from ...torch_steps.tracing import check_model
+from ...torch_steps.tracing import check_atomic, check_model, run_call
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -35,14 +35,15 @@ def autograd_edges(
     >>> sorted(autograd_edges(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)))
     [('0', '1'), ('1', '2')]
     """
-    args, kwargs = as_arguments(sample_inputs, model)
     check_model(model)
+    check_atomic(atomic)
+    args, kwargs = as_arguments(sample_inputs, model)
     layers = layer_names(model, atomic)
     owners = NodeOwners()
     with ModelSnapshot(model, (args, kwargs)), torch.enable_grad():
         interceptor = Interceptor(model, layers, owners).install()
         try:
-            outputs = model(*args, **kwargs)
+            outputs = run_call(type(model).__name__, model, args, kwargs, model)
         finally:
             interceptor.remove()
     root_nodes = [t.grad_fn for t in tensors(outputs)]  # keeps the whole autograd graph alive

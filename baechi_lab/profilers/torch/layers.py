@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ...checks import check_flag, check_whole
 from ...errors import InvalidInput, RandomLayers
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
@@ -36,6 +37,7 @@ from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
+from ...torch_steps.devices import device_name
 from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -79,8 +81,11 @@ def profile_layers(
     update.
     """
     training = mode_of(model, mode)
-    if warmup < 0 or runs < 1:
-        raise InvalidInput(f"warmup is {warmup} and runs is {runs}; warmup must be at least 0 and runs at least 1")
+    check_whole("warmup", warmup, 0)
+    check_whole("runs", runs)
+    check_flag("split_backward", split_backward)
+    check_flag("accumulate", accumulate)
+    device = None if device is None else device_name("device", device)
     other_programs = OtherPrograms(time.process_time)  # covers the whole time, because the system's clocks are coarse
     args, kwargs = as_arguments(sample_inputs, model)
     if device is not None:
@@ -326,9 +331,10 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
     check_model(model)
     if mode is None:
         return bool(model.training)
-    if mode not in MODES:
-        estimated = " (what is estimated says hardware=)" if mode in ("estimated", "measured") else ""
-        raise InvalidInput(f"mode is {mode!r}; it must be one of {', '.join(MODES)}{estimated}")
+    if not isinstance(mode, str) or mode not in MODES:
+        is_way_to_profile = isinstance(mode, str) and mode in ("estimated", "measured")
+        estimated = " (what is estimated says hardware=)" if is_way_to_profile else ""
+        raise InvalidInput(f"mode is {mode!r:.60}; it must be one of {', '.join(MODES)}{estimated}")
     return mode == "training"
 
 

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 
+from ...checks import check_text
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import HardwareChoice, by_kind
 from ...graph.layout import Layout
-from ...torch_steps.step import TorchStep
+from ...torch_steps.step import TorchStep, check_optimizer_states
+from ...torch_steps.tracing import check_model
 from ..precision import Precision
 from .configured_dtype import warn_about_configured_dtype
 from .layer_estimate import EstimateOptions, estimate_layers
@@ -102,14 +104,15 @@ def profile(
     >>> graph.names, int(graph.persistent_bytes.sum()) // (16 * 10**9)    # weight, gradient and two states of 4 bytes
     (('linear', 'linear/backward', 'linear/update'), 10)
     """
+    check_optimizer_states("optimizer_states", optimizer_states)
     loss: LossOf | None = None
     batch, step, states = None, None, optimizer_states or None
     if isinstance(model, TorchStep):
         step, model = model, model.model()
         loss, batch = step.loss_of, (step.inputs, step.targets)
         sample_inputs, atomic, states = step.inputs, step.atomic, states or step.optimizer_states
-    if granularity not in GRANULARITIES:
-        raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
+    check_model(model)
+    check_text("granularity", granularity, GRANULARITIES)
     if layout is not None or plan is not None:
         from .divided import profile_divided
 
@@ -125,7 +128,7 @@ def profile(
         kinds = by_kind(hardware)
         on_cpu = all(device_hardware.kind == "cpu" for device_hardware in kinds.values())
         options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
-        if not (options.precision.name or dtype or autocast):
+        if not options.precision.name and dtype is None and autocast is None:
             warn_about_configured_dtype(model)
         if granularity == "layer":
             estimate = estimate_layers(

@@ -17,8 +17,10 @@ from .case import Case
 GRAPH, CLUSTER = mutations.graphs()[0], bl.Cluster.uniform(2, memory_bytes="1GB", link=bl.Link(1.0, 0.001))
 PLACED = bl.Placement(device=[0, 1, 0, 1, 1])
 TIMELINE = bl.simulate(GRAPH, CLUSTER, PLACED)
-LONGEST_SEARCH = 5
-"""Seconds of a case's time limit; a search that may take longer does."""
+LENGTHS = {"time_limit", "steps", "warmup", "runs"}
+"""Arguments that say how long a call takes."""
+MOST = 5
+"""Largest number of seconds, steps or runs that a case asks for; more would take as long as it says."""
 HOSTED = CLUSTER.with_host("1GB")
 PIPELINE = bl.generators.pipeline([1.0, 2.0], [2.0, 2.0])
 STAGES = bl.Placement(device=[0, 1] * (PIPELINE.n // 2))
@@ -474,10 +476,10 @@ def _make_model(name, **params):
     return make_model(name, **params)
 
 
-def cases(count, seed):
-    """One or two arguments of a call replaced by odd ones, or one too many."""
+def cases(make_calls, count, seed):
+    """One or two arguments of a call replaced by odd ones."""
     with tempfile.TemporaryDirectory() as name:
-        functions = calls(Path(name))
+        functions = make_calls(Path(name))
         for function, arguments in functions.values():  # what is compiled on first use must not count for one case
             try:
                 _as_before(function, arguments)
@@ -490,7 +492,7 @@ def cases(count, seed):
             changed_arguments = dict(arguments)
             for key in rng.choice(list(changed_arguments), int(rng.integers(1, 3))):
                 value = ODD[rng.integers(len(ODD))]
-                if not (key == "time_limit" and isinstance(value, (int, float)) and value > LONGEST_SEARCH):
+                if not (key in LENGTHS and isinstance(value, (int, float)) and value > MOST):
                     changed_arguments[str(key)] = value
             changed = ", ".join(
                 f"{key}={value!a:.80}" for key, value in changed_arguments.items() if value is not arguments[key]

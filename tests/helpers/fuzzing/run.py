@@ -9,6 +9,7 @@ At any length, in the folder tests/helpers:
     python -m fuzzing.run configs 2000 --seed 1
     python -m fuzzing.run layouts 10000 --seed 1
     python -m fuzzing.run arguments 50000 --seed 1
+    python -m fuzzing.run torch 10000 --seed 1
 
 All of them for some hours, with what failed in a folder: `python -m tests.fuzz --hours 2`, see there.
 
@@ -34,7 +35,7 @@ from baechi_lab import viz
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
-from . import arguments, command_lines, mutations, recorded
+from . import arguments, command_lines, mutations, recorded, torch_arguments
 from .case import Case
 
 SECONDS = 20
@@ -251,7 +252,8 @@ CASES = {
     "traces": trace_cases,
     "configs": functools.partial(config_cases, use_config, recorded.CONFIGS),
     "layouts": functools.partial(config_cases, use_layouts, recorded.LAYOUT_CONFIGS),
-    "arguments": arguments.cases,
+    "arguments": functools.partial(arguments.cases, arguments.calls),
+    "torch": functools.partial(arguments.cases, torch_arguments.calls),
 }
 
 
