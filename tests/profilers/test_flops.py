@@ -46,6 +46,12 @@ CASES = [
     ("Conv2DBackpropFilter", {}, [(1, 8, 8, 4), (4,), (1, 8, 8, 16)], [(3, 3, 4, 16)], 2 * 8 * 8 * 16 * 9 * 4),
     # each of the 4 x 2 output channels sums 3 x 3 positions of its own input channel
     ("DepthwiseConv2dNative", {}, [(1, 8, 8, 4), (3, 3, 4, 2)], [(1, 8, 8, 8)], 2 * 8 * 8 * 8 * 9),
+    ("Conv", {}, [(1, 8, 8, 4), (3, 3, 4, 16)], [(1, 8, 8, 16)], 2 * 8 * 8 * 16 * 9 * 4),
+    ("SparseMatMul", {"transpose_a": True}, [(4, 3), (4, 5)], [(3, 5)], 2 * 3 * 5 * 4),
+    ("QuantizedMatMul", {}, [(3, 4), (4, 5), (), (), (), ()], [(3, 5), (), ()], 2 * 3 * 5 * 4),
+    # 7 entries of a 3 x 4 matrix, each times a row of 5
+    ("SparseTensorDenseMatMul", {}, [(7, 2), (7,), (2,), (4, 5)], [(3, 5)], 2 * 7 * 5),
+    ("Dilation2D", {}, [(1, 8, 8, 4), (3, 3, 4)], [(1, 8, 8, 4)], 2 * 8 * 8 * 4 * 9),
     ("MaxPool", {"ksize": [1, 3, 3, 1]}, [(1, 9, 9, 2)], [(1, 3, 3, 2)], 9 * 3 * 3 * 2),
     ("AddV2", {}, [(10, 10), (10, 10)], [(10, 10)], 100),
     ("AddN", {}, [(10,), (10,), (10,)], [(10,)], 20),

@@ -119,9 +119,11 @@ def _window(node: NodeDef) -> int:
 Rule = Callable[["NodeDef", Shapes, Shapes], float]
 
 _MATRIX: dict[str, Rule] = {
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
+    **dict.fromkeys(
+        ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "QuantizedMatMul"), _matmul
+    ),
     "Einsum": _einsum,
-    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D"), lambda node, i, o: _conv(i[1], o[0])),
+    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D"), lambda node, i, o: _conv(i[1], o[0])),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), lambda node, i, o: _conv(i[1], i[2])),
     **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), lambda node, i, o: _conv(o[0], i[2])),
 }
@@ -135,6 +137,9 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("MaxPoolGrad", "AvgPoolGrad"), lambda node, i, o: _window(node) * prod(i[-1])),
     "FusedBatchNormV3": lambda node, i, o: 8 * prod(i[0]) if i else 0.0,
     "FusedBatchNormGradV3": lambda node, i, o: 14 * prod(i[0]) if i else 0.0,
+    # Each stored entry (the values, input 1) is multiplied with a row of the dense matrix.
+    "SparseTensorDenseMatMul": lambda node, i, o: 2 * prod(i[1]) * o[0][-1],
+    "Dilation2D": lambda node, i, o: 2 * prod(o[0]) * prod(i[1][:2]),
     "AddN": lambda node, i, o: (len(i) - 1) * prod(o[0]),
     "SoftmaxCrossEntropyWithLogits": lambda node, i, o: 20 * prod(i[0]),
     "SparseSoftmaxCrossEntropyWithLogits": lambda node, i, o: 20 * prod(i[0]),
