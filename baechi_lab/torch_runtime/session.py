@@ -275,7 +275,8 @@ class Session(Handler):
         """Starts a thread in which the call waits for its turn, and returns stand-ins: line 1 of Algorithm 1."""
         future = Future(state.gate, op, (args, kwargs))
         device = self.plan.devices[self.plan.device[op]]
-        call = WaitingCall(key, device, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
+        first, cores = set_aside(numbers), torch.get_num_threads()
+        call = WaitingCall(key, device, run, args, kwargs, spec, first, numbers, Context(), cores)
         state.futures.append(future)
         state.pending.append(future)
         state.inplace_pending |= op in self.plan.inplace

@@ -7,6 +7,8 @@ from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import torch
+
 from ..errors import ExecutionError
 from .context import Context
 from .deferred import Future, Spec, resolve
@@ -17,7 +19,10 @@ from .tree import Args, Function, Kwargs, tensors
 
 
 class WaitingCall(NamedTuple):
-    """A call that a thread makes when its turn comes: what it runs, the promised outputs, sequence numbers and context."""
+    """A call that a thread makes when its turn comes: what it runs, the promised outputs, sequence numbers and context.
+
+    `cores` is `torch.get_num_threads()` of the thread that reached the call. Another number gives other rounding.
+    """
 
     key: str
     device: str
@@ -28,6 +33,7 @@ class WaitingCall(NamedTuple):
     first: int
     numbers: int
     context: Context
+    cores: int
 
     def make(self, state: ForwardState, future: Future, submit: Callable[..., object]) -> None:
         """Waits for the turn of `future`'s op, submits the call, and stores its outputs or error in `future`."""
@@ -36,6 +42,8 @@ class WaitingCall(NamedTuple):
         try:
             if state.error is not None:
                 raise state.error
+            if torch.get_num_threads() != self.cores:
+                torch.set_num_threads(self.cores)
             with self.context.restore():
                 args, kwargs = resolve((self.args, self.kwargs))
                 stop = inputs_of((args, kwargs))

@@ -126,6 +126,37 @@ def test_figure_3_as_a_model(criterion, threads):
         assert [x for x in order if x not in "DG"] == list("ABCEF")
 
 
+class Counting(nn.Linear):
+    """A layer that notes the number of threads that its kernels may use."""
+
+    def forward(self, x):
+        cores.append(torch.get_num_threads())
+        return super().forward(x)
+
+
+cores: list[int] = []
+
+
+def test_bug_calls_that_wait_used_other_numbers_of_threads():
+    """After `torch.set_num_threads`, kernels in waiting threads split sums over more cores: gradients had other rounding."""
+    model = Figure3()
+    for name in "ABCDFG":
+        setattr(model, name, Counting(3, 3))
+    inputs, before = (torch.randn(2, 3),), torch.get_num_threads()
+    rank = [FIGURE_3["plan"].index(x) for x in FIGURE_3["code"]]
+    traced = trace(model, inputs)
+    assign(model, traced, bl.Placement(device=FIGURE_3["device"], order=rank), bl.Cluster.uniform(2, kind="cpu"))
+    try:
+        for count in (before, before, before + 1, before):
+            torch.set_num_threads(count)
+            cores.clear()
+            train(model, inputs)
+            assert set(cores) == {count}
+        assert distribution(model).session.threads_started > 0
+    finally:
+        torch.set_num_threads(before)
+
+
 # -- the rules ---------------------------------------------------------------------------------------------
 
 
