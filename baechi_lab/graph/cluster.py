@@ -154,8 +154,7 @@ class Cluster:
         >>> [round(1e-3 / cluster.link_between(0, other).us_per_byte) for other in (7, 8)]    # GB/s
         [370, 48]
         """
-        check_whole("n", n)
-        check_whole("per_machine", per_machine)
+        n, per_machine = check_whole("n", n), check_whole("per_machine", per_machine)
         if n > per_machine and n % per_machine:
             raise InvalidInput(f"n is {n} and per_machine {per_machine}; the devices must fill their machines")
         one = cls.uniform(n, memory_bytes=memory_bytes, link=link, comm=comm, kind=kind)

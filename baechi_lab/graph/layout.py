@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from ..checks import check_flag, check_text, check_whole
 from ..errors import InvalidInput
 from ..params import Params
@@ -69,13 +71,16 @@ class Layout(Params):
     stage_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.stage_layers is not None and isinstance(self.stage_layers, list):
-            object.__setattr__(self, "stage_layers", tuple(self.stage_layers))
+        for field in (*DEGREES, "micro_batch"):
+            object.__setattr__(self, field, check_whole(field, getattr(self, field)))
+        if isinstance(self.zero, np.integer):
+            object.__setattr__(self, "zero", int(self.zero))
+        if isinstance(self.stage_layers, list | tuple):
+            counts = tuple(check_whole("stage_layers", count, 0) for count in self.stage_layers)
+            object.__setattr__(self, "stage_layers", counts)
         self.check()
 
     def validate(self) -> None:
-        for field in (*DEGREES, "micro_batch"):
-            check_whole(field, getattr(self, field))
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
             raise InvalidInput(f"zero is {self.zero!r:.60}; it must be 0, 1, 2 or 3")
         check_text("schedule", self.schedule, SCHEDULES)
@@ -95,8 +100,6 @@ class Layout(Params):
                 raise InvalidInput(
                     f"stage_layers is {self.stage_layers!r:.60}; it must be {self.pp} numbers, one per stage"
                 )
-            for count in self.stage_layers:
-                check_whole("stage_layers", count, 0)
 
     @property
     def devices(self) -> int:

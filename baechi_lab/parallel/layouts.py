@@ -251,8 +251,8 @@ def layouts(
     (8, True)
     """
     transformer = read_transformer(model)
-    check_whole("global_batch", global_batch)
-    check_whole("sequence_length", sequence_length)
+    global_batch = check_whole("global_batch", global_batch)
+    sequence_length = check_whole("sequence_length", sequence_length)
     if global_batch * sequence_length > MOST_TOKENS:
         raise InvalidInput(
             f"global_batch is {global_batch!r:.30} and sequence_length {sequence_length!r:.30}; a step may have at most "

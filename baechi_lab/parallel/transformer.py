@@ -46,6 +46,8 @@ ALIASES = {
 }
 """Names of each field in configurations; the first name that occurs is used."""
 
+_SIZES = (*ALIASES, "shared_feed_forward", "window", "windowed_layers")
+
 GATED = frozenset(
     """
         llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text vaultgemma deepseek_v2
@@ -191,8 +193,9 @@ class Transformer(Params):
     name: str = "transformer"
 
     def __post_init__(self) -> None:
-        for field in _NEEDED:
-            check_whole(field, getattr(self, field))
+        for field in _SIZES:  # numbers of NumPy overflow where they are multiplied
+            low = 1 if field in _NEEDED else 0
+            object.__setattr__(self, field, check_whole(field, getattr(self, field), low))
         defaults = {
             "kv_heads": self.heads,
             "head_size": self.hidden // self.heads,
@@ -210,11 +213,6 @@ class Transformer(Params):
     def validate(self) -> None:
         for field in ("kv_heads", "head_size", "feed_forward", "value_size", "embedding_size"):
             check_whole(field, getattr(self, field))
-        may_be_zero = (
-            "positions experts shared_feed_forward dense_layers query_rank key_rank rope_size window windowed_layers"
-        )
-        for field in may_be_zero.split():
-            check_whole(field, getattr(self, field), 0)
         if self.heads % self.kv_heads:
             raise InvalidInput(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.experts and self.experts_per_token > self.experts:

@@ -413,3 +413,18 @@ def test_a_gated_model_without_the_width_of_its_feed_forward_part() -> None:
     }
     with pytest.raises(bl.InvalidInput, match="has no field 'intermediate_size'"):
         read_transformer(fields)
+
+
+def test_numbers_of_numpy_do_not_overflow():
+    """Tokens times a model's width are beyond 32 bits, and 128 layers beyond 8."""
+    sizes = {"hidden": 4096, "layers": 2, "heads": 32, "vocabulary": 32000, "feed_forward": 8192}
+    cluster, layout = bl.Cluster.machines(2, 2, kind="h100"), {"tp": 2, "micro_batch": 4, "zero": 1}
+
+    def table(number):
+        model = Transformer(**{field: number(size) for field, size in sizes.items()})
+        layouts = [bl.Layout(**{field: number(value) for field, value in layout.items()})]
+        answer = bl.layouts(model, cluster, global_batch=number(8), sequence_length=number(16384), layouts=layouts)
+        return answer.rows[0].step_us, answer.rows[0].peak_bytes
+
+    assert table(np.int32) == table(int)
+    assert repr(bl.Layout(dp=np.int64(2), stage_layers=[np.int8(3)])) == "Layout(dp=2, stage_layers=(3,))"

@@ -74,9 +74,9 @@ def write_layout(
     check_text("reduce_precision", reduce_precision, REDUCED_BYTES)
     if precision == "float32" and reduce_precision == "half":
         raise InvalidInput("reduce_precision is 'half' and precision is 'float32'; it must be 'float32', too")
-    counts = {"global_batch": global_batch, "sequence_length": sequence_length, "per_machine": per_machine}
-    for name, count in counts.items():
-        check_whole(name, count)
+    global_batch = check_whole("global_batch", global_batch)
+    sequence_length = check_whole("sequence_length", sequence_length)
+    per_machine = check_whole("per_machine", per_machine)
     transformer = read_transformer(model)
     fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]
     request = LayoutRequest(

@@ -100,8 +100,8 @@ def hugging_face(
     except ImportError as error:
         raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
     fields, source = _read_fields(config)
-    check_whole("batch_size", batch_size, 1)
-    check_whole("sequence_length", sequence_length, 1)
+    batch_size = check_whole("batch_size", batch_size)
+    sequence_length = check_whole("sequence_length", sequence_length)
     labels = check_flag("labels", labels)
     if batch_size * sequence_length > MOST_TOKENS:
         raise InvalidInput(

@@ -38,7 +38,7 @@ def build(
     <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
     """
     build_model = MODELS.find(name)
-    check_whole("batch_size", batch_size)
+    batch_size = check_whole("batch_size", batch_size)
     if optimizer not in ("sgd", None):
         raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")
     generator = torch.Generator().manual_seed(seed)
