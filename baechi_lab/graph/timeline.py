@@ -225,6 +225,8 @@ class Timeline:
                 _check_indices(devices, "devices", **{label: column})
             if key == "micro_batch":
                 _check_indices(ops, "micro-batches", micro_batch=np.maximum(column, 0))
+            if key == "phase":
+                _check_indices(5, "phases", phase=column)
 
     @property
     def feasible(self) -> bool:

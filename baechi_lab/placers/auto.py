@@ -55,6 +55,10 @@ MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
 """Largest graph whose schedules are all tried, and simulations after which that ends: for up to `SMALL` ops, which nearly always
 takes milliseconds, and for more, where it takes less than a tenth of a second.
 """
+ON_FEWER_DEVICES = ("contiguous", "m-etf")
+"""Placers that also place on the first 2, 4, 8 ... devices alone: fast ones that are often best there."""
+FEW_DEVICES, FEW_OPS = 4, 5_000
+"""Sizes of clusters and graphs of which one has to be passed for that: with few devices a large graph gains little by it."""
 EVERY_SCHEDULE = "every schedule"
 
 
@@ -79,6 +83,8 @@ Attempts = list[tuple[Attempt, Placement | None]]
 @dataclass(frozen=True)
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
+
+    For one step, two of them also place on the first 2, 4, 8 ... devices alone; large graphs only where more than four are.
 
     Args:
         placers: names to ask; None means every registered placer that is fast.
@@ -125,12 +131,19 @@ class Auto(Placer):
         whole_portfolio = self.placers is None and self.objective == "latency"
         simulations = SimulationCache(graph, cluster)
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
+            forms = forms_of(graph, cluster, self.optimized)
+            chosen = [(name, form_name, None) for form_name, form in forms.items() for name in self._names(form)]
+            if whole_portfolio and (cluster.n > FEW_DEVICES or graph.n <= FEW_OPS):
+                # What is best for a part of the devices is often faster than what a placer makes of all of them.
+                counts = [2**k for k in range(1, (cluster.n - 1).bit_length())]
+                chosen += [
+                    (name, form_name, count) for count in counts for form_name in forms for name in ON_FEWER_DEVICES
+                ]
             jobs: list[Callable[[], Attempts]] = [
-                lambda name=name, form_name=form_name, form=form: _run_attempts(  # type: ignore[misc]
-                    name, form_name, form, graph, cluster, self._goal, simulations
+                lambda name=name, form_name=form_name, count=count: _run_attempts(  # type: ignore[misc]
+                    name, form_name, forms[form_name], graph, cluster, self._goal, simulations, count
                 )
-                for form_name, form in forms_of(graph, cluster, self.optimized).items()
-                for name in self._names(form)
+                for name, form_name, count in chosen
             ]
             attempts = [pair for job_attempts in self._run(jobs) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
@@ -306,21 +319,24 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
 
 
 def _run_attempts(
-    name: str,
+    placer: str,
     form_name: str,
     form: OpGraph,
     graph: OpGraph,
     cluster: Cluster,
     goal: Objective,
     simulations: SimulationCache,
+    count: int | None = None,
 ) -> Attempts:
-    """Places `form` by `name` and simulates the placement on `graph` under every scheduler, or measures another goal.
+    """Places `form` by `placer` and simulates the placement on `graph` under every scheduler, or measures another goal.
 
-    If `graph` is coarse and its original is known, each placement is simulated on the original.
+    If `graph` is coarse and its original is known, each placement is simulated on the original. With `count` the placer knows
+    only so many devices, the first ones.
     """
+    name = placer if count is None else f"{placer} for {count} devices"
     began = working_seconds()
     try:
-        placed = propose(name, form, graph, cluster, goal)
+        placed = propose(placer, form, graph, cluster if count is None else cluster.resized(count), goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         seconds = working_seconds() - began
         return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]

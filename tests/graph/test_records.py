@@ -265,6 +265,7 @@ def test_records_travel_to_other_processes():
         ("info", {"micro_batch": [0, 10**18]}, r"micro_batch\[1\] is 10{18}; it must be one of the 2 micro-batches"),
         ("info", {"micro_batch": [0]}, r"info\['micro_batch'\] has 1 entries; op_names has 2"),
         ("info", {"on_communication_lane": [True]}, r"info\['on_communication_lane'\] has 1 entries; op_names has 2"),
+        ("info", {"phase": [4, -4]}, r"phase\[1\] is -4; it must be one of the 5 phases"),
         ("info", {"phase": [1, 1, 1]}, r"info\['phase'\] has 3 entries; op_names has 2"),
         ("info", {"turn": ["first", "second"]}, r"info\['turn'\] must hold whole numbers"),
         ("info", {"runtime_peak_bytes": [8]}, r"info\['runtime_peak_bytes'\] has 1 entries; device_names has 2"),

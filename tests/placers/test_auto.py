@@ -207,3 +207,15 @@ def test_what_no_placer_can_do_is_said_as_contiguous_says_it():
         place(graph, Cluster.uniform(2), "auto", objective="speed")
     with pytest.raises(UnknownNameError, match="unknown schedule"):
         place(graph, Cluster.uniform(2), "auto", objective="step", schedule="pipe")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_devices_are_no_loss(seed):
+    """A placement for the first devices is one for all: rules that use all devices of a large cluster were slower."""
+    graph = generators.random_dag(200, seed=seed)
+    cluster = Cluster.machines(16, 4, kind="gpu", memory_bytes="8GB", link=Link(10.0, 1e-3), network=Link(50.0, 1e-2))
+    step_us = simulate(graph, cluster, place(graph, cluster, "auto")).makespan_us
+    for count in (2, 4, 8):
+        for placer in ("contiguous", "m-etf"):
+            placed = place(graph, cluster.resized(count), placer)
+            assert step_us <= simulate(graph, cluster, placed).makespan_us * (1 + 1e-12)
