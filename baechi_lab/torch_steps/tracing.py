@@ -474,11 +474,8 @@ class Tracer(Handler):
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
         roots = {*self.results, *self.pinned_calls.outliving}
-        calls, values = (
-            without_lost_gradients(self.calls, self.flow.values, self.flow.groups, roots),
-            tuple(self.flow.values),
-        )
-        sizes = dict(self.parameter_bytes)
+        calls = without_lost_gradients(self.calls, self.flow.values, self.flow.groups, roots)
+        values, sizes = tuple(self.flow.values), dict(self.parameter_bytes)
         reasons = self.pinned_calls.reasons
         return Trace(
             tuple(layers),

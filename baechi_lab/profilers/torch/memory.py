@@ -97,9 +97,8 @@ class MemoryWatch(Handler):
         # start of each window in the list of changes, its op, and whether it is of a view
         self.backward_windows: list[tuple[int, int, bool]] = []
         self.forward_windows: list[tuple[int, int]] = []
-        self.held_at_start: dict[
-            int, int
-        ] = {}  # CUDA: backward pass of a call -> bytes at the start of its first window
+        # CUDA: backward pass of a call -> bytes at the start of its first window
+        self.held_at_start: dict[int, int] = {}
         self.held_before = 0  # gradients from before the step, to which it adds
         self.cuda = cuda
         self.last: tuple[int, int] | None = (
