@@ -84,7 +84,8 @@ Attempts = list[tuple[Attempt, Placement | None]]
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
 
-    For one step, two of them also place on the first 2, 4, 8 ... devices alone; large graphs only where more than four are.
+    For the time of a step, two of them also place on the first 2, 4, 8 ... devices alone; large graphs only where more than four
+    are.
 
     Args:
         placers: names to ask; None means every registered placer that is fast.
@@ -133,7 +134,11 @@ class Auto(Placer):
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
             forms = forms_of(graph, cluster, self.optimized)
             chosen = [(name, form_name, None) for form_name, form in forms.items() for name in self._names(form)]
-            if whole_portfolio and (cluster.n > FEW_DEVICES or graph.n <= FEW_OPS):
+            if (
+                self.placers is None
+                and self.objective != "throughput"
+                and (cluster.n > FEW_DEVICES or graph.n <= FEW_OPS)
+            ):
                 # What is best for a part of the devices is often faster than what a placer makes of all of them.
                 counts = [2**k for k in range(1, (cluster.n - 1).bit_length())]
                 chosen += [

@@ -219,3 +219,13 @@ def test_more_devices_are_no_loss(seed):
         for placer in ("contiguous", "m-etf"):
             placed = place(graph, cluster.resized(count), placer)
             assert step_us <= simulate(graph, cluster, placed).makespan_us * (1 + 1e-12)
+
+
+def test_more_devices_are_no_loss_for_micro_batches():
+    graph, cluster = generators.random_dag(120, seed=2), Cluster.uniform(8, memory_bytes="16GB")
+    options = {"objective": "step", "micro_batches": 4}
+    step_us = place(graph, cluster, "auto", **options).info["step_us"]
+    for count in (2, 4):
+        placed = place(graph, cluster.resized(count), "contiguous", **options)
+        timeline = simulate(graph, cluster, placed, micro_batches=4, schedule="1f1b")
+        assert step_us <= timeline.makespan_us * (1 + 1e-12)
