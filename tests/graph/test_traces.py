@@ -620,6 +620,29 @@ def test_an_execution_trace_of_another_program_is_refused_whatever_its_numbers(t
             joined(tmp_path, rows, [flat_node(k + 70, name, [tensor(1)], [tensor(2)]) for k, name in enumerate(names)])
 
 
+def test_bug_an_execution_trace_of_a_similar_program_is_refused(tmp_path):
+    """Record numbers start anew in every process: two programs agree in the names of four of six ops, but not in tensors."""
+    names = ["aten::mm", "aten::relu", "aten::t", "aten::mm", "aten::sum", "aten::mul"]
+    others = ["aten::conv2d", "aten::relu", "aten::t", "aten::bmm", "aten::sum", "aten::mul"]
+    rows = [event("cpu_op", name, 10 * k, 8, **{"Record function id": k + 1}) for k, name in enumerate(names)]
+    for program in (names, others):
+        nodes = [flat_node(k + 1, name, [tensor(k + 1)], [tensor(k + 2)]) for k, name in enumerate(program)]
+        if program is names:
+            assert joined(tmp_path, rows, nodes).graph.edge_count == 5
+        else:
+            with pytest.raises(FormatError, match="it is of another run"):
+                joined(tmp_path, rows, nodes)
+
+
+def test_a_pair_of_pytorch_traces_is_no_list_of_ranks(tmp_path):
+    joined(
+        tmp_path, [event("cpu_op", "aten::mm", 0, 8, **{"Record function id": 1})], [flat_node(1, "aten::mm", [], [])]
+    )
+    for paths in (["k.json", "e.json"], ["e.json", "k.json"]):
+        with pytest.raises(FormatError, match="the execution trace of the same run as execution_trace"):
+            bl.load_trace([tmp_path / path for path in paths])
+
+
 def et_node(number: int, schema: str, inputs: list, outputs: list) -> dict:
     attrs = [{"name": "rf_id", "value": number}, {"name": "op_schema", "value": schema}]
     return {

@@ -97,6 +97,11 @@ def _is_kineto(name: str, beginning: str) -> bool:
 
 
 def _chakra_nodes(path: PathLike, data: bytes) -> Any:
+    if data.lstrip()[:1] == b"{" and _is_kineto(name_of(path).removesuffix(".gz"), _beginning(data)):
+        raise FormatError(
+            "is a trace of PyTorch, and several paths are the ranks of a Chakra trace; give a Kineto trace alone, and the "
+            "execution trace of the same run as execution_trace"
+        )
     text = data.lstrip()[:1] == b"{"
     return nodes_of_json(text_of(data)) if text else nodes_of(data)
 
