@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -426,6 +428,70 @@ def test_bug_models_of_ml_count_their_coefficients():
         bl.profile_program(onnx_model, training=False)
     kernel = program_of(onnx_model).ops[0].kernels[0]
     assert kernel.flops == 2 * 32 * 24 and kernel.matrix  # three classes of eight coefficients
+
+
+def tree_stump() -> dict[str, object]:
+    """Returns the attributes of a tree of one node."""
+    stump: dict[str, object] = {f"nodes_{x}": [0] for x in ("featureids", "truenodeids", "falsenodeids")}
+    stump |= {"tree_roots": [0], "nodes_trueleafs": [1], "nodes_falseleafs": [1], "leaf_targetids": [0], "n_targets": 1}
+    return stump | {
+        "nodes_modes": helper.make_tensor("modes", TensorProto.UINT8, [1], [0]),
+        "nodes_splits": helper.make_tensor("splits", FLOAT, [1], [0.5]),
+        "leaf_weights": helper.make_tensor("leaves", FLOAT, [1], [0.5]),
+    }
+
+
+def test_bug_numbers_in_attributes_of_ml_are_held_and_read():
+    """A scaler and a linear model keep 2 x 8 and 24 + 3 float32 numbers in attributes; they counted no bytes."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    scaler = helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", offset=[0.0] * 8, scale=[1.0] * 8)
+    fields = {"coefficients": [0.5] * 24, "intercepts": [0.0] * 3, "targets": 3}
+    linear = helper.make_node("LinearRegressor", ["s"], ["z"], domain="ai.onnx.ml", **fields)
+    trees = helper.make_node("TreeEnsemble", ["z"], ["t"], domain="ai.onnx.ml", **tree_stump())
+    onnx_model = model(
+        [scaler, linear, trees],
+        [value("x", 32, 8)],
+        [value("t", 32, 1)],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 5)],
+    )
+    with pytest.warns(GuessedCosts) as caught:  # of the trees only the bytes count; the shapes before them are known
+        graph = bl.profile_program(onnx_model, training=False)
+    assert [str(w.message).count("TreeEnsemble") for w in caught] == [1] and "Scaler" not in str(caught[0].message)
+    numbers = [
+        4 * 16,
+        4 * 27,
+        7 * 8 + 1 + 2 * 4,
+    ]  # seven lists of one integer, modes of one byte, float32 splits and leaves
+    assert graph.persistent_bytes.tolist() == numbers
+    assert graph.output_bytes.tolist() == [4 * 32 * 8, 4 * 32 * 3, 0]
+    moved = [kernel.moved_bytes for op in program_of(onnx_model).ops for kernel in op.kernels]
+    values = [4 * 32 * (8 + 8), 4 * 32 * (8 + 3), 4 * 32 * (3 + 1)]
+    assert moved == [a + b for a, b in zip(values, numbers, strict=True)]
+
+
+@pytest.mark.parametrize("op", ["EyeLike", "RegexFullMatch", "DictVectorizer", "TreeEnsemble"])
+def test_bug_operators_behind_custom_ones_do_not_end_the_process(op):
+    """ONNX's inference reads the type of their input; where nothing infers it, the process ended without a message."""
+    domain = "ai.onnx.ml" if op in ("DictVectorizer", "TreeEnsemble") else ""
+    custom = helper.make_node("Custom", ["x"], ["z"], domain="custom")
+    fields = (
+        {"string_vocabulary": ["a"]} if op == "DictVectorizer" else {"pattern": "a"} if op == "RegexFullMatch" else {}
+    )
+    if op == "TreeEnsemble":
+        fields = tree_stump()
+    domains = [helper.make_opsetid(name, version) for name, version in (("", 21), ("ai.onnx.ml", 5), ("custom", 1))]
+    node = helper.make_node(op, ["z"], ["y"], domain=domain, **fields)
+    unread = model(
+        [custom, node], [value("x", 4, 4)], [helper.make_empty_tensor_value_info("y")], opset_imports=domains
+    )
+    code = (
+        "import sys, onnx, baechi_lab as bl; print(bl.profile_program(onnx.load(sys.stdin.buffer), training=False).n)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], input=unread.SerializeToString(), capture_output=True
+    )
+    assert (run.returncode, run.stdout.strip()) == (0, b"2"), run.stderr[-500:]
 
 
 def loop_body(condition: str) -> onnx.GraphProto:

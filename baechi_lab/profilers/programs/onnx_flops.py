@@ -228,16 +228,20 @@ _KEEPS_SHAPE = frozenset(
 
 
 def runtime_shapes(node: NodeProto, input_shapes: Shapes) -> list[Shape]:
-    """Returns the shapes of the outputs of an operator of ONNX Runtime's domain `com.microsoft`; none if they are not known.
+    """Returns the shapes of the outputs of an operator of `com.microsoft` or `ai.onnx.ml`; none if they are not known.
 
     ONNX infers nothing about them, so that all shapes behind would be unknown.
 
     Raises:
         IndexError, TypeError, ValueError: input shapes that do not fit the operator.
     """
-    if node.domain != "com.microsoft":
+    if node.domain not in ("com.microsoft", "ai.onnx.ml"):
         return []
     first = _require_shape(input_shapes[0])
+    if node.domain == "ai.onnx.ml":
+        if node.op_type.endswith("Regressor"):
+            return [(first[0], int(attribute(node, "targets", attribute(node, "n_targets", 1))))]
+        return [first] if node.op_type in ("Scaler", "Normalizer", "Binarizer") else []
     if node.op_type in _KEEPS_SHAPE:
         return [first, None, None, first]  # the last one is the sum that a norm with a skip also returns
     if node.op_type == "GroupQueryAttention":

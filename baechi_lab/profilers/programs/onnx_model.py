@@ -45,7 +45,7 @@ from .onnx_flops import (
 from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes, size_of_open_dimension
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 onnx = onnx_package()
 
@@ -64,7 +64,7 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
 _OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
-"""Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, which are not read."""
+"""Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, of which only the bytes count."""
 
 Shape = tuple[int, ...]
 
@@ -111,7 +111,7 @@ def _read_model(
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
     guessed: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
     values_of_assumed_shape: set[str] = set()
-    body_bytes: dict[str, int] = {}  # of the parameters in bodies
+    body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
         # ONNX infers no shape of outputs of custom operators, and of some whose shape depends on values. They are assumed to have
@@ -143,6 +143,11 @@ def _read_model(
             parameters |= {f"{name_of_op}/{v}": trained for v, trained in own_parameters.items()}
             body_bytes |= {f"{name_of_op}/{v}": program.size_bytes[v] for v in own_parameters}
             reads = (*dict.fromkeys((*reads, *outer)), *(f"{name_of_op}/{v}" for v in own_parameters))
+        stored_bytes = _attribute_bytes(node)
+        if stored_bytes:
+            attributes = f"{name_of_op}/attributes"
+            parameters[attributes], body_bytes[attributes] = False, stored_bytes
+            reads = (*reads, attributes)
         written = tuple(v for v in node.output if v)
         shaped_values = [v for v in written if v in types and v in shapes and v not in values_of_assumed_shape]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
@@ -237,6 +242,7 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
     for domain in sorted({n.domain for n in sized_model.graph.node} - imported_domains):  # a custom domain
         sized_model.opset_import.add(domain=domain, version=1)
     try:
+        _add_types_that_inference_requires(sized_model)
         return _infer_open_shapes(onnx.shape_inference.infer_shapes(inline_functions(sized_model), data_prop=True))
     except (
         onnx.shape_inference.InferenceError,
@@ -248,11 +254,38 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
 
 
+def _add_types_that_inference_requires(model: ModelProto) -> None:
+    """Adds types of inputs whose producers' types ONNX does not infer: of four operators, its inference then ends the process."""
+    required_types = {i: kind for i, node in enumerate(model.graph.node) if (kind := _required_type(node)) is not None}
+    if not required_types:
+        return
+    others = onnx.ModelProto()
+    others.CopyFrom(model)
+    for i in sorted(required_types, reverse=True):
+        del others.graph.node[i]
+    typed_values = set(value_types(onnx.shape_inference.infer_shapes(others).graph))
+    for i, kind in required_types.items():
+        name = next(iter(model.graph.node[i].input), "")
+        if name and name not in typed_values:
+            model.graph.value_info.add(name=name).type.CopyFrom(kind)
+            typed_values.add(name)
+
+
+def _required_type(node: NodeProto) -> TypeProto | None:
+    """Returns a type that fits the first input, if inference fails without one. A tree has the type of its thresholds."""
+    if node.op_type == "DictVectorizer":
+        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+        return onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, number)
+    splits = next((a.t.data_type for a in node.attribute if a.name == "nodes_splits"), onnx.TensorProto.FLOAT)
+    kinds = {"EyeLike": onnx.TensorProto.FLOAT, "RegexFullMatch": onnx.TensorProto.STRING, "TreeEnsemble": splits}
+    return onnx.helper.make_tensor_type_proto(kinds[node.op_type], None) if node.op_type in kinds else None
+
+
 def _infer_open_shapes(model: ModelProto) -> ModelProto:
-    """Adds shapes that ONNX leaves open: of what control flow and ONNX Runtime's operators return, and what follows from them."""
+    """Adds shapes that ONNX leaves open (of control flow, ONNX Runtime and `ai.onnx.ml`), and what follows from them."""
     for k in range(len(model.graph.node)):
         node = model.graph.node[k]
-        if node.op_type not in CONTROL_FLOW and node.domain != "com.microsoft":
+        if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
         types, (shapes, element_types) = value_types(model.graph), _shapes_and_types(model.graph)
         if all(v in types and types[v].tensor_type.HasField("shape") for v in node.output if v):
@@ -327,7 +360,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     input_shapes = [shapes.get(v, ()) if v else None for v in node.input]
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
     size = lambda v: prod(shapes.get(v, ())) * _WIDTH.get(types.get(v, ""), 4)  # noqa: E731
-    moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v)
+    moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v) + _attribute_bytes(node)
     if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
         moved_bytes = 2 * sum(size(v) for v in node.output if v)
     if node.op_type == "SoftmaxCrossEntropyLoss":  # writes the logarithms of all shares
@@ -413,6 +446,16 @@ def _repeated_weights(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[Ker
     if len(shape) < 3:
         return ()
     return (Kernel(moved_bytes=4.0 * shape[1] * (1 + shape[0])),) * 2
+
+
+def _attribute_bytes(node: NodeProto) -> int:
+    """Returns the bytes of the numbers that an operator of `ai.onnx.ml` keeps in its attributes: coefficients, vectors, trees."""
+    if node.domain != "ai.onnx.ml":
+        return 0
+    tensor_bytes = sum(
+        prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0) for a in node.attribute if a.HasField("t")
+    )
+    return tensor_bytes + sum(4 * len(a.floats) + 8 * len(a.ints) for a in node.attribute)
 
 
 def _is_operator(node: NodeProto, version: int) -> bool:
