@@ -620,6 +620,43 @@ def test_an_execution_trace_of_another_program_is_refused_whatever_its_numbers(t
             joined(tmp_path, rows, [flat_node(k + 70, name, [tensor(1)], [tensor(2)]) for k, name in enumerate(names)])
 
 
+def test_bug_what_ops_within_an_op_make_comes_from_it(tmp_path):
+    """dropout makes a mask (storage 7) that only its backward op reads; batch_norm adds to a count (storage 9).
+
+    The mask counted as there before the step, and its backward op did not wait for dropout.
+    """
+    ops = [  # name, start, duration, inputs, outputs
+        ("aten::dropout", 0, 10, [1], [2]),
+        ("aten::empty_like", 1, 2, [1], [7]),
+        ("aten::mul", 4, 2, [1, 7], [2]),
+        ("aten::exp", 10, 5, [9], [4]),
+        ("aten::batch_norm", 20, 10, [2, 9], [3]),
+        ("aten::add_", 21, 2, [9], [9]),
+        ("aten::neg", 30, 5, [9], [5]),
+        ("aten::native_dropout_backward", 40, 5, [3, 7], [6]),
+    ]
+    rows, nodes = [], []
+    for k, (name, start, duration, inputs, outputs) in enumerate(ops, 1):
+        rows.append(event("cpu_op", name, start, duration, **{"Record function id": k}))
+        schema = ADD if name == "aten::add_" else ""
+        nodes.append(flat_node(k, name, list(map(tensor, inputs)), list(map(tensor, outputs)), schema=schema))
+    graph = joined(tmp_path, rows, nodes).graph
+    assert edges(graph) == {
+        ("aten::dropout", "aten::batch_norm"),
+        ("aten::dropout", "aten::native_dropout_backward"),
+        ("aten::batch_norm", "aten::native_dropout_backward"),
+        ("aten::exp", "aten::batch_norm"),  # which changes what exp reads
+        ("aten::batch_norm", "aten::neg"),
+    }
+    assert dict(zip(graph.names, graph.persistent_bytes.tolist(), strict=True)) == {
+        "aten::dropout": 40,  # x
+        "aten::exp": 40,  # the count
+        "aten::batch_norm": 0,
+        "aten::neg": 0,
+        "aten::native_dropout_backward": 0,
+    }
+
+
 def test_bug_an_execution_trace_of_a_similar_program_is_refused(tmp_path):
     """Record numbers start anew in every process: two programs agree in the names of four of six ops, but not in tensors."""
     names = ["aten::mm", "aten::relu", "aten::t", "aten::mm", "aten::sum", "aten::mul"]

@@ -2,8 +2,8 @@
 
 A tensor is `[tensor, storage, offset, elements, bytes each, device]`. An op depends on the last earlier op that wrote a
 storage that it reads. It writes the storages of its outputs, except views of its inputs, and those of inputs that its schema
-marks as changed (`Tensor(a!)`), for which it also waits for earlier readers. A storage that no op has written exists before the
-step, and counts as persistent bytes of the first op that reads it.
+marks as changed (`Tensor(a!)`), for which it also waits for earlier readers. What ops within it write, it writes. A storage that
+no op has written exists before the step, and counts as persistent bytes of the first op that reads it.
 
 A node and the op of a Kineto trace are one by their record function id (`rf_id`), which traces have since PyTorch 2.3 where the
 profiler was given the observer. Before, and where the observer ran by itself, they are one by `External id`, or by their order
@@ -13,9 +13,10 @@ on a thread, where names agree.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import FormatError
@@ -199,6 +200,32 @@ def _aligned_pairs(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[lis
         )
         if all(access.is_of(row.name) for row, access in pairs):
             yield pairs
+
+
+def with_inner_accesses(
+    ops: Sequence[Row], rows: Sequence[Row], access_of_row: Mapping[int, Access]
+) -> dict[int, Access]:
+    """Returns the accesses of ops, by `id` of their rows, with what the rows within them make, or change of their inputs.
+
+    Ops of the backward pass read what no output names: masks of dropout, statistics of norms, shares of attention.
+    """
+    rows_of_thread: dict[str, list[Row]] = {}
+    for row in sorted((row for row in rows if id(row) in access_of_row), key=lambda row: row.start_us):
+        rows_of_thread.setdefault(row.thread, []).append(row)
+    starts = {thread: [row.start_us for row in inner] for thread, inner in rows_of_thread.items()}
+    access_of_op: dict[int, Access] = {}
+    for op in ops:
+        access = access_of_row.get(id(op))
+        if access is None:
+            continue
+        begin, end = (
+            find(starts[op.thread], us) for find, us in ((bisect_left, op.start_us), (bisect_right, op.end_us))
+        )
+        inner = [access_of_row[id(row)] for row in rows_of_thread[op.thread][begin:end] if row.end_us <= op.end_us]
+        makes = {s: size for one in inner for s, size in one.makes.items() if s not in access.reads}
+        changes = {s: size for one in inner for s, size in one.changes.items() if s in access.reads}
+        access_of_op[id(op)] = replace(access, makes=access.makes | makes, changes=access.changes | changes)
+    return access_of_op
 
 
 def storage_dependencies(events: Sequence[Event], does: Mapping[int, Access]) -> list[str]:

@@ -21,7 +21,7 @@ from math import prod
 
 from ....errors import FormatError
 from .backlog import blocked_until, leave_out_backlog
-from .execution_trace import Access, join, storage_dependencies
+from .execution_trace import Access, join, storage_dependencies, with_inner_accesses
 from .inference import chain
 from .kineto_rows import KERNELS, RUNTIME, Row, one_step, rows_of
 from .recording import CLOCK_US, Event, Recording, recording
@@ -226,7 +226,9 @@ class _EventBuilder:
     def by_tensors(self, ops: Sequence[_Op], rows: Sequence[Row], of: Mapping[int, Access]) -> list[str]:
         """Sets dependencies by the storages that ops read and wrote; returns sentences on omissions."""
         op_rows = [op.row for op in ops if op.row is not None]
-        access, notes = join([row for row in rows if row.category == "cpu_op"], op_rows, of)
+        host_rows = [row for row in rows if row.category == "cpu_op"]
+        access, notes = join(host_rows, op_rows, of)
+        access = with_inner_accesses(op_rows, host_rows, access)
         with_access = [op for op in ops if op.row is not None and id(op.row) in access]
         notes.append(
             "what depends on what comes from the tensors of the execution trace; the order in which a host submits is not kept"
