@@ -819,6 +819,20 @@ def test_an_xplane_trace_by_hand(tmp_path):
     assert "no tensors" in recorded.notes[0]
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_xplane_trace_of_several_steps_says_so(tmp_path, steps):
+    """Two ops per step, and one that runs before the first."""
+    cls = messages(xplane.SCHEMA)
+    metadata = [{"key": k, "value": {"id": k, "name": name}} for k, name in enumerate(("x:Cast", "a:MatMul", "b:Relu"))]
+    ran = [0, *[1, 2] * steps]
+    rows = [{"metadata_id": op, "offset_ps": k * 10**6, "duration_ps": 10**6} for k, op in enumerate(ran)]
+    host = {"name": "/host:CPU", "event_metadata": metadata, "lines": [{"name": "python", "events": rows}]}
+    (tmp_path / "host.xplane.pb").write_bytes(cls["XSpace"](planes=[host]).SerializeToString())
+    recorded = bl.load_trace(tmp_path / "host.xplane.pb")
+    assert recorded.graph.n == 1 + 2 * steps
+    assert any("most ops ran 3 times" in note for note in recorded.notes) == (steps == 3)
+
+
 # -- all -------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,9 @@ host with its name (`tf_op`) or its `correlation_id`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from statistics import median_low
 from typing import Any
 
 from ....errors import FormatError
@@ -61,7 +63,18 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
         for k in {launch_of_key[key] for key in keys if key in launch_of_key}:
             if events[k].end_us <= event.start_us:
                 event.after.add(k)
-    return recording(events, name, [note])
+    return recording(events, name, [*_describe_repeats(events), note])
+
+
+def _describe_repeats(events: Iterable[Event]) -> list[str]:
+    """Returns a sentence if most ops of the host ran several times: the format does not say where a step ends."""
+    runs = Counter(event.name for event in events if event.kind == "cpu")
+    usual = median_low(runs.values()) if runs else 1
+    if usual == 1:
+        return []
+    return [
+        f"most ops ran {usual} times; if these are steps, all are read, and the time is theirs together: trace one step"
+    ]
 
 
 def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
