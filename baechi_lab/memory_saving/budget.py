@@ -40,8 +40,13 @@ MOST_LEVELS = 40
 """Levels of a chain's table whose plans are read first. Above 100 ops, reading a plan takes about 0.2 s."""
 READ_ALL = 100
 """Most ops for which the plans of all levels are read."""
-MOST_PROVEN = 40
-"""Most ops for which the integer program is solved without a time limit; it takes seconds there."""
+MOST_SOLVED = 40
+"""Most ops for which the integer program is solved without a time limit."""
+MOST_NODES = 200
+"""Most nodes of branch and bound without a time limit; they take seconds.
+
+Few programs need as many. The proof for a WaveNet of 40 such ops took four minutes.
+"""
 MOST_FREE = 80
 """Most ops for which it is solved over all plans, if a time limit is given."""
 MOST_ENUMERATED = 7
@@ -190,13 +195,13 @@ class RecomputePlans:
         return graph_with_copies(plan, plan.node if own_peak <= budget else readiness_order(graph))
 
     def _programs(self, budget: int, time_limit: float | None) -> list[OpSequence | None]:
-        """Returns plans of the integer program; without a time limit only for graphs whose optima are proven within seconds."""
+        """Returns plans of the integer program; without a time limit only for small graphs, and for few nodes."""
         groups = self.groups
         if time_limit is None:
             is_used = (
-                groups.is_exact and groups.count <= MOST_PROVEN and not self.is_chain and budget >= self.least_bytes
+                groups.is_exact and groups.count <= MOST_SOLVED and not self.is_chain and budget >= self.least_bytes
             )
-            return [Program(groups, once=True).solve(budget).plan] if is_used else []
+            return [Program(groups, once=True).solve(budget, node_limit=MOST_NODES).plan] if is_used else []
         if not groups.is_exact:  # counted from above, so that plans of a larger budget may keep within this one
             overcount = max(groups.peak_without_recompute - self.peak(self.simple_plans[0]), 0)
             budgets = sorted({budget, budget + overcount})

@@ -176,18 +176,26 @@ class Program:
 
     # -- solving -------------------------------------------------------------------------------------
 
-    def solve(self, budget: int, time_limit: float | None = None, start: ProgramPlan | None = None) -> ProgramPlan:
+    def solve(
+        self,
+        budget: int,
+        time_limit: float | None = None,
+        start: ProgramPlan | None = None,
+        node_limit: int | None = None,
+    ) -> ProgramPlan:
         """Finds the plan of least work that holds at most `budget` bytes on one device, including persistent bytes.
 
         `start` is a plan of the form `once`, from which the solver starts. If most of `time_limit` seconds pass without a plan,
-        the relaxation is rounded in the remaining time.
+        the relaxation is rounded in the remaining time. `node_limit` ends the search after so many nodes of branch and bound:
+        unlike a time limit, it gives the same plan on every machine.
         """
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         if self.groups.count == 0 or budget_without_persistent < 0:
             return ProgramPlan(None, 0.0, "Infeasible", 0.0)
         rows = self.build_rows(budget_without_persistent)
         solver_seconds = None if time_limit is None else time_limit * (1.0 - ROUNDING)
-        answer = rows.solve(solver_seconds, start=None if start is None else self.columns_of(start))
+        values_of_start = None if start is None else self.columns_of(start)
+        answer = rows.solve(solver_seconds, start=values_of_start, node_limit=node_limit)
         if answer.values is None and answer.status != INFEASIBLE:
             return self._solve_rounded(budget, answer, time_limit)
         if answer.values is None:

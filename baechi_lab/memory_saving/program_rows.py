@@ -78,13 +78,23 @@ class Rows:
         self.high.append(high)
 
     def solve(
-        self, time_limit: float | None, *, integer: bool = True, start: Mapping[int, float] | None = None
+        self,
+        time_limit: float | None,
+        *,
+        integer: bool = True,
+        start: Mapping[int, float] | None = None,
+        node_limit: int | None = None,
     ) -> Answer:
-        """Solves the program, for at most `time_limit` seconds; `start` has values of columns from which to start."""
+        """Solves the program, for at most `time_limit` seconds and `node_limit` nodes of branch and bound.
+
+        `start` has values of columns from which to start.
+        """
         import highspy
 
-        limit = {} if time_limit is None else {"time_limit": float(time_limit)}
-        solver = silent_highs(threads=1, random_seed=0, mip_rel_gap=0.0, **limit)
+        limits: dict[str, float] = {} if time_limit is None else {"time_limit": float(time_limit)}
+        if node_limit is not None:
+            limits["mip_max_nodes"] = node_limit
+        solver = silent_highs(threads=1, random_seed=0, mip_rel_gap=0.0, **limits)
         model = row_program(
             np.array(self.cost),
             (np.zeros(len(self.cost)), np.array(self.upper)),

@@ -78,6 +78,31 @@ def test_optima_of_many_groups_are_proven(n, share):
     assert solved.bound_us == pytest.approx(solved.plan.work_us, rel=1e-4)
 
 
+def test_a_limit_of_nodes_gives_a_plan_that_is_not_proven():
+    """The proof takes more than 50 nodes here. The plan keeps within the budget, and the bound is below the optimum."""
+    plans = RecomputePlans(skipping(40, 4, 0))
+    budget = int(plans.least_bytes + 0.25 * (plans.peak(plans.simple_plans[0]) - plans.least_bytes))
+    program = Program(plans.groups, once=True)
+    few, optimum = program.solve(budget, node_limit=50), program.solve(budget)
+    assert (optimum.status, few.plan.peak <= budget) == ("Optimal", True) and few.status != "Optimal"
+    assert few.bound_us < optimum.plan.work_us <= few.plan.work_us
+
+
+def test_bug_a_small_graph_was_solved_without_any_limit(monkeypatch):
+    """`bl.recompute` took four minutes for a WaveNet whose step has 40 ops that may be repeated."""
+    limits, solve = [], Rows.solve
+
+    def solve_with_record(rows, time_limit, **options):
+        limits.append((time_limit, options.get("node_limit")))
+        return solve(rows, time_limit, **options)
+
+    monkeypatch.setattr(Rows, "solve", solve_with_record)
+    graph = skipping(30, 4, 1)
+    plans = RecomputePlans(graph)
+    bl.recompute(graph, budget=int(plans.least_bytes + 0.25 * (readiness_peak(graph) - plans.least_bytes)))
+    assert limits and all(seconds or nodes for seconds, nodes in limits)
+
+
 def test_what_once_finds_is_a_plan_of_all_plans():
     """Without a node the solver has the plan that it begins with."""
     groups = RecomputeGroups(TrainingGraph(skipping(14, 4)))
@@ -140,7 +165,9 @@ def test_the_relaxation_is_rounded_where_time_is_over(monkeypatch):
     monkeypatch.setattr(
         Rows,
         "solve",
-        lambda rows, limit, integer=True, start=None: nothing if integer else solve(rows, limit, integer=False),
+        lambda rows, limit, integer=True, start=None, node_limit=None: (
+            nothing if integer else solve(rows, limit, integer=False)
+        ),
     )
     training = TrainingGraph(skipping(20, 4))
     plain_peak = OpSequence(training, training.ordered).peak

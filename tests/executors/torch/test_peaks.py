@@ -626,11 +626,15 @@ def test_bug_blocks_that_a_function_runs_again_were_left_out_or_counted_twice():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["skips", "squared", "dilated"])
-def test_bug_budgets_of_recomputation_were_exceeded(name):
+def test_bug_budgets_of_recomputation_were_exceeded(name, monkeypatch):
     """A call that had run again for the last time kept its arguments: U-Nets, diffusion and mixers took 4 to 7 % more."""
+    monkeypatch.setattr(
+        "baechi_lab.memory_saving.budget.MOST_SOLVED", 0
+    )  # the integer program takes ten seconds a budget
     build, inputs, loss, targets = PLAIN[name]
     step = TorchStep(name, build, (inputs,), loss, targets, optimizer=OPTIMIZERS["sgd"])
-    graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
+    measured, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
+    graph = measured.replace(duration_us=1.0 + measured.output_bytes / 1e4)  # the same plans in every run of this test
     least = plans_for(graph, in_code_order=True).least_bytes
     highest = bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n)).peak_bytes[0]
     for share in (0.0, 0.3, 0.6):
