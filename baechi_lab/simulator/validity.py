@@ -303,7 +303,7 @@ def _unit_violations(step: TimedStep, unit: NDArray[np.int64], ready: Floats) ->
 def _unit_label_violations(
     step: TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
 ) -> Iterator[Violation]:
-    """Ops in a unit of another micro-batch, phase, pipeline stage or device than theirs."""
+    """Ops in a unit of another micro-batch, phase, stage or device than theirs, or of another phase than their copies."""
     graph, timeline, device = step.graph, step.timeline, step.placed.device.tolist()
     phase, micro_batch, original = timeline.phase, np.asarray(graph.micro_batch), np.asarray(graph.copy_of)
     if phase is None or phase.shape != (graph.n,):
@@ -312,8 +312,13 @@ def _unit_label_violations(
     splits = any(own.kind == "W" for line in line_of_device.values() for own in line)
     stage_devices = _devices_of_stages(timeline)
     stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
+    phase_of_original: dict[int, int] = {}  # which tells B from W where one unit has both
     for i in range(graph.n):
         line, position = line_of_device.get(device[i], ()), int(unit[i])
+        first_phase = phase_of_original.setdefault(int(original[i]), int(phase[i]))
+        if first_phase != phase[i] and graph.op_types[i] != ACCUMULATE:
+            message = f"op {graph.names[i]!r} has phase {phase[i]}; its copy in another micro-batch has {first_phase}"
+            yield Violation("order", message, device[i], float(step.start[i]), i)
         kinds = _unit_kinds(graph, i, int(phase[i]), splits)
         if 0 < position <= len(line):
             own = line[position - 1]

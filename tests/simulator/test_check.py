@@ -203,6 +203,9 @@ PIPELINE_CHANGES = {
     },
     "stages on other devices": lambda t: {"stage_device": t.stage_device[::-1]},
     "another phase": lambda t: {"phase": changed(t.phase, int(np.argmin(t.start_us)), 1)},
+    "B as W, or W as B": lambda t: {
+        "phase": changed(t.phase, first := int(np.argmax(t.phase >= 2)), 5 - 2 * t.phase[first])
+    },
 }
 
 
