@@ -81,6 +81,12 @@ class TorchStep:
             kind = type(targets).__name__
             raise InvalidInput(f"targets of step {self.name!r} is a {kind}; it must be a tensor or a tuple of tensors")
         object.__setattr__(self, "targets", tuple(targets))
+        if self.optimizer is not None and not callable(self.optimizer):
+            kind = type(self.optimizer).__name__
+            raise InvalidInput(
+                f"optimizer of step {self.name!r} is a {kind}; it must be what makes the optimizer of the parameters, such as "
+                "its class; a class of yours may hold several"
+            )
         if self.optimizer_states is not None:
             check_optimizer_states(f"optimizer_states of step {self.name!r}", self.optimizer_states)
         try:

@@ -153,6 +153,13 @@ def test_arguments_in_every_form():
         bl.torch.trace(nn.Linear(2, 2), {"input": [1, 2]})
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict.fromkeys])
+def test_bug_several_optimizers_were_left_out_without_a_word(kind):
+    """Profiles of a step of two optimizers had no update at all."""
+    with pytest.raises(bl.InvalidInput, match=r"optimizer of step 'two' is a .*; it must be what makes the optimizer"):
+        bl.torch.TorchStep("two", lambda: nn.Linear(2, 2), (torch.ones(1, 2),), optimizer=kind([torch.optim.SGD] * 2))
+
+
 def test_one_target_needs_no_tuple():
     """Its rows were taken for targets of their own."""
     rows, classes = torch.ones(3, 2), torch.tensor([0, 1, 0])

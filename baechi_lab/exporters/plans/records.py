@@ -116,7 +116,10 @@ def check_modules(request: Request, names: Sequence[str]) -> None:
     module_names = {name for name, _ in request.model.named_modules(remove_duplicate=False)}
     unknown = [name for name in names if name not in module_names]
     if unknown:
-        raise InvalidInput(f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled")
+        raise InvalidInput(
+            f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled, and a placement in which "
+            "no stage begins with the loss"
+        )
 
 
 def moved_ops_sentence(request: Request, written_device: NDArray[np.int32]) -> tuple[str, ...]:
