@@ -85,7 +85,7 @@ class StateAtOnce(UserWarning):
 
 
 class UncountedWork(UserWarning):
-    """An estimate is too short, because the work of an operator is not counted; the message names it."""
+    """A profile is too short, because the work of an operator or of a pass is not counted; the message names it."""
 
 
 class BusyMachine(UserWarning):

@@ -86,6 +86,8 @@ class Trace:
     info: dict[str, object] = field(default_factory=dict)
     random_choices: tuple[str, ...] = ()
     """Functions through which the model's code reads random numbers, so that each forward may run other layers."""
+    differentiates: bool = False
+    """Whether the model's code calls `backward` in its forward pass, as a step of several optimizers does."""
 
     def parents(self, index: int) -> tuple[int, ...]:
         """Returns the calls that call `index` depends on, ascending, each once."""

@@ -17,7 +17,9 @@ the tensor, and runs after everything that read the tensor before. Modules that 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
@@ -89,7 +91,9 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
     with ModelSnapshot(model, (args, kwargs)) as snapshot:
         interceptor = Interceptor(model, layers, tracer).install()
         try:
-            outputs = run_call(type(model).__name__, model, args, kwargs, model)
+            with _noticing_backward() as backward_roots:
+                outputs = run_call(type(model).__name__, model, args, kwargs, model)
+            tracer.differentiates = bool(backward_roots)
         finally:
             interceptor.remove()
         # keep objects that might hide tensors alive, and with them these tensors
@@ -212,6 +216,7 @@ class Tracer(Handler):
         self.flow, self.pinned_calls = Flow(model), PinnedCalls()
         self.state = State(model, self.pinned_calls)
         self.results: tuple[int, ...] = ()
+        self.differentiates = False
         self.held: set[tuple[int, int]] | None = None
         self.returned: dict[int, int] = {}
         self.parameter_bytes = {name: tensor_bytes(p) for name, p in model.named_parameters()}
@@ -489,7 +494,26 @@ class Tracer(Handler):
             frozenset(k for k, v in enumerate(values) if (v.producer, v.position) in (self.held or ())),
             reasons,
             random_choices=tuple(self.random_choices),
+            differentiates=self.differentiates,
         )
+
+
+@contextmanager
+def _noticing_backward() -> Iterator[list[type]]:
+    """Collects the types of what this thread gives to `torch.autograd.backward` meanwhile, which `Tensor.backward` calls."""
+    root_types: list[type] = []
+    run_backward, own_thread = torch.autograd.backward, threading.get_ident()
+
+    def noticed_backward(tensors: object, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == own_thread:
+            root_types.append(type(tensors))
+        run_backward(tensors, *args, **kwargs)
+
+    torch.autograd.backward = noticed_backward
+    try:
+        yield root_types
+    finally:
+        torch.autograd.backward = run_backward
 
 
 def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:

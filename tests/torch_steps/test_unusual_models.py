@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.errors import CodeOrderKept, RandomLayers  # noqa: E402
+from baechi_lab.errors import CodeOrderKept, RandomLayers, UncountedWork  # noqa: E402
 from baechi_lab.profilers.torch.unused_parameters import UnusedParameters  # noqa: E402
 from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
 from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
@@ -559,3 +559,26 @@ def test_bug_calls_before_what_a_cache_keeps_counted_as_kept():
     traced = trace(model, torch.ones(3, 8))
     assert [traced.calls[i].key for i in traced.fixed] == ["key"]
     assert not any(p.grad is not None for p in model.parameters())
+
+
+class TwoOptimizers(nn.Module):
+    """A GAN in one module: its forward pass trains the discriminator, and its loss is the generator's."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        made = self.generator(x)
+        self.discriminator(made.detach()).mean().backward()
+        return self.discriminator(made)
+
+
+@pytest.mark.parametrize("options", [{"hardware": "a100"}, {"warmup": 0, "runs": 1}], ids=["estimated", "measured"])
+def test_a_backward_pass_within_the_forward_pass_is_warned_of(options):
+    with pytest.warns(UncountedWork, match="TwoOptimizers calls backward in its forward pass"):
+        bl.torch.profile(TwoOptimizers(), torch.ones(2, 4), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncountedWork)
+        bl.torch.profile(nn.Linear(4, 4), torch.ones(2, 4), **options)
+    assert torch.autograd.backward.__module__ == "torch.autograd"

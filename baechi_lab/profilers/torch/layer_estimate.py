@@ -30,7 +30,7 @@ from ..precision import Precision
 from ..work import Kernel, work_of
 from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
-from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
+from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once, warn_about_inner_backward
 from .named_tensors import named_tensors
 from .operator_counter import Counter, WorkWatch
 from .optimizer_update import Update
@@ -190,6 +190,7 @@ def estimate_layers(
             loss = Loss(model_trace.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
         columns = call_bytes(model, model_trace, training, gradient_bytes(model))
     warn_about_unused_parameters(model, model_trace)
+    warn_about_inner_backward(model, model_trace)
     recomputed_kernels = [
         (("b", call), kernel)
         for (phase, call), kernel in counter.rows

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...checks import check_flag, check_whole
-from ...errors import InvalidInput, RandomLayers
+from ...errors import InvalidInput, RandomLayers, UncountedWork
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
@@ -92,6 +92,7 @@ def profile_layers(
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
     with in_mode(model, training), on_device(model, device):
         model_trace = traced or trace(model, (args, kwargs), atomic=atomic)
+        warn_about_inner_backward(model, model_trace)
         unread = [name for name, _ in model.named_parameters() if name not in model_trace.owner]
         if model_trace.random_choices and unread:
             warnings.warn(
@@ -324,6 +325,21 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, value in before.items():
             module.training = value
+
+
+def warn_about_inner_backward(model: nn.Module, model_trace: Trace) -> None:
+    """Warns of a model whose code calls `backward` in its forward pass.
+
+    Warns:
+        UncountedWork: the time of that backward pass is that of no op.
+    """
+    if model_trace.differentiates:
+        warnings.warn(
+            f"{type(model).__name__} calls backward in its forward pass, as for a second optimizer; what that takes is not in "
+            "the profile, which is too short",
+            UncountedWork,
+            stacklevel=4,
+        )
 
 
 def mode_of(model: nn.Module, mode: str | None) -> bool:
