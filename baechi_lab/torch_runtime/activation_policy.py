@@ -126,6 +126,7 @@ class ActivationPolicy:
                     saved.view.record.keep_arguments()
             if record is not None:
                 record.packs = len(packs)
+        packs.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         return outputs
 
     def note_copies(self, originals: object, copies: object) -> None:

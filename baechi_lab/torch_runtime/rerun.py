@@ -104,9 +104,9 @@ class CallRecord:
         self.inputs: list[RetainedArgument | StorageView] = []
         self.input_index: list[int] = []  # which of `inputs` each tensor among the arguments is
         self.arguments: Any = ()
-        self.readers: dict[int, set[tuple[int, int]]] = {}  # run -> readers of its results
+        self.readers: dict[int, dict[tuple[int, int], set[int]]] = {}  # run -> readers, and the results that each reads
         self.requested: set[int] = set()  # positions of outputs, ~index of other saved tensors
-        self.pending_readers: set[tuple[int, int]] = set()  # readers that have not read the last run's results
+        self.pending_readers: dict[tuple[int, int], set[int]] = {}  # those that have not read the last run's results
         self.results: dict[int, torch.Tensor] = {}  # by position or ~index
         self.runs_done = self.packs = 0
         self.keeps_arguments = False  # after the last run too
@@ -114,7 +114,7 @@ class CallRecord:
     def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
         """Registers `reader`, which will read a result after run number `run`."""
         self.requested.add(position)
-        self.readers.setdefault(run, set()).add(reader)
+        self.readers.setdefault(run, {}).setdefault(reader, set()).add(position)
 
     def keep_arguments(self) -> None:
         """Keeps the arguments after the last run, because a reader may read its results several times."""
@@ -146,10 +146,10 @@ class CallRecord:
         return self.results[position]
 
     def release(self, reader: tuple[int, int]) -> None:
-        """Notes that `reader` has read its results. The last reader frees them."""
-        self.pending_readers.discard(reader)
-        if not self.pending_readers:
-            self.results = {}
+        """Notes that `reader` has read its results. The last reader of a result frees it."""
+        self.pending_readers.pop(reader, None)
+        unread = set().union(*self.pending_readers.values())
+        self.results = {position: result for position, result in self.results.items() if position in unread}
 
     def rerun(self) -> None:
         """Runs the call again and holds the requested results. After the last run of a step the arguments are freed."""
@@ -181,7 +181,7 @@ class CallRecord:
             )
         output_tensors = enumerate(t for t in tensors(outputs) if is_plain(t))
         self.results = {k: t.detach() for k, t in output_tensors if k in self.requested} | saved
-        self.pending_readers = set(self.readers.get(self.runs_done, ())) or {(-1, -1)}
+        self.pending_readers = dict(self.readers.get(self.runs_done, {})) or {(-1, -1): self.requested}
         for argument in self.inputs:
             if isinstance(argument, StorageView):
                 argument.record.release((self.number, self.runs_done))

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import json
+import threading
 import warnings
 import weakref
 from functools import partial
@@ -25,6 +26,7 @@ from baechi_lab.memory.peak import readiness_peak  # noqa: E402
 from baechi_lab.memory_saving.budget import plans_for  # noqa: E402
 from baechi_lab.memory_saving.training_graph import TrainingGraph  # noqa: E402
 from baechi_lab.torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
+from baechi_lab.torch_runtime.rerun import EMPTY, CallRecord, RetainedArgument  # noqa: E402
 
 
 class NoisyNorm(nn.Module):
@@ -654,3 +656,14 @@ def test_bug_layers_ran_again_with_other_weights_than_a_functional_call_gave_the
     assert plain.keys() == recomputed.keys() == {name for name in tensors if "running" not in name}
     for name, gradient in plain.items():
         assert torch.equal(gradient, recomputed[name]), name
+
+
+def test_each_result_of_a_run_is_freed_by_its_last_reader():
+    """All results of a run were held until the last one was read: more than the step without recomputation held then."""
+    record = CallRecord(0, 0, lambda x: (x + 1, x * 2), None, None, 1, threading.RLock(), None)
+    record.inputs, record.input_index, record.arguments = [RetainedArgument(torch.ones(2))], [0], ((EMPTY,), {})
+    first, second = (1, -1), (2, -1)
+    record.add_reader(first, 0, 1)
+    record.add_reader(second, 1, 1)
+    assert record.take_result(0, first).tolist() == [2, 2] and set(record.results) == {1}
+    assert record.take_result(1, second).tolist() == [2, 2] and not record.results
