@@ -125,8 +125,8 @@ def peaks_in_words(peak_bytes: Iterable[int]) -> str:
     >>> peaks_in_words([2_000_000, 0, 0, 0, 0]), peaks_in_words([0, 0])
     ('2.00 MB, 4 x 0 B', '0 B, 0 B')
     """
-    runs = [(text, len(list(run))) for text, run in itertools.groupby(map(format_bytes, peak_bytes))]
-    return ", ".join(f"{n} x {text}" if n > 3 else ", ".join([text] * n) for text, n in runs)
+    counts = [(text, len(list(equal_peaks))) for text, equal_peaks in itertools.groupby(map(format_bytes, peak_bytes))]
+    return ", ".join(f"{n} x {text}" if n > 3 else ", ".join([text] * n) for text, n in counts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -205,7 +205,7 @@ class OpGraph(Picklable):
         """
         total = np.zeros(self.n, dtype=np.int64)
         np.add.at(total, self.tensor_producer, self.tensor_bytes)
-        return total
+        return frozen_array(total, np.int64)
 
     @cached_property
     def device_unit(self) -> NDArray[np.int64]:

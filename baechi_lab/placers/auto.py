@@ -133,7 +133,7 @@ class Auto(Placer):
         simulations = SimulationCache(graph, cluster)
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
             forms = forms_of(graph, cluster, self.optimized)
-            chosen = [(name, form_name, None) for form_name, form in forms.items() for name in self._names(form)]
+            candidates = [(name, form_name, None) for form_name, form in forms.items() for name in self._names(form)]
             if (
                 self.placers is None
                 and self.objective != "throughput"
@@ -141,14 +141,14 @@ class Auto(Placer):
             ):
                 # What is best for a part of the devices is often faster than what a placer makes of all of them.
                 counts = [2**k for k in range(1, (cluster.n - 1).bit_length())]
-                chosen += [
+                candidates += [
                     (name, form_name, count) for count in counts for form_name in forms for name in ON_FEWER_DEVICES
                 ]
             jobs: list[Callable[[], Attempts]] = [
                 lambda name=name, form_name=form_name, count=count: _run_attempts(  # type: ignore[misc]
                     name, form_name, forms[form_name], graph, cluster, self._goal, simulations, count
                 )
-                for name, form_name, count in chosen
+                for name, form_name, count in candidates
             ]
             attempts = [pair for job_attempts in self._run(jobs) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:

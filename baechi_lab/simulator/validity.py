@@ -164,13 +164,10 @@ def _not_finite_violations(step: TimedStep) -> Iterator[Violation]:
         message = f"op {step.graph.names[i]!r} runs {timeline.start_us[k]}..{timeline.end_us[k]} us"
         yield Violation("duration", message, int(timeline.device[k]), op=i)
     for k in np.flatnonzero(~np.isfinite(transfers.start_us + transfers.receive_us + transfers.end_us)).tolist():
-        label, times = (
-            step.graph.tensor_label(int(transfers.tensor[k])),
-            f"{transfers.start_us[k]}, {transfers.receive_us[k]} and {transfers.end_us[k]}",
-        )
-        yield Violation(
-            "transfer", f"tensor {label!r} is sent, received and there at {times} us", int(transfers.target[k])
-        )
+        label = step.graph.tensor_label(int(transfers.tensor[k]))
+        times = f"{transfers.start_us[k]}, {transfers.receive_us[k]} and {transfers.end_us[k]}"
+        message = f"tensor {label!r} is sent, received and there at {times} us"
+        yield Violation("transfer", message, int(transfers.target[k]))
     if not np.isfinite(timeline.makespan_us):
         yield Violation("makespan", f"makespan is {timeline.makespan_us} us")
 
@@ -309,7 +306,7 @@ def _unit_label_violations(
     if phase is None or phase.shape != (graph.n,):
         yield Violation("order", f"the timeline has units, but not the phase of each of the {graph.n} ops")
         return
-    splits = any(own.kind == "W" for line in line_of_device.values() for own in line)
+    splits = any(planned.kind == "W" for line in line_of_device.values() for planned in line)
     stage_devices = _devices_of_stages(timeline)
     stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
     phase_of_original: dict[int, int] = {}  # which tells B from W where one unit has both
@@ -321,22 +318,22 @@ def _unit_label_violations(
             yield Violation("order", message, device[i], float(step.start[i]), i)
         kinds = _unit_kinds(graph, i, int(phase[i]), splits)
         if 0 < position <= len(line):
-            own = line[position - 1]
+            planned = line[position - 1]
             ahead = int(graph.forward_of[i])
             paired = ahead if ahead >= 0 and device[ahead] == device[i] and phase[ahead] == F else i
-            stage = stage_of_original.setdefault(int(original[paired]), own.stage)
+            stage = stage_of_original.setdefault(int(original[paired]), planned.stage)
             differences = {
-                "micro-batch": own.micro_batch != micro_batch[i],
-                "phase": own.kind not in kinds,
-                "pipeline stage": own.stage != stage,
-                "device": own.stage >= len(stage_devices) or device[i] not in stage_devices[own.stage],
+                "micro-batch": planned.micro_batch != micro_batch[i],
+                "phase": planned.kind not in kinds,
+                "pipeline stage": planned.stage != stage,
+                "device": planned.stage >= len(stage_devices) or device[i] not in stage_devices[planned.stage],
             }
-            unit_text = f"unit {own}"
+            unit_text = f"unit {planned}"
         else:
             differences = {"phase": (_BEFORE if position == 0 else _AFTER if position > 0 else "") not in kinds}
             unit_text = f"unit number {position}"
-        for what in [what for what, differs in differences.items() if differs]:
-            message = f"op {graph.names[i]!r} runs in {unit_text} of another {what}"
+        for property_name in [name for name, differs in differences.items() if differs]:
+            message = f"op {graph.names[i]!r} runs in {unit_text} of another {property_name}"
             yield Violation("order", message, device[i], float(step.start[i]), i)
 
 

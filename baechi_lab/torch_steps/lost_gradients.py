@@ -47,6 +47,7 @@ def hold_named_graphs(trace: Trace, named: Mapping[tuple[int, int], int]) -> Tra
 def _with_graph_until(
     calls: Sequence[Call], values: Sequence[Value], named: Mapping[tuple[int, int], int]
 ) -> tuple[Call, ...]:
+    """Returns the calls, those whose graph no gradient reaches with the last call at which it is alive."""
     values_of: dict[int, list[int]] = {}
     for k, value in enumerate(values):
         if value.requires_grad and value.producer >= 0 and not calls[value.producer].requires_grad:
@@ -57,9 +58,9 @@ def _with_graph_until(
             readers.setdefault(k, []).append(i)
     graph_until: dict[int, int] = {}
     for i in sorted(values_of, reverse=True):
-        ends = [named.get((i, values[k].position), -1) for k in values_of[i]]
-        ends += [graph_until.get(reader, reader) for k in values_of[i] for reader in readers.get(k, ())]
-        graph_until[i] = max(i, *ends)
+        last_calls = [named.get((i, values[k].position), -1) for k in values_of[i]]
+        last_calls += [graph_until.get(reader, reader) for k in values_of[i] for reader in readers.get(k, ())]
+        graph_until[i] = max(i, *last_calls)
     return tuple(
         replace(call, graph_until=graph_until[i]) if i in graph_until else call for i, call in enumerate(calls)
     )

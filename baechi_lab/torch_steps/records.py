@@ -79,7 +79,7 @@ class Trace:
     """Calls that make the model's outputs."""
     returned: dict[int, int] = field(default_factory=dict)
     """Value that the model returns -> its first position among the tensors of the outputs."""
-    held: frozenset[int] = frozenset()
+    held_values: frozenset[int] = frozenset()
     """Values that an object holds after the forward, such as a cache that the model returns."""
     fixed: dict[int, str] = field(default_factory=dict)
     """Calls that keep their place in the code, with the reason; see `baechi_lab.torch_steps.pinned_calls`."""

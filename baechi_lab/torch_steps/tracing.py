@@ -107,9 +107,9 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         if tracer.pinned_calls.has_outliving_tensors():
             snapshot.restore()
             index = {call.key: i for i, call in enumerate(tracer.calls)}
-            tracer.held = _held_outputs(model, layers, index, args, kwargs)
-            if tracer.held is not None:
-                tracer.pinned_calls.release_saved_tensors({call for call, _ in tracer.held})
+            tracer.held_outputs = _held_outputs(model, layers, index, args, kwargs)
+            if tracer.held_outputs is not None:
+                tracer.pinned_calls.release_saved_tensors({call for call, _ in tracer.held_outputs})
     if not tracer.calls:
         raise InvalidInput(
             f"model {type(model).__name__} computes nothing from the sample inputs: it calls no layer or function that reads "
@@ -137,9 +137,9 @@ def _held_outputs(
     hiding = map_tensors(outputs, lambda t: None)
     del outputs
     gc.collect()
-    held = {(index[key], k) for key, k, storage in watch.outputs if key in index and not storage.expired()}
+    held_outputs = {(index[key], k) for key, k, storage in watch.outputs if key in index and not storage.expired()}
     del hiding
-    return held
+    return held_outputs
 
 
 def _refuse(packed: None) -> NoReturn:
@@ -217,7 +217,7 @@ class Tracer(Handler):
         self.state = State(model, self.pinned_calls)
         self.results: tuple[int, ...] = ()
         self.differentiates = False
-        self.held: set[tuple[int, int]] | None = None
+        self.held_outputs: set[tuple[int, int]] | None = None
         self.returned: dict[int, int] = {}
         self.parameter_bytes = {name: tensor_bytes(p) for name, p in model.named_parameters()}
         self.module_names = {id(m): name for name, m in model.named_modules()}
@@ -491,7 +491,7 @@ class Tracer(Handler):
             self.training,
             self.results,
             self.returned,
-            frozenset(k for k, v in enumerate(values) if (v.producer, v.position) in (self.held or ())),
+            frozenset(k for k, v in enumerate(values) if (v.producer, v.position) in (self.held_outputs or ())),
             reasons,
             random_choices=tuple(self.random_choices),
             differentiates=self.differentiates,

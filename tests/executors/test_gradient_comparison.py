@@ -128,11 +128,11 @@ def test_a_returned_scalar_that_is_no_mean_is_named(kind):
 
         return step
 
-    whole = float(train()(ROWS)["number"])
-    parts = [float(train()(ROWS[k : k + 4])["number"]) for k in (0, 4, 8)]
+    undivided_number = float(train()(ROWS)["number"])
+    micro_batch_numbers = [float(train()(ROWS[k : k + 4])["number"]) for k in (0, 4, 8)]
     messages, _ = _messages(bl.trace(train(), ROWS[:4]), inputs=(ROWS,))
     if kind in ("norm", "maximum", "root"):
-        share = abs(whole - np.mean(parts)) / whole
+        share = abs(undivided_number - np.mean(micro_batch_numbers)) / undivided_number
         assert len(messages) == 1 and "number 'number' that step 'step' returns" in messages[0]
         assert f"differs by {share:.1%}, computed on the first batch" in messages[0]
     else:

@@ -170,8 +170,8 @@ def test_bug_no_number_of_devices_was_enough_for_ops_without_memory():
 
 def test_bug_64_devices_that_are_enough_were_said_not_to_be():
     answer = bl.fit(bl.OpGraph.from_edges([5.0]), bl.Cluster.uniform(64, memory_bytes="1kB"), every_option=True)
-    more = next(option for option in answer.options if option.kind == "more devices")
-    assert answer.fits and more.error == "64 devices are there already; up to 64 are tried"
+    more_devices = next(option for option in answer.options if option.kind == "more devices")
+    assert answer.fits and more_devices.error == "64 devices are there already; up to 64 are tried"
     assert answer.options[0].texts()[5] == "64 x 0 B"
 
 

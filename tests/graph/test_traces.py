@@ -660,9 +660,9 @@ def test_bug_what_ops_within_an_op_make_comes_from_it(tmp_path):
 def test_bug_an_execution_trace_of_a_similar_program_is_refused(tmp_path):
     """Record numbers start anew in every process: two programs agree in the names of four of six ops, but not in tensors."""
     names = ["aten::mm", "aten::relu", "aten::t", "aten::mm", "aten::sum", "aten::mul"]
-    others = ["aten::conv2d", "aten::relu", "aten::t", "aten::bmm", "aten::sum", "aten::mul"]
+    other_names = ["aten::conv2d", "aten::relu", "aten::t", "aten::bmm", "aten::sum", "aten::mul"]
     rows = [event("cpu_op", name, 10 * k, 8, **{"Record function id": k + 1}) for k, name in enumerate(names)]
-    for program in (names, others):
+    for program in (names, other_names):
         nodes = [flat_node(k + 1, name, [tensor(k + 1)], [tensor(k + 2)]) for k, name in enumerate(program)]
         if program is names:
             assert joined(tmp_path, rows, nodes).graph.edge_count == 5
@@ -824,8 +824,8 @@ def test_an_xplane_trace_of_several_steps_says_so(tmp_path, steps):
     """Two ops per step, and one that runs before the first."""
     cls = messages(xplane.SCHEMA)
     metadata = [{"key": k, "value": {"id": k, "name": name}} for k, name in enumerate(("x:Cast", "a:MatMul", "b:Relu"))]
-    ran = [0, *[1, 2] * steps]
-    rows = [{"metadata_id": op, "offset_ps": k * 10**6, "duration_ps": 10**6} for k, op in enumerate(ran)]
+    op_of_row = [0, *[1, 2] * steps]
+    rows = [{"metadata_id": op, "offset_ps": k * 10**6, "duration_ps": 10**6} for k, op in enumerate(op_of_row)]
     host = {"name": "/host:CPU", "event_metadata": metadata, "lines": [{"name": "python", "events": rows}]}
     (tmp_path / "host.xplane.pb").write_bytes(cls["XSpace"](planes=[host]).SerializeToString())
     recorded = bl.load_trace(tmp_path / "host.xplane.pb")

@@ -120,12 +120,12 @@ def _einsum(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int
     if len(symbols) == 1:
         return prod(sizes.values())
     occurrences = Counter(x for letters in symbols for x in letters)
-    kept = {"...", *result} if arrow else {"...", *(x for x, times in occurrences.items() if times == 1)}
+    result_letters = {"...", *result} if arrow else {"...", *(x for x, times in occurrences.items() if times == 1)}
     flops, product = 0, set(symbols[0])
     for k, letters in enumerate(symbols[1:], 1):
         product |= set(letters)
         flops += 2 * prod(sizes[x] for x in product)
-        product &= kept.union(*symbols[k + 1 :])
+        product &= result_letters.union(*symbols[k + 1 :])
     return flops
 
 

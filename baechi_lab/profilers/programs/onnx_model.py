@@ -259,11 +259,11 @@ def _add_types_that_inference_requires(model: ModelProto) -> None:
     required_types = {i: kind for i, node in enumerate(model.graph.node) if (kind := _required_type(node)) is not None}
     if not required_types:
         return
-    others = onnx.ModelProto()
-    others.CopyFrom(model)
+    model_without_them = onnx.ModelProto()
+    model_without_them.CopyFrom(model)
     for i in sorted(required_types, reverse=True):
-        del others.graph.node[i]
-    typed_values = set(value_types(onnx.shape_inference.infer_shapes(others).graph))
+        del model_without_them.graph.node[i]
+    typed_values = set(value_types(onnx.shape_inference.infer_shapes(model_without_them).graph))
     for i, kind in required_types.items():
         name = next(iter(model.graph.node[i].input), "")
         if name and name not in typed_values:

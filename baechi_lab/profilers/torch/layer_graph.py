@@ -334,7 +334,7 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
     saved = {v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))}
     storages: set[int] = set()
     own_readers: dict[int, int] = {}
-    for k in {*trace.returned, *trace.held}:
+    for k in {*trace.returned, *trace.held_values}:
         storage, producer = trace.values[k].storage, trace.values[k].producer
         is_kept = producer in colocated or (storage not in saved and producer not in backward)
         if is_kept and profile.outputs_named:

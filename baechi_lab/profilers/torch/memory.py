@@ -290,8 +290,8 @@ class MemoryWatch(Handler):
         rows = [(start, op, False) for start, op in self.forward_windows]
         rows += [(start, op, True) for start, op in self._backward_blocks()]
         rows.sort(key=lambda row: row[0])  # a model may differentiate in its forward pass
-        ends = [*(start for start, *_ in rows[1:]), len(changes)]
-        for (start, op, is_backward), end in zip(rows, ends, strict=True):
+        next_starts = [*(start for start, *_ in rows[1:]), len(changes)]
+        for (start, op, is_backward), end in zip(rows, next_starts, strict=True):
             memory, level = self.memory[op], max(held_bytes[start : end + 1])
             if is_backward:
                 memory.backward_peak = max(memory.backward_peak, level - held_bytes[start])
@@ -306,12 +306,12 @@ class MemoryWatch(Handler):
         Other windows of views belong to the call before: the call of the view is not ready yet, and runs when less is held.
         """
         windows = self.backward_windows
-        own = [not view for _, _, view in windows]
+        may_begin_pass = [not view for _, _, view in windows]
         for k in reversed(range(len(windows) - 1)):
-            own[k] |= own[k + 1] and windows[k][1] == windows[k + 1][1]
+            may_begin_pass[k] |= may_begin_pass[k + 1] and windows[k][1] == windows[k + 1][1]
         blocks: list[tuple[int, int]] = []
-        for (start, op, _), is_own in zip(windows, own, strict=True):
-            if not blocks or (is_own and op != blocks[-1][1]):
+        for (start, op, _), may_begin in zip(windows, may_begin_pass, strict=True):
+            if not blocks or (may_begin and op != blocks[-1][1]):
                 blocks.append((start, op))
         return blocks
 

@@ -514,8 +514,8 @@ def test_bug_measured_peaks_were_those_of_the_observer(name):
     run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
     assert run.timeline.peak_bytes[0] == pytest.approx(plain, rel=0.005)
     # A device that runs ops as they get ready holds other tensors than the measured step, which ran in code order.
-    for placement, most in ((in_code_order, 1.05), (placed, 1.2 if name == "stepped" else 1.05)):
-        assert 0.995 <= bl.simulate(graph, cluster, placement).peak_bytes[0] / plain <= most
+    for placement, largest_ratio in ((in_code_order, 1.05), (placed, 1.2 if name == "stepped" else 1.05)):
+        assert 0.995 <= bl.simulate(graph, cluster, placement).peak_bytes[0] / plain <= largest_ratio
 
 
 def test_estimates_hold_a_graph_that_no_gradient_reaches_as_long_as_its_names():

@@ -19,7 +19,7 @@ PLACED = bl.Placement(device=[0, 1, 0, 1, 1])
 TIMELINE = bl.simulate(GRAPH, CLUSTER, PLACED)
 LENGTHS = {"time_limit", "steps", "warmup", "runs"}
 """Arguments that say how long a call takes."""
-MOST = 5
+MOST_SECONDS_OR_RUNS = 5
 """Largest number of seconds, steps or runs that a case asks for; more would take as long as it says."""
 HOSTED = CLUSTER.with_host("1GB")
 PIPELINE = bl.generators.pipeline([1.0, 2.0], [2.0, 2.0])
@@ -492,7 +492,7 @@ def cases(make_calls, count, seed):
             changed_arguments = dict(arguments)
             for key in rng.choice(list(changed_arguments), int(rng.integers(1, 3))):
                 value = ODD[rng.integers(len(ODD))]
-                if not (key in LENGTHS and isinstance(value, (int, float)) and value > MOST):
+                if not (key in LENGTHS and isinstance(value, (int, float)) and value > MOST_SECONDS_OR_RUNS):
                     changed_arguments[str(key)] = value
             changed = ", ".join(
                 f"{key}={value!a:.80}" for key, value in changed_arguments.items() if value is not arguments[key]

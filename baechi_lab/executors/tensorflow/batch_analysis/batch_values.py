@@ -73,10 +73,10 @@ class BatchValues:
         """Whether an op is `tf.shape(x)[k]` with as many entries as a micro-batch has samples, along an axis of samples."""
         if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i:
             return False
-        sizes, begin, *_ = data_inputs(node)
+        sizes, position, *_ = data_inputs(node)
         if self.nodes[sizes[0]].op != "Const" or not _SHAPE_CONSTANT.search(sizes[0]):
             return False
-        entries, at = self.constant(sizes), self.constant(begin)
+        entries, at = self.constant(sizes), self.constant(position)
         if entries is None or at is None or np.ndim(entries) != 1 or np.size(at) != 1:
             return False
         axis = int(np.ravel(at)[0])

@@ -218,10 +218,10 @@ def with_inner_accesses(
         access = access_of_row.get(id(op))
         if access is None:
             continue
-        begin, end = (
-            find(starts[op.thread], us) for find, us in ((bisect_left, op.start_us), (bisect_right, op.end_us))
-        )
-        inner = [access_of_row[id(row)] for row in rows_of_thread[op.thread][begin:end] if row.end_us <= op.end_us]
+        row_starts = starts[op.thread]
+        first, behind_last = bisect_left(row_starts, op.start_us), bisect_right(row_starts, op.end_us)
+        candidates = rows_of_thread[op.thread][first:behind_last]
+        inner = [access_of_row[id(row)] for row in candidates if row.end_us <= op.end_us]
         makes = {s: size for one in inner for s, size in one.makes.items() if s not in access.reads}
         changes = {s: size for one in inner for s, size in one.changes.items() if s in access.reads}
         access_of_op[id(op)] = replace(access, makes=access.makes | makes, changes=access.changes | changes)

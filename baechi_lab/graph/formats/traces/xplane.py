@@ -68,8 +68,8 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
 
 def _describe_repeats(events: Iterable[Event]) -> list[str]:
     """Returns a sentence if most ops of the host ran several times: the format does not say where a step ends."""
-    runs = Counter(event.name for event in events if event.kind == "cpu")
-    usual = median_low(runs.values()) if runs else 1
+    times_run = Counter(event.name for event in events if event.kind == "cpu")
+    usual = median_low(times_run.values()) if times_run else 1
     if usual == 1:
         return []
     return [
