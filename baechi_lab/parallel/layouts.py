@@ -21,12 +21,13 @@ from ..graph.columns import record, record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
+from .configuration import read_transformer
 from .kernel_times import Efficiency
 from .layout_stages import StageCosts, StepOptions, stage_blocks
 from .layout_step import LayoutStep, make_layout_step
 from .rank_costs import hardware_of
 from .rank_ops import Storage
-from .transformer import Transformer, read_transformer
+from .transformer import Transformer
 
 if TYPE_CHECKING:
     import pandas as pd

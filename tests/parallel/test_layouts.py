@@ -13,11 +13,12 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.graph.collectives import Collectives
+from baechi_lab.parallel.configuration import read_transformer
 from baechi_lab.parallel.kernel_times import Efficiency
 from baechi_lab.parallel.layout_stages import StageCosts, StepOptions, stage_blocks
 from baechi_lab.parallel.layout_step import LayoutStep, make_layout_step
 from baechi_lab.parallel.layouts import LayoutRow
-from baechi_lab.parallel.transformer import Transformer, read_transformer
+from baechi_lab.parallel.transformer import Transformer
 
 GPT = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 8, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
 EXPERTS = Transformer(

@@ -12,10 +12,11 @@ from baechi_lab.graph import Cluster
 from baechi_lab.graph.collectives import Collectives
 from baechi_lab.graph.hardware import Hardware
 from baechi_lab.graph.layout import Layout
+from baechi_lab.parallel.configuration import read_transformer
 from baechi_lab.parallel.kernel_times import Efficiency, PartTimes, part_times, rank_kernel_us, share_host
 from baechi_lab.parallel.rank_costs import RankCosts
 from baechi_lab.parallel.rank_ops import INPUT, WEIGHT, Part, RankOp, Storage, make_block, make_embedding, make_head
-from baechi_lab.parallel.transformer import Transformer, read_transformer
+from baechi_lab.parallel.transformer import Transformer
 from baechi_lab.profilers.work import Kernel, Product
 
 H, A, S, F, V = 64, 8, 32, 256, 1000

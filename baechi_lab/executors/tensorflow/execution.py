@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,34 +130,39 @@ def execute(
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     count, disable = warmup + traced + steps, None if options.get("progress", True) else True
     with tqdm(total=count, desc="execute", unit="step", leave=False, disable=disable) as bar:
-        status, message = _answer_of_worker(
-            options.get("worker"), request, collected, timeout, cancel, bar.update, on_step, peers, local
+        exchange = partial(
+            _collect_answers,
+            request=request,
+            collected=collected,
+            timeout=timeout,
+            cancel=cancel,
+            advance_bar=bar.update,
+            on_step=on_step,
+            peers=peers,
         )
+        status, message = _answer_of_worker(options.get("worker"), exchange, peers, local, uses_peers=bool(workers))
     run = _run(step, graph, placed, cluster, collected, status, message)
     return run if unrolled is None else unrolled.with_pipeline_info(run)
 
 
 def _answer_of_worker(
     worker: Worker | None,
-    request: Message,
-    collected: _Collected,
-    timeout: float | None,
-    cancel: threading.Event | None,
-    advance_bar: Callable[[], object],
-    on_step: Callable[[StepResult], None] | None,
+    exchange: Callable[[Worker], tuple[str, str]],
     peers: Peers,
     local: LocalCluster | None,
+    *,
+    uses_peers: bool,
 ) -> tuple[str, str]:
-    """Sends the request to `worker`, or to a process started for it; returns status and message.
+    """Calls `exchange` with `worker`, or with a process started for it; returns status and message.
 
     A worker that the caller gave stays open after status "ok", and if it refused the request.
     """
     network = None if local is None else local.network
     used = worker or Worker(network=network)
     try:
-        if request.header["options"]["workers"]:
+        if uses_peers:
             used.enter(network)
-        status, message = _collect_answers(used, request, collected, timeout, cancel, advance_bar, on_step, peers)
+        status, message = exchange(used)
     except ExecutionError:
         # The worker refused the request and waits for the next.
         raise

@@ -8,8 +8,9 @@ from importlib import import_module
 from ...checks import check_text, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.layout import Layout
+from ...parallel.configuration import configuration_fields, read_transformer
 from ...parallel.layouts import REDUCED_BYTES
-from ...parallel.transformer import Transformer, configuration_fields, read_transformer
+from ...parallel.transformer import Transformer
 from ..folder import write_folder
 from ..plans.records import WrittenPlan
 from .request import PRECISIONS, LayoutRequest

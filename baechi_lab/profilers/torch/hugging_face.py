@@ -95,10 +95,7 @@ def hugging_face(
             in all; a model whose inputs cannot be made of its configuration, such as images that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
+    transformers = _import_transformers()
     fields, source = _read_fields(config)
     batch_size = check_whole("batch_size", batch_size)
     sequence_length = check_whole("sequence_length", sequence_length)
@@ -123,11 +120,9 @@ def count_parameters(fields: Mapping[str, object], source: str) -> int:
         InvalidInput: as `hugging_face` does.
         UnknownNameError: transformers has no language model of this type.
     """
-    try:
-        import transformers
-        from transformers.models.auto import modeling_auto
-    except ImportError as error:
-        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
+    transformers = _import_transformers()
+    from transformers.models.auto import modeling_auto
+
     kind = fields.get("model_type")
     language_models = {
         **modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -150,12 +145,17 @@ def complete_fields(fields: Mapping[str, object]) -> dict[str, object]:
         InvalidInput: the fields make no configuration.
         UnknownNameError: transformers has no such type.
     """
+    transformers = _import_transformers()
+    with offline():
+        return {**_configuration(transformers, dict(fields), "the configuration").to_dict(), **fields}
+
+
+def _import_transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
         raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
-    with offline():
-        return {**_configuration(transformers, dict(fields), "the configuration").to_dict(), **fields}
+    return transformers
 
 
 def _make_model(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
+from baechi_lab.parallel.configuration import read_transformer
 from baechi_lab.parallel.rank_ops import Storage, make_block
-from baechi_lab.parallel.transformer import read_transformer
 from baechi_lab.profilers.torch.hugging_face import hugging_face
 
 SIZES = {

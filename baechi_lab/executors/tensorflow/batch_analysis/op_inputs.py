@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
-class OpInputs:
+class OpInputs(ABC):
     """An op, its inputs with their values and shapes, and what it reads of the whole batch."""
 
     def __init__(self, batch_values: BatchValues, node: NodeDef, axes: Mapping[str, int | None]) -> None:
@@ -28,9 +29,9 @@ class OpInputs:
         self._graphs: dict[str, tuple[GraphDef, list[Tensor], GraphDef | None]] = {}  # of its bodies
         self._trained_arguments: set[Tensor] = set()
 
+    @abstractmethod
     def apply(self) -> None:
         """Stores the values of the outputs. `analysis.OpRule` does it, which knows the rules for all kinds of ops."""
-        raise NotImplementedError
 
     def share_totals(self) -> None:
         """Records which totals an op reads as shares of the undivided batch's totals: an op on samples or on trained totals."""
