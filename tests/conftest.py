@@ -132,6 +132,15 @@ def no_job_outlives_its_file() -> Iterator[None]:
             each.wait()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_later_search_for_garbage_visits_what_a_file_leaves() -> Iterator[None]:
+    """What is alive after a file, such as a framework that it imported, stays until the end: no later search for garbage
+    goes through it. Tracing a PyTorch model searches twice, for a second each where both frameworks are imported."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def one_torch_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of PyTorch run on one thread: small models lose time to more, and machines are shared."""
