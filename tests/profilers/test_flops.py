@@ -52,6 +52,8 @@ CASES = [
     # 7 entries of a 3 x 4 matrix, each times a row of 5
     ("SparseTensorDenseMatMul", {}, [(7, 2), (7,), (2,), (4, 5)], [(3, 5)], 2 * 7 * 5),
     ("Dilation2D", {}, [(1, 8, 8, 4), (3, 3, 4)], [(1, 8, 8, 4)], 2 * 8 * 8 * 4 * 9),
+    ("FusedBatchNormV2", {}, [(10, 8)], [(10, 8)], 8 * 80),
+    ("FusedBatchNormGradV2", {}, [(10, 8)], [(10, 8)], 14 * 80),
     ("MaxPool", {"ksize": [1, 3, 3, 1]}, [(1, 9, 9, 2)], [(1, 3, 3, 2)], 9 * 3 * 3 * 2),
     ("AddV2", {}, [(10, 10), (10, 10)], [(10, 10)], 100),
     ("AddN", {}, [(10,), (10,), (10,)], [(10,)], 20),
@@ -95,6 +97,30 @@ def test_the_filters_gradient_of_a_convolution_in_space_is_a_product():
     node_def = node("Conv3DBackpropFilterV2", strides=[1, 1, 1, 1, 1])
     inputs = [(2, 4, 4, 4, 3), (5,), (2, 4, 4, 4, 5)]
     assert product_shapes(node_def, inputs, [(3, 3, 3, 3, 5)]) == (Product(1, 27 * 3, 5, 2 * 4 * 4 * 4),)
+
+
+def test_bug_a_generic_convolution_had_no_product():
+    """2 x 3 samples of 8 x 8 outputs by 16 filters, over 9 positions of 4 channels."""
+    steps = {"strides": [1, 2, 2, 1], "dilations": [1, 1, 1, 1]}
+    image, filters, outputs = (2, 3, 16, 16, 4), (3, 3, 4, 16), (2, 3, 8, 8, 16)
+    expected = (Product(1, 2 * 3 * 8 * 8, 16, 9 * 4),)
+    assert product_shapes(node("Conv", **steps), [image, filters], [outputs]) == expected
+    first = node("Conv", data_format="CHANNELS_FIRST", **steps)
+    assert product_shapes(first, [(6, 4, 16, 16), filters], [(6, 16, 8, 8)]) == expected
+    assert layout_bytes(first, [(6, 4, 16, 16), filters], [(6, 16, 8, 8)], 100.0) == 200
+
+
+@pytest.mark.parametrize("version", ["", "V2"])
+@pytest.mark.parametrize("dims", ["2D", "3D"])
+def test_bug_gradients_of_convolutions_of_other_versions_had_no_work(dims, version):
+    image, filters, outputs = (1, 8, 8, 4), (3, 3, 4, 16), (1, 8, 8, 16)
+    expected = 2 * 8 * 8 * 16 * 9 * 4
+    assert flops(node(f"Conv{dims}BackpropInput{version}"), [image, filters, outputs], [image]) == expected
+    assert flops(node(f"Conv{dims}BackpropFilter{version}"), [image, filters, outputs], [filters]) == expected
+
+
+def test_no_convolution_is_what_only_begins_like_one():
+    assert row_alignment(node("ConvertToCooTensor"), [(4,), (4,), (4,)], [(4,), (4,), (4,)], 4) == 16
 
 
 def test_ops_have_the_kernels_of_pytorch():

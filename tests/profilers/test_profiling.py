@@ -58,6 +58,34 @@ def test_tensors_carry_real_bytes(product):
     assert int(graph.persistent_bytes[op(graph, "VarHandleOp")]) == 8 * 16 * 4 == int(graph.persistent_bytes.sum())
 
 
+@pytest.mark.parametrize("rows", [1_000, 100_000])
+def test_bug_a_sum_of_chosen_rows_read_the_whole_table(rows):
+    """4096 indices and segments of 4 bytes; 4096 rows of 64 numbers are read and 512 are written, however many there are."""
+    table, segments = tf.Variable(tf.zeros((rows, 64))), tf.repeat(tf.range(512), 8)
+
+    def average(indices):
+        return tf.sparse.segment_mean(table, indices, segments, num_segments=512)
+
+    hardware = Hardware.named("v100").as_roofline()
+    graph = bl.profile(average, np.zeros(4096, np.int32), mode="estimated", hardware=hardware)
+    duration_us = graph.duration_us[graph.op_types.index("SparseSegmentMeanWithNumSegments")]
+    assert duration_us == pytest.approx(GPU_LAUNCH_US + (2 * 4096 * 4 + 4 + (4096 + 512) * 64 * 4) / 900e9 * 1e6)
+
+
+def test_bug_a_product_of_a_sparse_matrix_read_the_dense_one_once():
+    """300 entries of 16 bytes for the position and 4 for the value read a row of 32 numbers each; 100 rows are written."""
+    entries = tf.sparse.SparseTensor([[i // 3, i % 3] for i in range(300)], tf.ones(300), (100, 50))
+
+    def product(matrix):
+        return tf.sparse.sparse_dense_matmul(entries, matrix)
+
+    hardware = Hardware.named("v100").as_roofline()
+    graph = bl.profile(product, np.zeros((50, 32), np.float32), mode="estimated", hardware=hardware)
+    duration_us = graph.duration_us[graph.op_types.index("SparseTensorDenseMatMul")]
+    bytes_moved = 300 * (16 + 4) + 2 * 8 + 300 * 32 * 4 + 100 * 32 * 4
+    assert duration_us == pytest.approx(GPU_LAUNCH_US + bytes_moved / 900e9 * 1e6)
+
+
 def test_a_compute_bound_product_lasts_its_flops():
     w = tf.Variable(np.zeros((2048, 2048), np.float32))
     graph = bl.profile(

@@ -82,6 +82,11 @@ def is_matrix_product(op: str) -> bool:
     return op in _MATRIX
 
 
+def is_convolution(op: str) -> bool:
+    """Whether this op convolves all channels of a group, or computes a gradient of such an op."""
+    return op in _CONVOLUTIONS
+
+
 def _inner(node: NodeDef, left: Shape) -> int:
     transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
     return left[-2] if transposed else left[-1]
@@ -116,6 +121,14 @@ def _window(node: NodeDef) -> int:
     return prod(node.attr["ksize"].list.i) or 1
 
 
+_FORWARD = ("Conv", "Conv2D", "Conv3D")
+_INPUT_GRADIENTS = ("Conv2DBackpropInput", "Conv2DBackpropInputV2", "Conv3DBackpropInput", "Conv3DBackpropInputV2")
+_FILTER_GRADIENTS = ("Conv2DBackpropFilter", "Conv2DBackpropFilterV2", "Conv3DBackpropFilter", "Conv3DBackpropFilterV2")
+_CONVOLUTIONS = frozenset({*_FORWARD, *_INPUT_GRADIENTS, *_FILTER_GRADIENTS})
+
+_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_BATCH_NORM_GRADIENTS = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+
 Rule = Callable[["NodeDef", Shapes, Shapes], float]
 
 _MATRIX: dict[str, Rule] = {
@@ -123,9 +136,9 @@ _MATRIX: dict[str, Rule] = {
         ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "QuantizedMatMul"), _matmul
     ),
     "Einsum": _einsum,
-    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D"), lambda node, i, o: _conv(i[1], o[0])),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), lambda node, i, o: _conv(i[1], i[2])),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), lambda node, i, o: _conv(o[0], i[2])),
+    **dict.fromkeys(_FORWARD, lambda node, i, o: _conv(i[1], o[0])),
+    **dict.fromkeys(_INPUT_GRADIENTS, lambda node, i, o: _conv(i[1], i[2])),
+    **dict.fromkeys(_FILTER_GRADIENTS, lambda node, i, o: _conv(o[0], i[2])),
 }
 
 _RULES: dict[str, Rule] = {
@@ -135,8 +148,8 @@ _RULES: dict[str, Rule] = {
     "DepthwiseConv2dNativeBackpropFilter": lambda node, i, o: _conv(o[0], i[2], 2),
     **dict.fromkeys(("MaxPool", "AvgPool", "MaxPoolV2"), lambda node, i, o: _window(node) * prod(o[0])),
     **dict.fromkeys(("MaxPoolGrad", "AvgPoolGrad"), lambda node, i, o: _window(node) * prod(i[-1])),
-    "FusedBatchNormV3": lambda node, i, o: 8 * prod(i[0]) if i else 0.0,
-    "FusedBatchNormGradV3": lambda node, i, o: 14 * prod(i[0]) if i else 0.0,
+    **dict.fromkeys(_BATCH_NORMS, lambda node, i, o: 8 * prod(i[0]) if i else 0.0),
+    **dict.fromkeys(_BATCH_NORM_GRADIENTS, lambda node, i, o: 14 * prod(i[0]) if i else 0.0),
     # Each stored entry (the values, input 1) is multiplied with a row of the dense matrix.
     "SparseTensorDenseMatMul": lambda node, i, o: 2 * prod(i[1]) * o[0][-1],
     "Dilation2D": lambda node, i, o: 2 * prod(o[0]) * prod(i[1][:2]),
@@ -157,16 +170,19 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
         if "." not in terms and len(left) == len(inputs[0]) and len(right) == len(inputs[1]):
             sizes = dict(zip(left + right, (*inputs[0], *inputs[1]), strict=True))
             return (einsum_product(left, right, result, sizes),)
-    if node.op.startswith(("Conv2D", "Conv3D")):
+    if is_convolution(node.op):
         # Shapes of filters end with the channels of a group and the filters; images may have their channels first or last.
         # The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
         of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
         filters = _filters(node, inputs, outputs)
         convolved = inputs[2] if of_input or of_filter else outputs[0]
         image = outputs[0] if of_input else inputs[0]
+        if node.op == "Conv":  # may have several dimensions of samples
+            samples = max(len(image) - len(filters) + 1, 1)
+            convolved, image = ((prod(shape[:samples]), *shape[samples:]) for shape in (convolved, image))
         if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
             return ()
-        first = node.attr["data_format"].s.startswith(b"NC")
+        first = node.attr["data_format"].s.startswith((b"NC", b"CHANNELS_FIRST"))
         positions, channels = (convolved[2:], image[1]) if first else (convolved[1:-1], image[-1])
         steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
         groups, plain = max(channels // max(filters[-2], 1), 1), all(step == 1 for step in steps)
@@ -189,7 +205,7 @@ def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | No
 
 
 def _norms_channels(node: NodeDef) -> bool:
-    return bool(node.op in ("FusedBatchNormV3", "FusedBatchNormGradV3") and node.attr["is_training"].b)
+    return bool(node.op in (*_BATCH_NORMS, *_BATCH_NORM_GRADIENTS) and node.attr["is_training"].b)
 
 
 def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> float:
@@ -205,7 +221,7 @@ def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: i
 
 def row_alignment(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> int:
     """Returns the `Kernel.row_alignment` of a matrix product or convolution."""
-    if node.op.startswith("Conv"):  # channels come last on matrix units
+    if is_convolution(node.op):  # channels come last on matrix units
         filters = _filters(node, inputs, outputs)
         return gcd(filters[-2] * number_bytes, ALIGNED) if len(filters) > 2 else ALIGNED
     if not node.op.startswith(("MatMul", "BatchMatMul")):
@@ -215,7 +231,7 @@ def row_alignment(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: 
 
 def layout_bytes(node: NodeDef, inputs: Shapes, outputs: Shapes, moved_bytes: float) -> float:
     """Returns the `Kernel.layout_bytes` of a convolution; 0 for other ops."""
-    if not node.op.startswith(("Conv2D", "Conv3D")):
+    if not is_convolution(node.op):
         return 0.0
     window = _filters(node, inputs, outputs)[:-2]
     return convolution_layout_bytes(moved_bytes, window, node.attr["strides"].list.i)

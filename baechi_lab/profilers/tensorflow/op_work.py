@@ -17,6 +17,7 @@ from ..work import Kernel, Work, work_of
 from .flops import (
     METADATA_OPS,
     flops,
+    is_convolution,
     is_matrix_product,
     layout_bytes,
     multiprocessor_us,
@@ -34,10 +35,18 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 _TAKES_NO_TIME = frozenset({"Const", "VarHandleOp", "Placeholder", "NoOp"})
-_TOUCHES_PART = frozenset({"Gather", "GatherV2", "ResourceGather", "Slice", "StridedSlice"})
+_TOUCHES_PART = frozenset(
+    {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
+)
+_SEGMENTS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+_TABLE_OF_ROWS = {
+    "SparseTensorDenseMatMul": 3,
+    **dict.fromkeys((*_SEGMENTS, *(f"{op}WithNumSegments" for op in _SEGMENTS)), 0),
+}
+"""Op -> position of the table of which it reads a row for each entry of its input 1."""
 Shapes = Sequence[tuple[int, ...]]
 Sizes = Sequence[int]
-_IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
+_IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 def count_work(structure: Structure) -> Work:
@@ -90,9 +99,9 @@ def _kernel(
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
     half = "T" in node.attr and node.attr["T"].type in halves
-    number_bytes, moved_bytes = 2 if half else 4, _moved_bytes(node.op, input_bytes, output_bytes)
+    number_bytes, moved_bytes = 2 if half else 4, _moved_bytes(node.op, inputs, input_bytes, output_bytes)
     products = product_shapes(node, inputs, outputs)
-    convolution = "Conv" in node.op and bool(products)
+    convolution = is_convolution(node.op) and bool(products)
     return Kernel(
         flops=flops(node, inputs, outputs),
         moved_bytes=moved_bytes,
@@ -109,10 +118,17 @@ def _kernel(
     )
 
 
-def _moved_bytes(op: str, input_bytes: Sizes, output_bytes: Sizes) -> float:
-    """Returns the bytes read and written: inputs and outputs; only the part for slices; twice for updated variables."""
+def _moved_bytes(op: str, inputs: Shapes, input_bytes: Sizes, output_bytes: Sizes) -> float:
+    """Returns the bytes read and written: inputs and outputs; only the part for slices; twice for updated variables.
+
+    Sums of chosen rows read one row per index, however large the table is.
+    """
     if op in _TOUCHES_PART:
         return float(2 * sum(output_bytes))
     if op.startswith(_IN_PLACE):
         return float(3 * sum(input_bytes))
+    table = _TABLE_OF_ROWS.get(op)
+    if table is not None and inputs[1] and inputs[table]:
+        rows = inputs[1][0] * input_bytes[table] / max(inputs[table][0], 1)
+        return float(sum(input_bytes) - input_bytes[table] + rows + sum(output_bytes))
     return float(sum(input_bytes) + sum(output_bytes))
