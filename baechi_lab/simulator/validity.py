@@ -310,6 +310,7 @@ def _unit_label_violations(
     stage_devices = _devices_of_stages(timeline)
     stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
     phase_of_original: dict[int, int] = {}  # which tells B from W where one unit has both
+    stage_of_op = np.full(graph.n, -1, dtype=np.int64)
     for i in range(graph.n):
         line, position = line_of_device.get(device[i], ()), int(unit[i])
         first_phase = phase_of_original.setdefault(int(original[i]), int(phase[i]))
@@ -319,6 +320,7 @@ def _unit_label_violations(
         kinds = _unit_kinds(graph, i, int(phase[i]), splits)
         if 0 < position <= len(line):
             planned = line[position - 1]
+            stage_of_op[i] = planned.stage
             ahead = int(graph.forward_of[i])
             paired = ahead if ahead >= 0 and device[ahead] == device[i] and phase[ahead] == F else i
             stage = stage_of_original.setdefault(int(original[paired]), planned.stage)
@@ -335,6 +337,41 @@ def _unit_label_violations(
         for property_name in [name for name, differs in differences.items() if differs]:
             message = f"op {graph.names[i]!r} runs in {unit_text} of another {property_name}"
             yield Violation("order", message, device[i], float(step.start[i]), i)
+    yield from _gradient_violations(step, phase, stage_of_op)
+
+
+def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArray[np.int64]) -> Iterator[Violation]:
+    """Backward ops whose phase contradicts who waits for them.
+
+    An op is in phase B if and only if another stage waits for it, directly or not. A stage for which no other waits chooses its B
+    ops, but these read no W ops, and what feeds only updates is no B op.
+    """
+    graph, device = step.graph, step.placed.device
+    is_backward = (phase == B) | (phase == W)
+    is_sum = np.array([kind in (ACCUMULATE, ALL_REDUCE) for kind in graph.op_types], dtype=np.bool_)
+    pointer, successors = (column.tolist() for column in graph.successors)
+    own_readers: list[list[int]] = [[] for _ in range(graph.n)]  # that are backward ops of the model
+    waited, feeds_update = np.zeros(graph.n, dtype=np.bool_), np.zeros(graph.n, dtype=np.bool_)
+    for i in graph.order[::-1].tolist():
+        readers = successors[pointer[i] : pointer[i + 1]]
+        own_readers[i] = [k for k in readers if is_backward[k] and not is_sum[k]]
+        waited[i] = is_backward[i] and any(waited[k] or stage[k] != stage[i] for k in own_readers[i])
+        feeds_update[i] = any(feeds_update[k] if is_sum[k] else phase[k] == END for k in readers)
+    waited_stages = set(stage[waited].tolist())
+    split_stages = set(stage[(phase == W) & ~is_sum].tolist())
+    for i in np.flatnonzero(is_backward & ~is_sum).tolist():
+        if stage[i] in waited_stages:
+            expected = B if waited[i] else W
+        elif any(phase[k] == B for k in own_readers[i]):
+            expected = B
+        elif feeds_update[i] and not own_readers[i] and stage[i] in split_stages:
+            expected = W
+        else:
+            continue
+        if phase[i] != expected:
+            waits = "a" if expected == B else "no"
+            message = f"op {graph.names[i]!r} is in phase {'BW'[phase[i] - B]}, although {waits} gradient of inputs waits for it"
+            yield Violation("order", message, int(device[i]), float(step.start[i]), i)
 
 
 _BEFORE, _AFTER = "before", "after"

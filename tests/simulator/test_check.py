@@ -231,6 +231,39 @@ def test_every_changed_column_of_a_pipeline_is_found(kind):
         replace(timeline, info={**timeline.info, "phase": []})
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_bug_gradients_of_inputs_and_of_weights_could_be_exchanged(schedule, micro_batches):
+    """Under a schedule that keeps both in one unit, of one micro-batch or of all: only who waits for an op tells its phase."""
+    names = ["F0", "F1", "F2", "B2", "W2", "B1", "W1", "W0", "U0", "U1", "U2"]
+    types = ["MatMul"] * 3 + ["Gradient"] * 5 + ["Update"] * 3
+    forward_of = [-1, -1, -1, 2, 2, 1, 1, 0, -1, -1, -1]
+    edges = [
+        (0, 1, 8),
+        (1, 2, 8),
+        (2, 3, 8),
+        (2, 4, 8),
+        (3, 5, 8),
+        (3, 6, 8),
+        (5, 7, 8),
+        (7, 8, 4),
+        (6, 9, 4),
+        (4, 10, 4),
+    ]
+    cluster = bl.Cluster.uniform(3)
+    graph = bl.OpGraph.from_edges([3.0] * 11, edges, names=names, op_types=types, forward_of=forward_of)
+    placement = bl.Placement(device=[0, 1, 2, 2, 2, 1, 1, 0, 0, 1, 2])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=micro_batches, schedule=schedule)
+    step_graph = bl.unroll(graph, micro_batches)
+    assert bl.check(step_graph, cluster, placement, timeline) == ()
+    for original in (3, 4, 5, 6):  # B2, W2, B1, W1
+        copies = np.asarray(step_graph.copy_of) == original
+        phase = np.where(copies, 5 - timeline.phase, timeline.phase)
+        exchanged = replace(timeline, info={**timeline.info, "phase": phase})
+        violations = bl.check(step_graph, cluster, placement, exchanged)
+        assert {v.op for v in violations} == set(np.flatnonzero(copies).tolist())
+
+
 def test_memory_by_equation_2_is_not_compared_with_the_rows():
     timeline = bl.simulate(GRAPH, CLUSTER, PLACEMENT, memory_rule="edges")
     assert timeline.peak_bytes.tolist() != TIMELINE.peak_bytes.tolist()
