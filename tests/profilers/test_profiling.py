@@ -86,6 +86,19 @@ def test_bug_a_product_of_a_sparse_matrix_read_the_dense_one_once():
     assert duration_us == pytest.approx(GPU_LAUNCH_US + bytes_moved / 900e9 * 1e6)
 
 
+def test_bug_arithmetic_on_shapes_counted_as_kernels():
+    """TensorFlow has no kernels on GPUs for int32 arithmetic on sizes: it runs on the host."""
+    v = tf.Variable(np.ones((8, 4), np.float32))
+
+    def step(x):
+        sizes = tf.raw_ops.VariableShape(input=v.handle)
+        return tf.tile(x, [1, (sizes[0] + 1) * sizes[1]]) * 2.0
+
+    graph = bl.profile(step, np.ones((3, 2), np.float32), mode="estimated", hardware="a100")
+    kernels = [t for t, us in zip(graph.op_types, graph.duration_us, strict=True) if us > HOST_OP_US]
+    assert kernels == ["Tile", "Mul"] and {"StridedSlice", "AddV2", "Pack"} <= set(graph.op_types)
+
+
 def test_a_compute_bound_product_lasts_its_flops():
     w = tf.Variable(np.zeros((2048, 2048), np.float32))
     graph = bl.profile(

@@ -11,6 +11,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
+from baechi_lab.graph.hardware import HOST_OP_US
 from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.profilers import Hardware
 from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
@@ -397,6 +398,37 @@ def test_open_dimensions_need_sizes():
         bl.profile(two_layers(), batchsize=2)
     with pytest.raises(InvalidInput, match="sizes names 'heigth'; the program leaves open 'batch', 'width'"):
         bl.profile_program(inner, batch_size=2, sizes={"width": 8, "heigth": 8})
+
+
+def test_bug_arithmetic_on_shapes_counted_as_kernels():
+    """The layers of a view whose sizes the exporter left open: the host computes them, and the kernels are those of the rest."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", "positions", 8]) for n in "xy")
+    index = helper.make_tensor("one", TensorProto.INT64, [], [1])
+    tail = helper.make_tensor("tail", TensorProto.INT64, [2], [2, 4])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [8], [1.0] * 8)
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["scaled"], name="mul"),
+        helper.make_node("Shape", ["scaled"], ["sizes"], name="shape"),
+        helper.make_node("Gather", ["sizes", "one"], ["length"], name="gather"),
+        helper.make_node("Mul", ["length", "one"], ["length_of_one"], name="scale"),
+        helper.make_node("Unsqueeze", ["length_of_one", "axes"], ["length_as_row"], name="unsqueeze"),
+        helper.make_node("Concat", ["minus", "length_as_row", "tail"], ["target"], axis=0, name="concat"),
+        helper.make_node("Reshape", ["scaled", "target"], ["heads"], name="reshape"),
+        helper.make_node("Cast", ["length"], ["float_length"], to=TensorProto.FLOAT, name="cast"),
+        helper.make_node("Sqrt", ["float_length"], ["root"], name="sqrt"),
+        helper.make_node("Div", ["heads", "root"], ["divided"], name="divide"),
+        helper.make_node("Reshape", ["divided", "sizes"], ["y"], name="back"),
+    ]
+    initializers = [
+        index,
+        tail,
+        weight,
+        *(helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in (("axes", 0), ("minus", -1))),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "view", [x], [y], initializers))
+    graph = bl.profile_program(model, hardware="a100", training=False, batch_size=4, sizes={"positions": 16})
+    kernels = {name for name, us in zip(graph.names, graph.duration_us, strict=True) if us > HOST_OP_US}
+    assert kernels == {"mul", "divide"}
 
 
 def test_unknown_operators_are_named_with_their_share():

@@ -2,7 +2,8 @@
 
 Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
 Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
-not parameters. Control flow has the work of its body, times the rounds (`onnx_bodies`); of two branches, of the longer one.
+not parameters. Arithmetic on shapes is the host's. Control flow has the work of its body, times the rounds (`onnx_bodies`); of
+two branches, of the longer one.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
@@ -112,6 +114,7 @@ def _read_model(
     guessed: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
     values_of_assumed_shape: set[str] = set()
     body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
+    host_values = {v for v, trained in parameters.items() if not trained and prod(shapes[v]) <= SMALL}
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
         # ONNX infers no shape of outputs of custom operators, and of some whose shape depends on values. They are assumed to have
@@ -123,6 +126,9 @@ def _read_model(
             types.setdefault(value, types.get(largest or "", "FLOAT"))
         values_of_assumed_shape |= open_values
         kernel, why = _kernel(node, shapes, types, version)
+        if not open_values and _runs_on_host(node, host_values, shapes):
+            host_values.update(node.output)
+            kernel, why = Kernel(metadata=True), ""
         if _is_part_of_product(node, parameters, products):
             kernel, why = Kernel(metadata=True), ""
         has_assumed_shape = not values_of_assumed_shape.isdisjoint((*node.input, *node.output))
@@ -429,6 +435,20 @@ def _shaped_kernel(
         vector_flops=vector_flops(node, input_shapes, output_shapes, width),
         multiprocessor_us=multiprocessor_us(node, input_shapes, output_shapes, width),
     ), why
+
+
+def _runs_on_host(node: NodeProto, host_values: Container[str], shapes: Mapping[str, Shape]) -> bool:
+    """Whether ONNX Runtime folds an operator or computes it on the host: arithmetic on shapes and small constants."""
+    if node.op_type in ("Shape", "Size"):
+        return True
+    if node.domain not in ("", "ai.onnx") or node.op_type in CONTROL_FLOW or node.op_type in _RANDOM:
+        return False
+    inputs = [v for v in node.input if v]
+    return (
+        bool(inputs)
+        and all(v in host_values for v in inputs)
+        and all(prod(shapes[v]) <= SMALL for v in node.output if v)
+    )
 
 
 def _is_part_of_product(node: NodeProto, parameters: Container[str], products: Container[str]) -> bool:

@@ -27,13 +27,14 @@ from .flops import (
     vector_flops,
 )
 from .function_bodies import Library
-from .nodes import HANDLE_BYTES, bytes_per_element
+from .nodes import HANDLE_BYTES, bytes_per_element, data_inputs
 from .recurrent_layers import kernel_plumbing
 from .structure import Structure
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
+_MAKES_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape", "BroadcastGradientArgs", "ConcatOffset"})
 _TAKES_NO_TIME = frozenset({"Const", "VarHandleOp", "Placeholder", "NoOp"})
 _TOUCHES_PART = frozenset(
     {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
@@ -63,6 +64,7 @@ def count_work(structure: Structure) -> Work:
     times: list[float] = []
     free: list[bool] = []
     plumbing = kernel_plumbing(structure)
+    host_tensors: set[int] = set()
 
     def add(
         op: int, run_count: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, written: Sizes
@@ -86,11 +88,31 @@ def count_work(structure: Structure) -> Work:
             continue
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
         read, written = [sizes[t] for t in ins], [sizes[t] for t in outs]
+        if _is_on_host(node, host_tensors.issuperset(ins)):
+            host_tensors.update(outs)
+            if node.op not in METADATA_OPS:
+                rows.append((i, Kernel(metadata=True)))
+                times.append(1.0)
+                free.append(False)
+                continue
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, written)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=4)
     return work_of(structure.n, rows, times, free)
+
+
+def _is_on_host(node: NodeDef, has_host_inputs: bool) -> bool:
+    """Whether TensorFlow keeps the outputs in host memory: shapes, small constants, and int32 arithmetic on these."""
+    import tensorflow as tf
+
+    if node.op in _MAKES_SHAPES:
+        return True
+    dtype = next((node.attr[key].type for key in ("dtype", "T", "Tparams", "Tidx") if key in node.attr), None)
+    if "Random" in node.op:
+        return False
+    is_constant = node.op == "Const"
+    return dtype == tf.int32.as_datatype_enum and (is_constant or (has_host_inputs and bool(data_inputs(node))))
 
 
 def _kernel(
