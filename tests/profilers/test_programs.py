@@ -502,8 +502,9 @@ def test_bug_numbers_in_attributes_of_ml_are_held_and_read():
     assert moved == [a + b for a, b in zip(values, numbers, strict=True)]
 
 
+@pytest.mark.parametrize("place", ["graph", "branch", "function"])
 @pytest.mark.parametrize("op", ["EyeLike", "RegexFullMatch", "DictVectorizer", "TreeEnsemble"])
-def test_bug_operators_behind_custom_ones_do_not_end_the_process(op):
+def test_bug_operators_behind_custom_ones_do_not_end_the_process(op, place):
     """ONNX's inference reads the type of their input; where nothing infers it, the process ended without a message."""
     domain = "ai.onnx.ml" if op in ("DictVectorizer", "TreeEnsemble") else ""
     custom = helper.make_node("Custom", ["x"], ["z"], domain="custom")
@@ -514,16 +515,25 @@ def test_bug_operators_behind_custom_ones_do_not_end_the_process(op):
         fields = tree_stump()
     domains = [helper.make_opsetid(name, version) for name, version in (("", 21), ("ai.onnx.ml", 5), ("custom", 1))]
     node = helper.make_node(op, ["z"], ["y"], domain=domain, **fields)
-    unread = model(
-        [custom, node], [value("x", 4, 4)], [helper.make_empty_tensor_value_info("y")], opset_imports=domains
-    )
+    nodes, functions, condition = [custom, node], [], helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    if place == "branch":
+        branch = helper.make_graph(nodes, "branch", [], [helper.make_empty_tensor_value_info("y")])
+        nodes = [helper.make_node("If", ["c"], ["result"], then_branch=branch, else_branch=branch)]
+    if place == "function":  # whose domain the graph does not use
+        functions = [helper.make_function("local", "Both", ["x"], ["y"], nodes, domains)]
+        nodes, domains = (
+            [helper.make_node("Both", ["x"], ["y"], domain="local")],
+            [*domains[:2], helper.make_opsetid("local", 1)],
+        )
+    output = helper.make_empty_tensor_value_info("result" if place == "branch" else "y")
+    unread = model(nodes, [value("x", 4, 4), condition], [output], opset_imports=domains, functions=functions)
     code = (
         "import sys, onnx, baechi_lab as bl; print(bl.profile_program(onnx.load(sys.stdin.buffer), training=False).n)"
     )
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], input=unread.SerializeToString(), capture_output=True
     )
-    assert (run.returncode, run.stdout.strip()) == (0, b"2"), run.stderr[-500:]
+    assert (run.returncode, run.stdout.strip()) == (0, b"1" if place == "branch" else b"2"), run.stderr[-500:]
 
 
 def loop_body(condition: str) -> onnx.GraphProto:

@@ -96,7 +96,18 @@ def _names(graph: GraphProto) -> Iterator[str | bytes]:
 
 def inline_functions(model: ModelProto) -> ModelProto:
     """Returns the model with its local functions put in the place of their calls."""
-    return onnx_package().inliner.inline_local_functions(model) if model.functions else model
+    if not model.functions:
+        return model
+    onnx = onnx_package()
+    self_contained = onnx.ModelProto()
+    self_contained.CopyFrom(model)
+    imported_domains = {o.domain for o in model.opset_import}
+    for function in model.functions:  # whose operators may be of domains that the graph does not use
+        for entry in function.opset_import:
+            if entry.domain not in imported_domains:
+                self_contained.opset_import.add(domain=entry.domain, version=entry.version)
+                imported_domains.add(entry.domain)
+    return onnx.inliner.inline_local_functions(self_contained)
 
 
 def op_names(nodes: Iterable[NodeProto]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -248,8 +248,9 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
     for domain in sorted({n.domain for n in sized_model.graph.node} - imported_domains):  # a custom domain
         sized_model.opset_import.add(domain=domain, version=1)
     try:
+        sized_model = inline_functions(sized_model)
         _add_types_that_inference_requires(sized_model)
-        return _infer_open_shapes(onnx.shape_inference.infer_shapes(inline_functions(sized_model), data_prop=True))
+        return _infer_open_shapes(onnx.shape_inference.infer_shapes(sized_model, data_prop=True))
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,
@@ -262,19 +263,30 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
 
 def _add_types_that_inference_requires(model: ModelProto) -> None:
     """Adds types of inputs whose producers' types ONNX does not infer: of four operators, its inference then ends the process."""
-    required_types = {i: kind for i, node in enumerate(model.graph.node) if (kind := _required_type(node)) is not None}
-    if not required_types:
+    if not any(_required_type(node) is not None for graph in _graphs(model.graph) for node in graph.node):
         return
     model_without_them = onnx.ModelProto()
     model_without_them.CopyFrom(model)
-    for i in sorted(required_types, reverse=True):
-        del model_without_them.graph.node[i]
-    typed_values = set(value_types(onnx.shape_inference.infer_shapes(model_without_them).graph))
-    for i, kind in required_types.items():
-        name = next(iter(model.graph.node[i].input), "")
-        if name and name not in typed_values:
-            model.graph.value_info.add(name=name).type.CopyFrom(kind)
-            typed_values.add(name)
+    for graph in _graphs(model_without_them.graph):
+        for i in reversed(range(len(graph.node))):
+            if _required_type(graph.node[i]) is not None:
+                del graph.node[i]
+    inferred = onnx.shape_inference.infer_shapes(model_without_them)
+    typed_values = {v for graph in _graphs(inferred.graph) for v in value_types(graph)}
+    for graph in _graphs(model.graph):
+        for node in graph.node:
+            name, required_type = next(iter(node.input), ""), _required_type(node)
+            if required_type is not None and name and name not in typed_values:
+                graph.value_info.add(name=name).type.CopyFrom(required_type)
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Returns a graph and the bodies of its control flow, and theirs."""
+    yield graph
+    for node in graph.node:
+        for attribute_of_node in node.attribute:
+            if attribute_of_node.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute_of_node.g)
 
 
 def _required_type(node: NodeProto) -> TypeProto | None:
