@@ -502,6 +502,33 @@ def test_bug_numbers_in_attributes_of_ml_are_held_and_read():
     assert moved == [a + b for a, b in zip(values, numbers, strict=True)]
 
 
+def test_bug_shapes_of_ml_were_not_known_where_an_output_leaves_its_size_open():
+    """As scikit-learn's converter writes them: 32 samples of 8 columns, three classes, two of the columns."""
+    labels = {"classlabels_int64s": [0, 1, 2]}
+    linear = {"coefficients": [0.5] * 24, "intercepts": [0.0] * 3}
+    nodes = [
+        helper.make_node("Imputer", ["x"], ["filled"], domain="ai.onnx.ml", imputed_value_floats=[0.0] * 8),
+        helper.make_node("ArrayFeatureExtractor", ["filled", "columns"], ["chosen"], domain="ai.onnx.ml"),
+        helper.make_node("LinearClassifier", ["filled"], ["label", "score"], domain="ai.onnx.ml", **linear, **labels),
+        helper.make_node("SVMClassifier", ["filled"], ["other", "pairs"], domain="ai.onnx.ml", **labels),
+        helper.make_node(
+            "LinearRegressor", ["chosen"], ["y"], domain="ai.onnx.ml", coefficients=[0.5] * 2, intercepts=[0.0]
+        ),
+    ]
+    onnx_model = model(
+        nodes,
+        [helper.make_tensor_value_info("x", FLOAT, ["n", 8])],
+        [helper.make_tensor_value_info("y", FLOAT, [None, 1])],
+        [helper.make_tensor("columns", TensorProto.INT64, [2], [3, 5])],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)],
+    )
+    with pytest.warns(GuessedCosts) as caught:
+        graph = bl.profile_program(onnx_model, training=False, batch_size=32)
+    assert ["not known" in str(w.message) for w in caught] == [False]  # only the machine's work is no product
+    expected = ("f32[32,8]", "f32[32,2]", "i64[32], f32[32,3]", "i64[32], f32[32,3]", "f32[32,1]")
+    assert graph.output_shapes == expected
+
+
 @pytest.mark.parametrize("place", ["graph", "branch", "function"])
 @pytest.mark.parametrize("op", ["EyeLike", "RegexFullMatch", "DictVectorizer", "TreeEnsemble"])
 def test_bug_operators_behind_custom_ones_do_not_end_the_process(op, place):

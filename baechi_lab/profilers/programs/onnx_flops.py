@@ -227,6 +227,9 @@ _KEEPS_SHAPE = frozenset(
 )
 
 
+_KEEPS_SHAPE_OF_ML = ("Scaler", "Normalizer", "Binarizer", "Imputer", "LabelEncoder")
+
+
 def runtime_shapes(node: NodeProto, input_shapes: Shapes) -> list[Shape]:
     """Returns the shapes of the outputs of an operator of `com.microsoft` or `ai.onnx.ml`; none if they are not known.
 
@@ -241,7 +244,16 @@ def runtime_shapes(node: NodeProto, input_shapes: Shapes) -> list[Shape]:
     if node.domain == "ai.onnx.ml":
         if node.op_type.endswith("Regressor"):
             return [(first[0], int(attribute(node, "targets", attribute(node, "n_targets", 1))))]
-        return [first] if node.op_type in ("Scaler", "Normalizer", "Binarizer") else []
+        if node.op_type == "TreeEnsemble":
+            return [(first[0], int(attribute(node, "n_targets", 1)))]
+        if node.op_type.endswith("Classifier"):
+            labels = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+            classes = max(len(a.ints) + len(a.strings) for a in node.attribute if a.name in labels)
+            has_score_per_pair = node.op_type == "SVMClassifier" and not attribute(node, "prob_a", ()) and classes > 2
+            return [(first[0],), (first[0], classes * (classes - 1) // 2 if has_score_per_pair else classes)]
+        if node.op_type == "ArrayFeatureExtractor":
+            return [(*(first[:-1] if len(first) > 1 else (1,)), prod(_require_shape(input_shapes[1])))]
+        return [first] if node.op_type in _KEEPS_SHAPE_OF_ML else []
     if node.op_type in _KEEPS_SHAPE:
         return [first, None, None, first]  # the last one is the sum that a norm with a skip also returns
     if node.op_type == "GroupQueryAttention":

@@ -306,7 +306,8 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
         if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
         types, (shapes, element_types) = value_types(model.graph), _shapes_and_types(model.graph)
-        if all(v in types and types[v].tensor_type.HasField("shape") for v in node.output if v):
+        no_tensors = {v for v, kind in types.items() if not kind.HasField("tensor_type")}  # but sequences and maps
+        if all(v in shapes or v in no_tensors for v in node.output if v):
             continue
         bodies = bodies_of(node, model)
         output_types = bodies[0].output_types(_infer_shapes(bodies[0].model, None, {}).graph) if bodies else []
@@ -314,8 +315,10 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
             kind = element_types.get(node.input[0], "")
             number = onnx.TensorProto.DataType.Value(kind if kind in _FLOATS else "FLOAT")
             output_shapes = runtime_shapes(node, [shapes.get(v) for v in node.input])
+            known_numbers = [types[v].tensor_type.elem_type if v in types else 0 for v in node.output]
             output_types = output_types or [
-                onnx.helper.make_tensor_type_proto(number, shape) for shape in output_shapes
+                onnx.helper.make_tensor_type_proto(known or number, shape)
+                for known, shape in zip(known_numbers, output_shapes, strict=False)
             ]
         own_values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
         for name, output_type in zip(node.output, output_types, strict=False):
