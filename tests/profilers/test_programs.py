@@ -17,7 +17,7 @@ from baechi_lab.profilers import Hardware
 from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
 from baechi_lab.profilers.programs.backward import add_backward_and_updates
 from baechi_lab.profilers.programs.estimation import GuessedCosts
-from baechi_lab.profilers.programs.records import Program, ProgramOp
+from baechi_lab.profilers.programs.records import UNKNOWN_SHAPES, Program, ProgramOp
 from baechi_lab.profilers.work import SCORE_FLOPS, Kernel, Product, Rows, work_of
 
 onnx = pytest.importorskip("onnx")
@@ -654,6 +654,56 @@ def test_bug_shapes_behind_operators_of_onnx_runtime_were_not_known():
     assert program.ops[1].output_shapes == "f32[1,1,32], f32[1,2,10,8], f32[1,2,10,8]"
     assert program.ops[3].output_shapes == "f32[1,1,16]" and not program.guessed
     assert {op.kernels[0].precision for op in program.ops} == {"fp32"}
+
+
+def test_bug_shapes_behind_fused_and_quantized_operators_of_onnx_runtime_were_not_known():
+    """Images of 3 x 8 x 8 numbers; a product of 5 x 6 by 6 x 7, whose first dimension of 4 samples comes second."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    def runtime_op(op: str, inputs: str, outputs: str, **attributes):
+        return helper.make_node(op, inputs.split(","), outputs.split(","), domain="com.microsoft", **attributes)
+
+    nodes = [
+        runtime_op("FusedConv", "x,w", "c", activation="Relu", strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["q"]),
+        runtime_op("QLinearAdd", "q,s,z,q,s,z,s,z", "sum"),
+        runtime_op("QLinearConcat", "s,z,q,s,z,sum,s,z", "joined", axis=1),
+        runtime_op("QLinearGlobalAveragePool", "joined,s,z,s,z", "pooled"),
+        helper.make_node("Flatten", ["pooled"], ["rows"]),
+        runtime_op("QGemm", "rows,s,z,g,s,z,,s,z", "y", transB=1),
+        runtime_op("QGemm", "rows,s,z,g,s,z", "float_y", transB=1),
+        runtime_op("FusedMatMul", "a,b", "p", transBatchA=1),
+    ]
+    scale, zero = helper.make_tensor("s", FLOAT, [], [0.1]), helper.make_tensor("z", TensorProto.UINT8, [], [0])
+    packed = helper.make_tensor("g", TensorProto.UINT8, [7, 10], bytes(70), raw=True)
+    onnx_model = model(
+        nodes,
+        [value("x", 2, 3, 8, 8), value("a", 5, 4, 6), value("b", 4, 6, 7)],
+        [helper.make_empty_tensor_value_info(n) for n in ("y", "float_y", "p")],
+        [weights("w", 5, 3, 3, 3), scale, zero, packed],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+    )
+    program = program_of(onnx_model)
+    images, pairs = "[2,5,4,4]", "[2,10,4,4]"
+    shapes = [
+        f"f32{images}",
+        f"u8{images}",
+        f"u8{images}",
+        f"u8{pairs}",
+        "u8[2,10,1,1]",
+        "u8[2,10]",
+        "u8[2,7]",
+        "f32[2,7]",
+    ]
+    assert [op.output_shapes for op in program.ops] == [*shapes, "f32[4,5,7]"]
+    assert UNKNOWN_SHAPES not in program.guessed.values()
+    flops = {op.name: op.kernels[0].flops for op in program.ops if op.is_product}
+    assert flops == {
+        "FusedConv_c": 2 * (2 * 5 * 4 * 4) * 27,
+        "QGemm_y": 2 * 2 * 7 * 10,
+        "QGemm_float_y": 2 * 2 * 7 * 10,
+        "FusedMatMul_p": 2 * (4 * 5 * 7) * 6,
+    }
 
 
 def test_shapes_that_are_not_known_are_said():

@@ -79,8 +79,16 @@ def _require_shape(shape: Shape) -> Sequence[int]:
     return shape
 
 
+def _operand(node: NodeProto, input_shapes: Shapes, position: int) -> tuple[int, ...]:
+    """Returns the shape of an operand of a product; ONNX Runtime may move its first dimension behind those of the batch."""
+    shape = tuple(_require_shape(input_shapes[position]))
+    if attribute(node, f"transBatch{'AB'[position]}", 0) and len(shape) > 1:
+        return (*shape[1:-1], shape[0], shape[-1])
+    return shape
+
+
 def _matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    left = _require_shape(input_shapes[0])
+    left = _operand(node, input_shapes, 0)
     inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
     return 2 * prod(_require_shape(output_shapes[0])) * inner
 
@@ -266,8 +274,8 @@ def runtime_shapes(node: NodeProto, input_shapes: Shapes) -> list[Shape]:
     if _has_projection(node):
         return [(*first[:-1], _require_shape(input_shapes[1])[-1] // 3)]
     if node.op_type in ("FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"):
-        second = _require_shape(input_shapes[1])
-        if min(len(first), len(second)) > 1 and not any(attribute(node, f"transBatch{x}", 0) for x in "AB"):
+        first, second = (_operand(node, input_shapes, k) for k in (0, 1))
+        if min(len(first), len(second)) > 1:
             rows = first[-1] if attribute(node, "transA", 0) else first[-2]
             columns = second[-2] if attribute(node, "transB", 0) else second[-1]
             return [(*np.broadcast_shapes(tuple(first[:-2]), tuple(second[:-2])), rows, columns)]
@@ -284,7 +292,8 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         return _attention_products(node, input_shapes, skips_masked=True)
     shapes = [tuple(_require_shape(shape)) for shape in input_shapes[:2]]
     if node.op_type in ("MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "FusedGemm"):
-        left, right, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
+        left, right = (_operand(node, input_shapes, k) for k in (0, 1))
+        outputs = tuple(_require_shape(output_shapes[0]))
         inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
         product = matmul_product(left, right, inner, outputs)
         return () if product is None else (product,)

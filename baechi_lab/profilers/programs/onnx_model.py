@@ -306,16 +306,16 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
         if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
         types, (shapes, element_types) = value_types(model.graph), _shapes_and_types(model.graph)
-        no_tensors = {v for v, kind in types.items() if not kind.HasField("tensor_type")}  # but sequences and maps
+        no_tensors = {v for v, kind in types.items() if kind.WhichOneof("value") not in (None, "tensor_type")}
         if all(v in shapes or v in no_tensors for v in node.output if v):
             continue
         bodies = bodies_of(node, model)
         output_types = bodies[0].output_types(_infer_shapes(bodies[0].model, None, {}).graph) if bodies else []
-        with contextlib.suppress(IndexError, TypeError, ValueError):
-            kind = element_types.get(node.input[0], "")
-            number = onnx.TensorProto.DataType.Value(kind if kind in _FLOATS else "FLOAT")
-            output_shapes = runtime_shapes(node, [shapes.get(v) for v in node.input])
+        with contextlib.suppress(IndexError, TypeError, ValueError, onnx.shape_inference.InferenceError):
+            input_shapes = [shapes.get(v) for v in node.input]
+            output_shapes = _shapes_of_equivalent(node, input_shapes) or runtime_shapes(node, input_shapes)
             known_numbers = [types[v].tensor_type.elem_type if v in types else 0 for v in node.output]
+            number = onnx.TensorProto.DataType.Value(_result_type(node, element_types))
             output_types = output_types or [
                 onnx.helper.make_tensor_type_proto(known or number, shape)
                 for known, shape in zip(known_numbers, output_shapes, strict=False)
@@ -327,6 +327,64 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
         if output_types:
             model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     return model
+
+
+_EQUIVALENTS = {
+    "FusedConv": ("Conv", (0, 1)),
+    "FusedGemm": ("Gemm", (0, 1)),
+    "QGemm": ("Gemm", (0, 3)),
+    "QLinearAdd": ("Add", (0, 3)),
+    "QLinearMul": ("Mul", (0, 3)),
+    "QLinearWhere": ("Where", (0, 1, 4)),
+    "QLinearAveragePool": ("AveragePool", (0,)),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)),
+    "QLinearLeakyRelu": ("LeakyRelu", (0,)),
+    "QLinearReduceMean": ("ReduceMean", (0,)),
+    "QLinearSigmoid": ("Sigmoid", (0,)),
+    "QLinearSoftmax": ("Softmax", (0,)),
+}
+"""Operator of ONNX Runtime -> the one of ONNX that has its shapes, and the positions of the inputs that both have."""
+
+
+def _shapes_of_equivalent(node: NodeProto, input_shapes: Sequence[Shape | None]) -> list[Shape]:
+    """Returns the output shapes of a fused or quantized operator of `com.microsoft`, those of ONNX's own; none for others."""
+    if node.domain != "com.microsoft" or attribute(node, "channels_last", 0):
+        return []
+    if node.op_type == "QLinearConcat":
+        name, positions = "Concat", tuple(range(2, len(node.input), 3))
+    elif node.op_type in _EQUIVALENTS:
+        name, positions = _EQUIVALENTS[node.op_type]
+    else:
+        return []
+    schema = onnx.defs.get_schema(name, _VERSION_OF_EQUIVALENTS)
+    inputs = {f"input{k}": input_shapes[k] for k in positions}
+    types = {
+        value: onnx.helper.make_tensor_type_proto(
+            onnx.TensorProto.BOOL if name == "Where" and value == "input0" else onnx.TensorProto.FLOAT, shape
+        )
+        for value, shape in inputs.items()
+    }
+    equivalent = onnx.helper.make_node(name, list(inputs), ["output"])
+    equivalent.attribute.extend(a for a in node.attribute if a.name in schema.attributes)
+    opsets = [onnx.helper.make_opsetid("", _VERSION_OF_EQUIVALENTS)]
+    result = onnx.shape_inference.infer_node_outputs(schema, equivalent, types, opset_imports=opsets)["output"]
+    dims = result.tensor_type.shape.dim
+    has_sizes = result.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    return [tuple(d.dim_value for d in dims)] if has_sizes else []
+
+
+_VERSION_OF_EQUIVALENTS = 17
+
+
+def _result_type(node: NodeProto, element_types: Mapping[str, str]) -> str:
+    """Returns the type of the numbers that an operator makes, if ONNX does not infer it."""
+    if node.op_type == "QGemm" and (len(node.input) < 9 or not node.input[7]):
+        return "FLOAT"  # without a scale of the result
+    source = (
+        node.input[1] if node.op_type == "QLinearConcat" else node.input[1 if node.op_type == "QLinearWhere" else 0]
+    )
+    kind = element_types.get(source, "")
+    return kind if kind in _FLOATS or (node.op_type.startswith("Q") and kind in ("INT8", "UINT8")) else "FLOAT"
 
 
 def _longest_body(
