@@ -128,7 +128,7 @@ def test_shapes_that_do_not_fit_an_operator_are_a_guess(op, inputs, attributes):
     program = model([node], [value(k, *s) for k, s in inputs.items()], [value("y", 8)])
     try:
         with pytest.warns(UserWarning, match="shapes that do not fit the operator|only the bytes are counted"):
-            graph = bl.profile_program(program, hardware="a100")
+            graph = bl.profile_program(program, hardware="a100", training=False)
     except bl.FormatError as error:
         assert "the shapes cannot be inferred" in str(error)
     else:
@@ -704,6 +704,27 @@ def test_bug_shapes_behind_fused_and_quantized_operators_of_onnx_runtime_were_no
         "QGemm_float_y": 2 * 2 * 7 * 10,
         "FusedMatMul_p": 2 * (4 * 5 * 7) * 6,
     }
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bug_training_of_quantized_weights_was_the_forward_pass_without_a_word(bias):
+    """An int8 weight with scales per channel: nothing is trained, or the bias behind the product alone."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"], "weight", axis=1),
+        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
+        helper.make_node("Add" if bias else "Relu", ["p", "b"] if bias else ["p"], ["y"], "last"),
+    ]
+    packed = helper.make_tensor("q", TensorProto.INT8, [8, 4], bytes(32), raw=True)
+    parameters = [packed, weights("s", 4), *([weights("b", 4)] if bias else [])]
+    onnx_model = model(nodes, [value("x", 2, 8)], [value("y", 2, 4)], parameters)
+    expected = "behind DequantizeLinear the step has no gradients" if bias else "the step is the forward pass alone"
+    with pytest.warns(GuessedCosts, match=expected):
+        graph = bl.profile_program(onnx_model)
+    assert graph.names[:3] == ("weight", "product", "last") and not any("product/" in name for name in graph.names)
+    assert graph.names[3:] == (("last/backward", "last/update") if bias else ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bl.profile_program(onnx_model, training=False).n == 3
 
 
 def test_shapes_that_are_not_known_are_said():

@@ -15,7 +15,7 @@ from ...graph.hardware import DEFAULT_HARDWARE, Hardware, HardwareChoice, by_kin
 from ..precision import Precision
 from .backward import add_backward_and_updates
 from .detection import is_instance
-from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program
+from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp
 
 
 class GuessedCosts(UserWarning):
@@ -49,8 +49,8 @@ def profile_program(
         one op per operator, and its backward ops; parameters are persistent bytes of the first op that reads them.
 
     Warns:
-        GuessedCosts: an operator is unknown and estimated by its bytes, a shape is unknown, or the operators' version is
-            older than ONNX Runtime's oldest.
+        GuessedCosts: an operator is unknown and estimated by its bytes, a shape is unknown, the operators' version is older
+            than ONNX Runtime's oldest, or parameters cannot be trained because they are quantized.
 
     Raises:
         FormatError: the file is unreadable, cut off or of an unsupported version, or its file of weights is missing.
@@ -74,10 +74,13 @@ def profile_program(
     precision = Precision.of(precision, gradients)
     forward_program = _read_program(program, batch_size, checked_sizes, precision).in_precision(precision)
     for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
-        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=3)
+        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=2)
     if not training:
         return forward_program.graph(kinds, precision)
-    return add_backward_and_updates(forward_program, optimizer_states, precision).graph(kinds, precision)
+    step_program = add_backward_and_updates(forward_program, optimizer_states, precision)
+    for message in _describe_untrained(step_program):
+        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=2)
+    return step_program.graph(kinds, precision)
 
 
 def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], precision: Precision) -> Program:
@@ -93,6 +96,25 @@ def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], p
     raise InvalidInput(
         f"program is {program!r:.80}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
     )
+
+
+def _describe_untrained(step_program: Program) -> Iterator[str]:
+    """Describes why a step has no backward pass, or one without some of its products."""
+    quantized = sorted({op.op_type for op in step_program.ops if op.forward_of < 0 and _reads_integer_weights(op)})
+    if not any(op.forward_of >= 0 for op in step_program.ops):
+        yield (
+            "no parameter of it can be trained, so that the step is the forward pass alone; training=False (--inference) says "
+            "that this is meant"
+        )
+    elif quantized:
+        yield (
+            f"quantized weights are not trained: behind {', '.join(quantized[:8])} the step has no gradients of them; "
+            "training=False (--inference) estimates the model as it is used"
+        )
+
+
+def _reads_integer_weights(op: ProgramOp) -> bool:
+    return op.op_type in ("DequantizeLinear", "MatMulNBits") or any(kernel.precision == "int8" for kernel in op.kernels)
 
 
 def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:

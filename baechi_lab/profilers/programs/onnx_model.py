@@ -62,7 +62,17 @@ _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "i
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
-_STATISTICS = {"BatchNormalization": (3, 4)}
+_STATISTICS = {
+    "BatchNormalization": (3, 4),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1, 2)),
+    "QLinearConv": (1, 4, 6),
+    "QLinearMatMul": (1, 4, 6),
+    "QGemm": (1, 4, 7),
+    "MatMulNBits": (2,),
+    "DynamicQuantizeMatMul": (2,),
+    "MatMulIntegerToFloat": (2, 3),
+}
+"""Positions of parameters that no optimizer trains: statistics of norms, and scales of quantized numbers."""
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
 _OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
