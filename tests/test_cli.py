@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from fewer import fast
 
 import baechi_lab as bl
 from baechi_lab.cli import COMMANDS, console, main, output
@@ -143,7 +144,7 @@ def test_placement_of_groups_is_written_for_ops(call, graph_file, tmp_path):
     assert load_placement(file).on(bl.load_graph(graph_file)).n == 3
 
 
-@pytest.mark.parametrize("command", ["place", "compare --placers m-etf", "sweep --placers m-etf"])
+@pytest.mark.parametrize("command", fast(["place", "compare --placers m-etf", "sweep --placers m-etf"], 2))
 def test_groups_that_do_not_fit_are_taken_apart_and_it_is_said(call, tmp_path, command):
     path = tmp_path / "heavy.json"
     bl.save_graph(bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60]), path)
@@ -334,6 +335,7 @@ def test_an_interrupted_search_ends_with_what_it_has_and_says_so(call, graph_fil
     assert err == "baechi-lab place: interrupted; the placement is the best so far\n"
 
 
+@pytest.mark.slow
 def test_the_command_in_a_deleted_folder(call, graph_file, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

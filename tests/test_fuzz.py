@@ -12,11 +12,11 @@ from fuzzing.run import CASES, run
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("graphs", 300),
-        ("files", 300),
-        ("commands", 100),
+        pytest.param("graphs", 300, marks=pytest.mark.slow),
+        pytest.param("files", 300, marks=pytest.mark.slow),
+        pytest.param("commands", 100, marks=pytest.mark.slow),
         ("traces", 200),
-        ("configs", 30),
+        pytest.param("configs", 30, marks=pytest.mark.slow),
         ("layouts", 60),
         ("arguments", 500),
         ("torch", 200),

@@ -262,11 +262,13 @@ def test_a_disturbed_ladder_is_measured_again(monkeypatch):
     assert costs.step_us == pytest.approx(2_000.0 - 500.0)
 
 
+@pytest.mark.slow
 def test_ladders_that_stay_disturbed_are_not_trusted(monkeypatch):
     costs = _costs(monkeypatch, [9_000.0, *[9_000.0, 5_000.0] * calibration.TRIES])
     assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 8_500.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hop_us", "wire_us", "overlap_us"), [(250, 50, 0), (130, 0, 70)])
 def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, hop_us, wire_us, overlap_us):
     """72 hops take 14.4 ms more of both processors together, 200 us each; of many at once the sender has a quarter.
@@ -356,6 +358,7 @@ def test_other_programs_are_noticed(rows, calibrated, quiet):
     assert summarize_rows(rows, calibrated).quiet is quiet
 
 
+@pytest.mark.slow
 def test_cpu_time_of_other_programs_is_counted_and_ones_own_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:

@@ -36,7 +36,7 @@ def test_a_step_that_fits_is_its_own_best_option():
     assert str(answer).startswith("Yes: 1 device")
 
 
-@pytest.mark.parametrize(("devices", "share"), [(1, 0.6), (2, 0.4)])
+@pytest.mark.parametrize(("devices", "share"), [(1, 0.6), pytest.param(2, 0.4, marks=pytest.mark.slow)])
 def test_every_option_is_what_its_simulation_says(devices, share):
     alone = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))
     cluster = bl.Cluster.uniform(devices, memory_bytes=int(alone.peak_bytes[0] * share), link=LINK)
@@ -103,6 +103,7 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
     assert more_devices.fits and more_devices.choice == "6 devices"
 
 
+@pytest.mark.slow
 def test_two_options_together_where_neither_fits():
     """Masks of 3 kB each may not be made again, and the host holds one of them: 10 kB recomputed, one mask less on the host."""
     graph = bl.generators.with_backward(bl.generators.chain(12, size_bytes=(1000, 1000), duration_us=(100, 100)))
@@ -121,6 +122,7 @@ def test_two_options_together_where_neither_fits():
     assert bl.check(pair.graph, cluster, pair.placement, pair.timeline) == ()
 
 
+@pytest.mark.slow
 def test_micro_batches_are_recomputed_where_they_do_not_fit():
     """A micro-batch of 4 samples holds 9 values of 4 kB, 36 kB; within 20 kB five of them at once."""
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="20kB", link=LINK), batch_size=64)
@@ -194,6 +196,7 @@ def test_the_code_of_an_option_gives_its_step():
     assert tried
 
 
+@pytest.mark.slow
 def test_recomputing_and_placing_is_never_worse_than_either():
     graph = build(64)
     cluster = bl.Cluster.uniform(2, memory_bytes="256kB", link=LINK)
@@ -260,6 +263,7 @@ def test_bad_input_is_rejected():
             bl.fit(build(8), cluster, give_up=give_up)
 
 
+@pytest.mark.slow
 def test_the_command_prints_options_and_their_code(tmp_path, capsys):
     bl.save_graph(build(64), path := str(tmp_path / "graph.json"))
     assert main(["fit", path, "--memory", "400kB", "--devices", "1", "--link-latency", "5", "--batch-size", "64"]) == 0

@@ -17,6 +17,7 @@ def step(seed, ops=14):
     return graph.replace(persistent_bytes=rng.integers(0, 200_000, graph.n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed):
     graph, roomy = step(seed), bl.Cluster.uniform(3, memory_bytes=1 << 40, link=LINK)
@@ -32,6 +33,7 @@ def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed
         ]  # whatever the limit
 
 
+@pytest.mark.slow
 def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minimum():
     graph, cluster = step(1), bl.Cluster.uniform(3, memory_bytes="1GB", link=LINK)
     answer = bl.fit(graph, cluster)
@@ -44,6 +46,7 @@ def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minim
     assert bl.fit(graph, bl.Cluster.uniform(1)).caveat == ""
 
 
+@pytest.mark.slow
 def test_more_devices_are_never_slower_than_those_there_are():
     """The placement on fewer devices is one of the tries, whether it was found here or given."""
     graph, cluster = step(3), bl.Cluster.uniform(2, memory_bytes="1GB", link=LINK)
@@ -56,6 +59,7 @@ def test_more_devices_are_never_slower_than_those_there_are():
             assert more_devices.command == first.command
 
 
+@pytest.mark.slow
 def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
     """A host that is assumed, devices beside a host, and what lies there were not in the code."""
     random = bl.generators.with_backward(bl.generators.random_dag(6, seed=24))

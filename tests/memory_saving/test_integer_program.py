@@ -103,6 +103,7 @@ def test_bug_a_small_graph_was_solved_without_any_limit(monkeypatch):
     assert limits and all(seconds or nodes for seconds, nodes in limits)
 
 
+@pytest.mark.slow
 def test_what_once_finds_is_a_plan_of_all_plans():
     """Without a node the solver has the plan that it begins with."""
     groups = RecomputeGroups(TrainingGraph(skipping(14, 4)))
@@ -132,6 +133,7 @@ def test_many_ops_are_merged(reuse):
     assert order_peak(graph_with_copies(solved.plan), solved.plan.node) <= 0.8 * groups.peak_without_recompute
 
 
+@pytest.mark.slow
 def test_a_value_that_is_read_far_down_need_not_be_held_throughout():
     """Dynamic programs hold it, and repeat 11.95 us here; the least that any plan of one order repeats is 8.8."""
     graph = skipping(16, 4)

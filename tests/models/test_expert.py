@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from fewer import slow
 
 import baechi_lab as bl
 from baechi_lab.models.scopes import assign_by_scope, layer_number, layered_rule, scope_parts
@@ -117,6 +118,8 @@ TRACED = {
     "transformer": {**SMALL, "layers": 4, "heads": 2, "inner": 16},
 }
 
+LONG_TO_TRACE = ("gnmt", "transformer")
+
 
 @cache
 def traced(name):
@@ -125,7 +128,7 @@ def traced(name):
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4])
-@pytest.mark.parametrize("name", sorted(TRACED))
+@pytest.mark.parametrize("name", slow(sorted(TRACED), *LONG_TO_TRACE))
 def test_expert_is_a_valid_placement_of_every_op(name, devices):
     graph, cluster = traced(name), bl.Cluster.uniform(devices)
     placed = bl.place(graph, cluster, "expert")
@@ -137,7 +140,7 @@ def test_expert_is_a_valid_placement_of_every_op(name, devices):
     assert bl.check(graph, cluster, placed, bl.simulate(graph, cluster, placed)) == ()
 
 
-@pytest.mark.parametrize("name", ["gnmt", "nmt", "rnnlm", "transformer"])
+@pytest.mark.parametrize("name", slow(["gnmt", "nmt", "rnnlm", "transformer"], *LONG_TO_TRACE))
 def test_every_scoped_op_is_with_its_layer(name):
     graph = traced(name)
     device = bl.models.expert(None, graph, bl.Cluster.uniform(4))
@@ -152,7 +155,7 @@ def test_every_scoped_op_is_with_its_layer(name):
     assert {"embedding", "projection"} <= visited
 
 
-@pytest.mark.parametrize("name", ["gnmt", "nmt"])
+@pytest.mark.parametrize("name", slow(["gnmt", "nmt"], *LONG_TO_TRACE))
 def test_attention_goes_with_the_first_layer_on_request(name):
     graph = traced(name)
     device = bl.place(graph, bl.Cluster.uniform(4), "expert", attention="first").device

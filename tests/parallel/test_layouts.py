@@ -250,6 +250,7 @@ def test_stages_of_layers_that_do_not_divide() -> None:
         stage_blocks(bl.Layout(pp=2, stage_layers=(3, 6)), 10)
 
 
+@pytest.mark.slow
 def test_the_best_layout_is_the_fastest_of_all_that_fit() -> None:
     cluster = a100(4)
     table = bl.layouts(GPT, cluster, global_batch=16, sequence_length=1024)

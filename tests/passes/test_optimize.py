@@ -189,6 +189,7 @@ def test_groups_that_the_passes_make_never_refuse_a_graph():
     assert bl.place(graph, cluster, "auto").device.tolist() == [0, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_only", [True, False])
 def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
     rng, possible = np.random.default_rng(7), 0

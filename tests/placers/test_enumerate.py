@@ -51,6 +51,7 @@ def test_it_is_the_optimum_of_brute_force(start):
             assert makespan == best.makespan_us and np.all(peak <= cluster.memory_bytes)
 
 
+@pytest.mark.slow
 def test_bug_auto_was_not_the_optimum_of_small_graphs():
     for k in range(20):
         graph, cluster = problem(k)

@@ -183,6 +183,7 @@ def test_the_solver_stays_in_its_own_process(monkeypatch):
     assert "ortools" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_solver_that_dies_is_an_error_with_its_reason():
     graph, cluster = OpGraph.from_edges([1]), Cluster.uniform(1)
     with SolverProcess() as solver, pytest.raises(ExecutionError, match="horizon"):
@@ -258,6 +259,7 @@ def test_an_interrupted_start_ends_the_proof(monkeypatch):
     assert not placed.info["solves"]
 
 
+@pytest.mark.slow
 def test_bug_durations_far_beyond_the_horizon_were_no_model_that_could_be_solved():
     """1e12 us stands for a device that nobody should use; as 64-bit numbers of units, such times overflow."""
     edges = [(0, 1, 4), (0, 2, 4), (1, 4, 8), (2, 3, 4)]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fewer import slow
 
 import baechi_lab as bl
 
@@ -21,6 +22,7 @@ def step_of(graph, cluster, placed):
     return timeline.makespan_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("placer", "params"), [("search", SEARCH), ("auto", {})])
 def test_what_fits_only_by_recomputing_or_offloading(placer, params):
     graph, cluster = chain(16), bl.Cluster.uniform(2, memory_bytes=6000, link=LINK).with_host("1MB", link=LINK)
@@ -34,7 +36,7 @@ def test_what_fits_only_by_recomputing_or_offloading(placer, params):
     assert bl.recompute(graph, **keyword) == repeated.graph
 
 
-@pytest.mark.parametrize("memory", [9000, 12_000])
+@pytest.mark.parametrize("memory", slow([9000, 12_000], 9000))
 def test_never_slower_than_without(memory):
     """Memory binds, and is enough for a placement: with half of the simulations search finds as much by itself here."""
     graph, cluster = chain(12), bl.Cluster.uniform(2, memory_bytes=memory, link=LINK)
@@ -50,6 +52,7 @@ def test_where_memory_does_not_bind_nothing_is_given_up():
     assert free == bl.place(graph, cluster, "search", **SEARCH)
 
 
+@pytest.mark.slow
 def test_both_where_neither_is_enough():
     """Masks of 3 kB that may not be made again, a host that holds one of them (as in the tests of `fit`)."""
     graph = chain(12)

@@ -11,6 +11,7 @@ import baechi_lab as bl
 from baechi_lab.placers.registry import placer_class, placer_names
 
 PLACERS = placer_names()
+SLOW_PLACERS = ("auto", "metis", "post-adjusted", "search")
 LIMITED = [name for name in PLACERS if placer_class(name).uses_memory]
 # A count of updates instead of seconds, and small networks: what is learned does not matter here.
 LEARNED = {
@@ -74,7 +75,7 @@ def checked_on_random_cases(placer, examples, check, **params):
     settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
 
 
-@pytest.mark.parametrize("placer", PLACERS)
+@pytest.mark.parametrize("placer", slow(PLACERS, *SLOW_PLACERS))
 def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     params = PARAMETERS.get(placer, {})
 
@@ -91,7 +92,7 @@ def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     checked_on_random_cases(placer, 25, check)
 
 
-@pytest.mark.parametrize("placer", slow(LIMITED, "exact"))
+@pytest.mark.parametrize("placer", slow(LIMITED, "exact", *SLOW_PLACERS))
 def test_under_tight_memory_valid_or_infeasible(placer):
     params = PARAMETERS.get(placer, {})
 
@@ -110,6 +111,7 @@ def test_under_tight_memory_valid_or_infeasible(placer):
     checked_on_random_cases(placer, 30, check, share=st.floats(0.0, 1.0))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graph=graphs(), cluster=clusters(), data=st.data())
 def test_any_placement_by_hand_is_simulated_as_its_twin_says(graph, cluster, data):

@@ -250,6 +250,7 @@ def test_coarse_graphs_of_such_steps_prove_only_what_is_not_shared():
         bl.place(coarse, bl.Cluster.uniform(1, memory_bytes=29), "m-etf")
 
 
+@pytest.mark.slow
 def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
     """Op 1's 10 bytes lie in op 0's 30: on one device op 2 holds 30 + 40 of 60, although placers count 10 + 40.
 
@@ -268,6 +269,7 @@ def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
             bl.place(graph, bl.Cluster.uniform(1, memory_bytes=60), name, objective="throughput")
 
 
+@pytest.mark.slow
 def test_what_fits_only_because_messages_delay_ops_is_not_refused_with_a_proof():
     """Found by trying random problems: on (1, 0, 1, 1, 0, 0) the 164 and 107 bytes hold when messages take processor time."""
     edges = [

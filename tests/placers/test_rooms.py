@@ -32,6 +32,7 @@ def arrows():
     return imports_graph
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     own_modules = [p for p in arrows() if p.parent.name in ROOMS or p.stem in ("hierarchical", "metis", "contiguous")]
     circles = [c for c in nx.strongly_connected_components(arrows()) if len(c) > 1 and c & set(own_modules)]

@@ -87,7 +87,7 @@ def test_two_chains_meet_after_one_transfer():
     assert simulate(graph, cluster, placement).makespan_us == 33.0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", fast([1, 2], 1))
 def test_same_seed_and_evaluations_same_placement(workers):
     graph = generators.layered_dag(60, seed=3)
     cluster = Cluster.uniform(3, memory_bytes=1 << 40)
@@ -169,6 +169,7 @@ def test_starts_are_different_and_mostly_have_priorities():
     assert choose(only, 4) == only
 
 
+@pytest.mark.slow
 def test_never_worse_than_the_portfolio():
     for seed in range(3):
         graph = generators.layered_dag(80, seed=seed)
@@ -203,6 +204,7 @@ def test_an_interrupt_returns_the_best_so_far():
     assert placement.interrupted and simulate(graph, cluster, placement).feasible
 
 
+@pytest.mark.slow
 def test_p90_takes_the_placement_that_errors_hurt_less():
     graph = generators.layered_dag(40, seed=2, duration_us=(10, 100), size_bytes=4)
     cluster = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(8.0, 0.0))
@@ -320,6 +322,7 @@ def tight_case():
     return graph, Cluster.uniform(devices, memory_bytes=int(rng.uniform(0.5, 0.8) * peak[0]), link=link, comm="duplex")
 
 
+@pytest.mark.slow
 def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
     graph, cluster = tight_case()
     placement = place(graph, cluster, "search", time_limit=None, evaluations=150_000)

@@ -72,6 +72,7 @@ class Losing:
         return future
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_sent_again():
     losing = Losing(2)
     assert same(search_islands("here"), search_islands(losing))
@@ -80,6 +81,7 @@ def test_what_is_lost_is_sent_again():
         search_islands(Losing(4))
 
 
+@pytest.mark.slow
 def test_a_callback_ends_it_between_rounds():
     reports = []
     stopped = search_islands("here", callback=lambda progress: reports.append(progress) or len(reports) == 2)

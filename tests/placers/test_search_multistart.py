@@ -46,6 +46,7 @@ def test_long_budgets_are_several_searches():
     assert MultiStart(little, 2, 0, Budget(1e6, None), lambda cost, used: None).search_count() == 1
 
 
+@pytest.mark.slow
 def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
     bests, begun, partners = [], [], []
@@ -73,6 +74,7 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placed).makespan_us <= begun[0][0] * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
     reports = []
@@ -87,6 +89,7 @@ def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     assert placed.info["evaluations"] < 8000
 
 
+@pytest.mark.slow
 def test_the_first_rounds_are_hot_and_the_later_ones_cold(monkeypatch):
     instance, cycles = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
     cycle = Chain.cycle

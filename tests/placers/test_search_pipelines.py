@@ -112,6 +112,7 @@ def test_memory_and_allowed_devices_hold(objective):
         bl.place(graph, cluster.with_memory(12), "search", objective=objective, time_limit=0)
 
 
+@pytest.mark.slow
 def test_never_worse_than_the_start_and_the_same_every_time():
     graph, cluster = training(3, 8), uneven_cluster(3, "sequential")
     for objective in ("throughput", "step"):

@@ -100,6 +100,7 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     assert with_runs(instance, subproblem) is None
 
 
+@pytest.mark.slow
 def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():
     graph = gnmt(ops=1500, seed=2)
     n, rng = graph.n, np.random.default_rng(0)

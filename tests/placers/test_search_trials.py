@@ -64,6 +64,7 @@ def test_graphs_without_coarse_structures_get_a_cycle_per_start():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", fast([2, 4, 7], 1))
 def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(stop):
     reports = []

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from fewer import fast, slow  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.cli import main  # noqa: E402
@@ -89,7 +90,7 @@ def forward_flops(name):
     }[name]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow(CONFIGS, "mistral", "mixtral", "bert", "t5"))
 def test_architectures_have_the_flops_and_bytes_of_hand_arithmetic(name):
     """FLOPs within 1 % of hand arithmetic, bytes exact: bf16 weights and gradients, two states of Adam."""
     model, inputs = bl.torch.hugging_face(CONFIGS[name], batch_size=B, sequence_length=S)
@@ -201,7 +202,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", slow(SEVERAL, "llava"))
 def test_inputs_of_images_and_sound(name):
     """All that a model takes is given: Llava was estimated without its images, Whisper was refused."""
     config, shapes, module_name = SEVERAL[name]
@@ -271,7 +272,7 @@ FIT = {
 }
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("name", slow(FIT, "internvl"))
 def test_models_that_were_refused(name):
     config, shapes = FIT[name]
     model, inputs = bl.torch.hugging_face(config, batch_size=2, sequence_length=S)
@@ -445,7 +446,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", fast(MASKS, 2))
 def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch):
     """Attention gets the arguments that it gets in a real run: whether a mask, of which shape, causal, shared heads."""
     attention, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -469,6 +470,7 @@ def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch)
     assert calls and estimated[-len(calls) :] == calls
 
 
+@pytest.mark.slow
 def test_no_mask_of_tokens_by_tokens():
     """The largest tensor of a long text is its logits; it was the mask, of 512 * 512 numbers."""
     config = {**CONFIGS["llama"], "max_position_embeddings": 512, "num_key_value_heads": HEADS}
@@ -528,6 +530,7 @@ def call(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_command_estimates_a_configuration(call):
     code, facts, _ = call(
         {**CONFIGS["llama"], "torch_dtype": "bfloat16"},
@@ -613,7 +616,7 @@ QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
 }
 
 
-@pytest.mark.parametrize("method", QUANTIZED)
+@pytest.mark.parametrize("method", fast(QUANTIZED, 2))
 def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     """Bytes by hand, with scales, zero points and code books; the head stays as it is; only the rest is trained."""
     options, expected = QUANTIZED[method]
@@ -641,6 +644,7 @@ def test_bug_compression_config_was_left_out(named):
     assert stored_bytes(model.model.layers[0].mlp.up_proj.weight) == expected
 
 
+@pytest.mark.slow
 def test_experts_of_gpt_oss(call):
     """Four and a quarter bits per number of the experts; what is named stays; the command says so."""
     unquantized = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -682,6 +686,7 @@ def test_experts_in_fp8_as_transformers_stores_them():
     assert sum(map(stored_bytes, model.parameters())) == sum(p.nbytes for p in replaced.parameters())
 
 
+@pytest.mark.slow
 def test_kernels_read_quantized_weights_as_they_are_stored():
     """A token through a layer of a model in 4 bits: scarcely more than a quarter of the bytes of bfloat16."""
     config = {**CONFIGS["llama"], "dtype": "bfloat16", "hidden_size": 1024, "intermediate_size": 4096}
@@ -742,7 +747,7 @@ BACKBONES = {
 }
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", slow(BACKBONES, "DETR as it is"))
 def test_bug_a_hub_was_asked_for_backbones(name, monkeypatch):
     """No connection is tried, and what cannot be made without one is said; afterwards sockets are as they were."""
     config, message = BACKBONES[name]

@@ -85,6 +85,7 @@ def test_pytorch_profiles_say_their_spread_and_the_load(busy):
     assert "measured" not in bl.torch.profile(model, torch.ones(4, 8), hardware="a100").info
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_tensorflow_profiles_say_their_spread_and_the_load():
     step = bl.models.build("mlp", batch_size=2, layers=1)

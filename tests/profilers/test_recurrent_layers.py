@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fewer import fast
 
 import baechi_lab as bl
 from baechi_lab.graph.hardware import Hardware
@@ -31,7 +32,7 @@ def fused_loops(step):
     return structure, [i for i, node in enumerate(structure.nodes) if is_fused(node)]
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kind", fast(["GRU", "LSTM"], 1))
 def test_bug_layers_that_a_gpu_runs_as_one_kernel_were_estimated_op_by_op(kind):
     """They took 13 times as long as PyTorch's."""
     step = traced(getattr(keras.layers, kind)(HIDDEN, return_sequences=True))
@@ -56,7 +57,7 @@ def test_bug_layers_that_a_gpu_runs_as_one_kernel_were_estimated_op_by_op(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kind", fast(["GRU", "LSTM"], 1))
 def test_the_readers_of_tensorflow_and_pytorch_agree(kind):
     """For a layer whose products take longer than launches."""
     torch = pytest.importorskip("torch")
@@ -99,6 +100,7 @@ def test_other_cells_and_loops_run_op_by_op():
     assert not fused_loops(traced(keras.layers.RNN(keras.layers.GRUCell(4))))[1]
 
 
+@pytest.mark.slow
 def test_directions_masks_dropout_and_half_precision_are_kernels_too():
     half = keras.mixed_precision.Policy("mixed_bfloat16") if hasattr(keras, "mixed_precision") else "mixed_bfloat16"
     model = keras.Sequential(

@@ -44,7 +44,7 @@ SLOTS_PER_WEIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", fast(OPTIMIZERS, 2))
+@pytest.mark.parametrize("name", fast(OPTIMIZERS, 1))
 def test_keras_losses_weights_and_slots(name, batch, make_mlp):
     model = make_mlp(OPTIMIZERS[name](), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
     step = bl.trace(model, *batch)
@@ -439,7 +439,7 @@ def test_outputs_are_called_as_in_the_dict_that_is_returned():
     assert bl.trace(lambda x: x + 1, np.float32(3)).output_names == ()
 
 
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("built", fast([False, True], 1))
 def test_keras_models_under_a_mirrored_strategy(batch, make_mlp, built):
     """One replica trains as without a strategy; the optimizer's variables may not be there yet."""
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():

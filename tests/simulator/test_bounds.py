@@ -51,6 +51,7 @@ def test_no_bound_is_above_the_optimum(seed):
         assert value <= best * (1 + 1e-9) + 1e-9, name
 
 
+@pytest.mark.slow
 def test_high_effort_often_proves_the_optimum():
     tight = 0
     for seed in range(20):

@@ -89,6 +89,7 @@ def test_zero_bubble_table_5(p, count, us, delay, published):
     assert peak[0] <= p * one and peak[1] <= p * one and peak[3] <= 2 * p * one
 
 
+@pytest.mark.slow
 def test_zb_auto_keeps_to_memory_that_the_steps_really_take():
     """Outputs under way and received copies count too, not only the activations that the list schedule knows of."""
     us = [[4.0, 7.0, 3.0], [5.0, 2.0, 8.0], [6.0, 1.0, 4.0]]

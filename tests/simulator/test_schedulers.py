@@ -119,6 +119,7 @@ def test_unknown_scheduler_suggests():
         bl.simulate(GRAPH, CLUSTER, PLACEMENT, "ptc")
 
 
+@pytest.mark.slow
 def test_msr_takes_the_op_with_the_highest_score_whatever_runs():
     """All ready ops are compared, as the kernel does not: it leaves out those that could not be the best."""
     rng, n, devices, weight = np.random.default_rng(3), 40, 4, 0.3

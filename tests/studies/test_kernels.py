@@ -56,6 +56,7 @@ def test_constants_are_those_of_the_study(table):
             )
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_constants_of_synthetic_rows(table):
     """Rows of the V100, predicted with known constants, are fitted to within a hundredth."""
     truth = GENERATIONS["volta"]

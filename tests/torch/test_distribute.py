@@ -39,7 +39,7 @@ def scattered(model, inputs, *, seed=0, devices=3, reorder="gpu", ordered=True):
 
 
 @pytest.mark.parametrize("placer", ["single", "m-topo", "m-etf", "m-sct"])
-@pytest.mark.parametrize("name", ["transformer", "gnmt"])
+@pytest.mark.parametrize("name", slow(["transformer", "gnmt"], "transformer"))
 def test_a_distributed_model_trains_as_the_original(name, placer):
     step = bl.torch.models.build(name, **SMALL[name])
     model, original = step.model(), step.model()
@@ -60,6 +60,7 @@ def test_memory_forces_a_split_and_too_little_memory_says_what_is_needed():
         bl.torch.distribute(step.model(), step.inputs, cpus(2, memory_bytes=100), "m-sct", graph=graph)
 
 
+@pytest.mark.slow
 def test_training_loop_optimizer_and_checkpoints():
     """The optimizer is made before, the state saved midway, and loaded into a model distributed in another way."""
     step = bl.torch.models.build("transformer", **SMALL["transformer"])
@@ -85,7 +86,7 @@ def test_training_loop_optimizer_and_checkpoints():
     assert steps(restored, optimizer, 3, 2) == steps(original, optimizers[1], 3, 2)
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
 def test_train_and_eval_modes(name):
     """Distributed as traced in training, evaluated and trained on: dropout and batch norm follow the mode."""
     torch.manual_seed(0)
@@ -384,7 +385,7 @@ class Moving(HostTransport):
         return map_tensors(value, lambda t: t if t.device == target else torch.empty_like(t, device=target))
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
 def test_every_input_arrives_on_its_layers_device(name):
     """Half of the layers on `meta` tensors: a single input on the wrong device would raise."""
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from fewer import fast
 
 torch = pytest.importorskip("torch")
 from torch._subclasses import FakeTensorMode  # noqa: E402
@@ -210,7 +211,7 @@ CLUSTERS = {
 
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("name", ["branches", "gnmt", "resnet50"])
+@pytest.mark.parametrize("name", fast(["branches", "gnmt", "resnet50"], 1))
 def test_every_read_comes_after_its_write_and_foreign_uses_are_recorded(monkeypatch, name, cluster):
     for seed in range(4):
         gpus, _ = run(monkeypatch, name, CLUSTERS[cluster], seed, reorder=bool(seed % 2))

@@ -52,6 +52,7 @@ def test_the_button_beside_the_memory_view():
     assert "recomputation" in bench.fit.rows.value
 
 
+@pytest.mark.slow
 def test_a_model_has_other_batches_too():
     """The panel asked for another batch of the graph alone, which does not say what that costs."""
     pytest.importorskip("tensorflow")
@@ -69,6 +70,7 @@ def test_a_model_has_other_batches_too():
     assert options_by_kind["smaller batch"].graph.key == plain.key
 
 
+@pytest.mark.slow
 def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     """Fit said 711 ms as it is below a header that said 666 ms."""
     monkeypatch.setattr(
@@ -108,6 +110,7 @@ def test_bug_the_header_s_placement_in_another_order_was_called_the_same():
     )
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_button_says_what_would():
     """It waited for a result, which there never is."""
     bench = Workbench(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))

@@ -108,6 +108,7 @@ def test_layouts_that_do_not_fit_say_so_and_can_be_shown():
     assert view.row is view.answer.rows[1] and "bl-bad" in view.words.value and len(view.timeline.timelines) == 1
 
 
+@pytest.mark.slow
 def test_a_row_that_was_only_bounded_is_simulated_when_it_is_shown():
     cluster = bl.Cluster.machines(8, 8, kind="h100")
     answer = bl.layouts(LLAMA, cluster, global_batch=64, sequence_length=512)

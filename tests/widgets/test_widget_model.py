@@ -502,6 +502,7 @@ def test_whole_groups_are_written_with_one_name(diamond, pair):
     assert move(bl.Placement(device=[0] * 4), diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_bug_a_search_started_from_a_worse_rule_than_what_was_shown(tmp_path):
     """It starts from what is shown, moves by hand included, never returns a longer step of the ops, and is all in the code."""
     graph, cluster = bl.generators.gnmt(length=4, layers=2), bl.Cluster.uniform(2)

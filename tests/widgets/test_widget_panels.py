@@ -116,6 +116,7 @@ def test_a_selected_scope_is_named_with_what_moves_along(pair):
     assert view.said == "n (2 ops) and all in their group: 3 ops (colocation n/w)"
 
 
+@pytest.mark.slow
 def test_never_more_boxes_than_the_limit(split):
     graph = bl.generators.random_dag(4000, seed=0)
     view = GraphView()
@@ -426,6 +427,7 @@ def test_a_refused_move_is_shown(pair):
     assert "cannot move to gpu:1" in workbench.header.problem.value
 
 
+@pytest.mark.slow
 def test_compare_panel(bench):
     bench.compare.compare.click()
     shown = bench.compare.rows
@@ -453,6 +455,7 @@ def test_compare_panel(bench):
     assert "another setting" in bench.compare.state.value and "bl-outdated" in bench.compare.compared._dom_classes
 
 
+@pytest.mark.slow
 def test_many_devices_are_compared_by_the_fullest_and_by_those_that_work(diamond):
     """64 bars and lanes for each placer could not be told apart, and their legend covered the chart."""
     bench = bl.Workbench(diamond, bl.Cluster.uniform(64), placer="single", passes=())
@@ -504,6 +507,7 @@ def test_a_sweep_that_ends_without_a_row_is_not_said_to_be_starting(bench):
     assert panel.state.value == before
 
 
+@pytest.mark.slow
 def test_that_nothing_fits_is_said_when_the_sweep_is_over(bench, monkeypatch):
     """The first rows are those with the least memory: that none of them fits is no answer yet."""
     panel, tasks = bench.explore, bench.tasks
@@ -589,6 +593,7 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     assert "not a list of whole numbers" in bench.header.problem.value
 
 
+@pytest.mark.slow
 def test_bug_rows_of_a_sweep_opened_another_cluster_than_they_were_computed_for():
     """Two machines, whose network costs 50 times what a link does: with it, a row of four devices is what it opens."""
     cluster = bl.Cluster.machines(4, 2, memory_bytes="1GB", link=bl.Link(1.0, 0.0), network=bl.Link(50.0, 0.0))
@@ -707,6 +712,7 @@ def test_sizes_are_shown_exactly():
     assert [exact_bytes(s) for s in (8 << 30, 8 * 10**9, 1, 0)] == ["8 GiB", "8 GB", "1 B", "0 B"]
 
 
+@pytest.mark.slow
 def test_two_workbenches_are_independent(diamond, pair):
     """A second workbench does not listen to the first one's model."""
     one, two = bl.Workbench(diamond, pair, passes=()), bl.Workbench(diamond, pair, passes=())

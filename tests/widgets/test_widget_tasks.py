@@ -373,6 +373,7 @@ def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     assert model.outcome.placement.placer == "m-topo" and not model.stale
 
 
+@pytest.mark.slow
 def test_stopping_an_anytime_placer_keeps_its_best():
     import threading
 

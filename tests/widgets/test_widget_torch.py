@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from fewer import fast
 
 import baechi_lab as bl
 from baechi_lab.exporters.plans import FORMATS
@@ -63,6 +64,7 @@ def test_the_graph_is_the_library_s_and_the_code_gives_the_same_step():
     assert bench.setting.hardware.layout.display == "flex" and bench.setting.batch.layout.display == "none"
 
 
+@pytest.mark.slow
 def test_micro_batches_cut_the_batch_and_the_code_is_read_back():
     step = make_step()
     bench = opened(step, placer="contiguous", micro_batches=4, schedule="1f1b")
@@ -134,6 +136,7 @@ def test_gpus_that_are_not_attached_are_no_run_on_a_processor():
     assert "torch sees 0" in bench.model.problem.sentence and not bench.tasks.measured_runs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is attached")
 def test_processors_of_one_process_copy_nothing():
     """The measured profile is comparable once transfers are free; there is no link to measure."""
@@ -149,7 +152,7 @@ def test_processors_of_one_process_copy_nothing():
     assert foreign(replace(measured, setting=measured.setting.replace(cluster=cluster))) == ""
 
 
-@pytest.mark.parametrize("micro_batches", [None, 3])
+@pytest.mark.parametrize("micro_batches", fast([None, 3], 1))
 def test_the_script_is_shown_and_written_for_the_devices_of_the_setting(tmp_path, micro_batches):
     pipeline = {} if micro_batches is None else {"micro_batches": micro_batches, "schedule": "1f1b"}
     step = bl.torch.models.build("gnmt", batch_size=6, length=2, vocabulary=7, width=4, layers=2)
@@ -187,6 +190,7 @@ def test_each_plan_is_the_library_s_or_its_refusal(name):
     assert all(html.escape(sentence) in form.unsupported.value for sentence in plan.unsupported)
 
 
+@pytest.mark.slow
 def test_a_sweep_cuts_the_batch():
     step = make_step()
     bench = opened(step)
@@ -218,6 +222,7 @@ class Joined(Net):
         return self.layers(torch.cat(list(tensors)))
 
 
+@pytest.mark.slow
 def test_fit_is_asked_about_the_whole_batch():
     step = make_step()
     bench = opened(step, placer="contiguous", micro_batches=3, schedule="1f1b")

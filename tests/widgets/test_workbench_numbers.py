@@ -563,6 +563,7 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     assert log.next_interesting(0) == 2
 
 
+@pytest.mark.slow
 def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     """The search moves groups as one op each; the step is that of their ops, and whoever kept the best reads why it differs."""
     graph, cluster = bl.generators.gnmt(length=4, layers=2), bl.Cluster.uniform(2)
@@ -582,6 +583,7 @@ def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     assert why_other(alone.outcome) == why_other(ruled.outcome) == ""
 
 
+@pytest.mark.slow
 def test_progress_is_held_against_the_limit():
     from baechi_lab.placers.search.placer import Progress
     from baechi_lab.stages import Place
@@ -679,6 +681,7 @@ def test_another_order_is_advised_with_the_step_that_comes():
     assert model.outcome.timeline.makespan_us == first.after_us == 21
 
 
+@pytest.mark.slow
 def test_all_advice_is_what_comes_of_it():
     for seed in range(4):
         graph = bl.generators.layered_dag(40, seed=seed)
@@ -720,6 +723,7 @@ def test_a_chain_is_advised_to_use_micro_batches():
     assert model.outcome.timeline.makespan_us == one.after_us < one.before_us
 
 
+@pytest.mark.slow
 def test_a_workbench_does_not_open_on_an_error(two):
     """Two ops of 600 bytes: not on one device of 1000. Four of 600: not on two devices either."""
     pair_of_ops = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)], persistent_bytes=[600, 600])

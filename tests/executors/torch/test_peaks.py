@@ -211,6 +211,7 @@ def allocated(step):
     return max(levels) + sum(t.nbytes for t in resident_tensors)
 
 
+@pytest.mark.slow
 def test_bug_estimates_for_a_cpu_keep_what_its_attention_keeps():
     """The estimate assumed the fused kernels of GPUs: 57 % too low."""
     layer = nn.TransformerEncoderLayer(32, 4, 128, batch_first=True)
@@ -302,6 +303,7 @@ def test_bug_estimates_left_out_what_operators_hold_beside_their_shapes(name):
     assert -TARGET_BELOW <= simulated / allocated(step) - 1 <= TARGET_WORST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("hidden", [96, 256])
 def test_bug_estimates_for_a_cpu_left_out_what_recurrent_layers_keep(kind, hidden):
@@ -569,6 +571,7 @@ class CheckpointedAttention(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_bug_a_measured_step_held_what_a_region_had_computed_again():
     """The observer kept the autograd nodes of the call that recomputation ends in: a GPT-2 took 37 % more when measured."""
     inputs = (torch.ones(8, 64, 64),)

@@ -470,8 +470,9 @@ def padding(*lengths, size=12):
 
 
 BATCHES = ("plain", "all ones", "padded", "four dimensions", "labels")
+FAST_CUTS = (("Llama", "padded"), ("Llama", "labels"))
 CUT_MODELS = [
-    pytest.param(name, batch, marks=[] if name == "Llama" else pytest.mark.slow)
+    pytest.param(name, batch, marks=[] if (name, batch) in FAST_CUTS else pytest.mark.slow)
     for name in LANGUAGE_MODELS
     for batch in (BATCHES if name in ("Llama", "GPT2", "Bert", "OPT") else ("padded", "labels"))
     if (name, batch) != ("OPT", "four dimensions")  # which counts positions in a mask of two dimensions
@@ -599,6 +600,7 @@ def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
 # -- the session -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", 4), ("1f1b", 2)])
 def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_flight):
     step = skipping()
@@ -626,6 +628,7 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_fli
     assert len(measured.transfers) == len(simulated.transfers)
 
 
+@pytest.mark.slow
 def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
     step = skipping()
     graph = profiled(step)

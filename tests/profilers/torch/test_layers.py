@@ -50,7 +50,7 @@ def test_functions_between_layers_are_operators_and_views_are_not():
     assert traced.edges == {("left", "add"), ("right", "add"), ("add", "join")}
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
 def test_the_trace_and_the_autograd_graph_agree(name):
     """The paper's graph is the part of ours that autograd records: dependencies through tensors with gradients."""
     model, inputs = case(name)
@@ -64,7 +64,7 @@ def test_the_trace_and_the_autograd_graph_agree(name):
     assert ours == bl.torch.autograd_edges(model, inputs)
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
 def test_profiling_leaves_the_model_as_it_was(name):
     model, inputs = case(name)
     before = copy.deepcopy(model)
@@ -78,7 +78,7 @@ def test_profiling_leaves_the_model_as_it_was(name):
     assert model.training
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
 def test_the_graph_is_whole(name):
     """Every call has a time, every call with gradients a backward op in its colocation group, forward before backward."""
     model, inputs = case(name)
