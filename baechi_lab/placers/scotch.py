@@ -80,7 +80,8 @@ class Scotch(Placer):
             replace(d, kind="any", speed=float(s), memory_bytes=max(d.memory_bytes, smallest_memory))
             for d, s in zip(cluster.devices, speeds, strict=True)
         )
-        unrestricted = graph.replace(allowed=None, allowed_sets=())
+        # The shares contain what differs between kinds of devices.
+        unrestricted = graph.replace(allowed=None, allowed_sets=(), duration_by_kind={}, info={})
         scaled_cluster = cluster.replace(devices=scaled_devices)
         partitions = metis_partitions(unrestricted, scaled_cluster, (self.imbalance,), self.seed, by_bytes=careful)
         _, device = next(partitions)
