@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, Timeline
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_bytes, format_us, plain_number
 from ..simulator.bounds.bounds import bounds
 from ..simulator.runtime_peaks import notes_on_runtime_peaks
 from .proof import Proof
@@ -113,7 +113,7 @@ class FitOption:
             _in_words(self.choice),
             "yes" if self.fits_with_margin else "in doubt" if self.fits else "no",
             format_us(self.step_us) if self.timeline else "-",
-            _rate_text(rate),
+            plain_number(rate) if rate == rate else "-",
             peaks_in_words(self.peak_bytes) or "-",
             self.gives_up if self.timeline else self.error,
         ]
@@ -274,17 +274,6 @@ def fullest_device_bytes(option: FitOption) -> int:
     if option.timeline is None or option.cluster is None:
         return 0
     return int(np.where(option.cluster.is_host, 0, option.timeline.peak_bytes).max(initial=0))
-
-
-def _rate_text(rate: float) -> str:
-    """Returns a rate with four digits and commas, without a power of ten.
-
-    >>> _rate_text(144_329.7), _rate_text(12.3456), _rate_text(float("nan"))
-    ('144,300', '12.35', '-')
-    """
-    if rate != rate:
-        return "-"
-    return f"{float(f'{rate:.4g}'):,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
 def _in_words(choice: str) -> str:

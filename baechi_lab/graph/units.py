@@ -78,6 +78,15 @@ def format_limit(size: float) -> str:
     return exact if int(exact.split()[0]) < 10_000 else format_bytes(size)
 
 
+def plain_number(value: float) -> str:
+    """Formats a number with about four digits, or as a whole number.
+
+    >>> plain_number(1_326_912.7), plain_number(913.44), plain_number(0.5)
+    ('1,326,913', '913.4', '0.5')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def format_us(value: float) -> str:
     """Microseconds in the unit that suits them: `1234.5` -> `1.23 ms`.
 

@@ -107,7 +107,8 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
         "finer_groups": placement.finer_groups,
         "samples_per_second": rate,
         "place_seconds": placement.seconds,
-        "bubble": 1.0 - busy / (cluster.n * makespan) if makespan > 0 else None,
+        # Rounding errors of sums may make the devices busier than the step is long.
+        "bubble": max(1.0 - busy / (cluster.n * makespan), 0.0) if makespan > 0 else None,
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph.units import format_bytes, format_limit, format_us
+from ..graph.units import format_bytes, format_limit, format_us, plain_number
 from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
@@ -214,15 +214,6 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         "smaller in memory. A click on a cell opens its setting."
     )
     return heat(xs, ys, values.name, cells), " ".join(notes)
-
-
-def plain_number(value: float) -> str:
-    """Formats a number with about four digits, or as a whole number.
-
-    >>> plain_number(1_326_912.7), plain_number(913.44), plain_number(0.5)
-    ('1,326,913', '913.4', '0.5')
-    """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _values(table: pandas.DataFrame, column: str) -> list[str]:

@@ -93,7 +93,7 @@ class Outcome:
     def bubble(self) -> float:
         """The idle share of all devices; NaN for a step of 0 us."""
         span = self.timeline.makespan_us * self.setting.cluster.n
-        return 1.0 - float(self.timeline.busy_us.sum()) / span if span > 0 else float("nan")
+        return max(1.0 - float(self.timeline.busy_us.sum()) / span, 0.0) if span > 0 else float("nan")
 
     def originals(self, ran_ops: object) -> NDArray[np.int64]:
         """Returns the ops of `graph`, ascending, whose copies are the given ops of the timeline."""

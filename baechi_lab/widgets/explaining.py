@@ -64,6 +64,8 @@ class Log:
         """Describes the chosen candidate of a step and the reason for the choice."""
         d = self.decisions[step]
         name, device = self.coarse.names[d.chosen.op], self.device_names[d.chosen.device]
+        if (count := len(self.ops(step))) > 1:
+            name = f"the group of {name} ({count:,} ops)"
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
         # Some reasons are sentences, others the end of one.
         why = f". {d.reason}" if d.reason.endswith(".") else f": {d.reason}." if d.reason else "."

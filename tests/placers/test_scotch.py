@@ -35,7 +35,9 @@ def test_bug_a_graph_estimated_for_named_hardware():
     graph = OpGraph.from_edges([1.0] * 400, duration_by_kind={"gpu": [1.0] * 400, "h100": [1.0] * 400})
     for cluster in (Cluster.uniform(4, link=Link(1.0, 0.0)), Cluster.uniform(4, link=Link(1.0, 0.0), kind="h100")):
         device = place(graph, cluster, "scotch", program="metis").device
-        assert np.bincount(device).tolist() == pytest.approx([100] * 4, abs=0.05 * 100 + 1)  # a quarter each, within 5 %
+        assert np.bincount(device).tolist() == pytest.approx(
+            [100] * 4, abs=0.05 * 100 + 1
+        )  # a quarter each, within 5 %
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -170,6 +170,20 @@ def test_keys_are_listed_and_a_table_stands_for_the_picture(page):
     page.click(f'.bl-view:has({GRAPH}) button:text-is("Table")')
 
 
+def test_bug_letters_are_no_commands_of_the_notebook(page):
+    """x cut the cell with the workbench, a added one, m made it Markdown; an arrow on a button left the workbench."""
+    cells = "() => window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.type)"
+    focused = "() => document.activeElement.outerHTML"
+    for target in (GRAPH, f'.bl-view:has({GRAPH}) button:text-is("Open all")', '.bl-pane-graph [role="separator"]'):
+        page.locator(target).focus()
+        before = page.evaluate(focused)
+        for key in ("x", "a", "m", "d", "d", "ArrowDown"):
+            page.keyboard.press(key)
+            assert page.evaluate(cells) == ["code"] and page.evaluate(focused)[:20] == before[:20]
+    page.locator(GRAPH).focus()
+    page.keyboard.press("Escape")
+
+
 def test_results_and_errors_are_announced(page):
     status = page.locator('.bl-verdict [role="status"]')
     assert status.text_content().startswith("step ") and "placed by m-topo" in status.text_content()

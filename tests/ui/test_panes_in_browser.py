@@ -377,7 +377,7 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
     assert copy.is_disabled()  # there is no plan yet, and it looks like the other disabled button
     faint = "(button) => getComputedStyle(button).opacity"
     assert copy.evaluate(faint) == page.locator('button:text-is("Save the plan")').evaluate(faint) < "1"
-    choice = page.locator('.bl-pane-export .widget-inline-hbox:has(label:text-is("plan for")) select')
+    choice = page.locator('.bl-pane-export .widget-inline-hbox:has(label > :text-is("plan for")) select')
     for name, runtime in RUNTIMES.items():
         choice.select_option(label=f"{name}: {runtime}")
         page.click('button:text-is("Show the plan")')

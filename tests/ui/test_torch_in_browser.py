@@ -46,7 +46,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         page.wait_for_selector('.bl-setting .bl-note:has-text("step gnmt has its own batch of 6")')
         # Run: measured beside simulated, and the measured timeline below the simulated one.
         tab(page, "Run")
-        steps = page.locator('.bl-pane-run .widget-inline-hbox:has(label:text-is("steps")) input')
+        steps = page.locator('.bl-pane-run .widget-inline-hbox:has(label > :text-is("steps")) input')
         steps.fill("2")
         steps.press("Tab")
         page.click('.bl-pane-run button:text-is("Start")')
@@ -65,7 +65,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         shown = page.locator(".bl-pane-export .bl-code").first.inner_text()
         assert shown.strip() == (lab.folder / "placed_training" / "train.py").read_text().strip()
         plan = bl.write_plan(graph, placement, "device_map", model=step.model(), cluster=cluster)
-        page.locator('.bl-pane-export .widget-inline-hbox:has(label:text-is("plan for")) select').select_option(
+        page.locator('.bl-pane-export .widget-inline-hbox:has(label > :text-is("plan for")) select').select_option(
             label="device_map: accelerate, transformers; needs the PyTorch model"
         )
         page.click('.bl-pane-export button:text-is("Show the plan")')

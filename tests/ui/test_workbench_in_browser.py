@@ -768,7 +768,8 @@ def test_explain_steps_through_decisions(page, expected):
     page.wait_for_selector('.bl-good:has-text("step 2 of")')
     coarse, decision = expected.second_decision("m-etf")
     sentences = (
-        f"{coarse.names[decision.chosen.op]} goes to cpu:{decision.chosen.device}",
+        coarse.names[decision.chosen.op],
+        f"goes to cpu:{decision.chosen.device}",
         f"starting at {format_us(decision.chosen.start_us)}",
         decision.reason,
     )

@@ -792,3 +792,13 @@ def test_marimo_shows_setting_and_views_and_says_what_is_missing(bench, monkeypa
 def test_static_pictures_have_words(bench):
     assert 'role="img"' in bench.picture() and "placed by single on 2 devices" in bench.picture().split("</title>")[0]
     assert 'aria-label="Timeline"' in bench.timeline.picture()
+
+
+def test_bug_tooltips_of_parameters_spoke_of_none():
+    """A control shows None as an empty text, and no control shows that word."""
+    from baechi_lab.placers.registry import placer_class, placer_names
+    from baechi_lab.widgets.panels.params_form import hints
+
+    texts = {name: hints(placer_class(name)) for name in placer_names()}
+    assert [text for of_placer in texts.values() for text in of_placer.values() if "None" in text] == []
+    assert texts["coloc-rl"]["time_limit"] == "seconds for training, or empty."

@@ -296,6 +296,15 @@ def test_a_handful_of_groups_for_many_devices_is_noticed(two):
 
 
 @pytest.mark.slow
+def test_bug_a_bubble_below_zero():
+    """0.2 + 0.7 + 0.1 us in the order of time are less than their sum in the order of ops: the share was shown as -0.0%."""
+    graph = bl.OpGraph.from_edges([0.1, 0.7, 0.2], [(2, 1, 8), (1, 0, 8)])
+    outcome = bl.Workbench(graph, bl.Cluster.uniform(1), placer="single", passes=()).outcome
+    assert float(outcome.timeline.busy_us.sum()) > outcome.timeline.makespan_us
+    rows = bl.sweep(graph, devices=[1], placer=["single"], passes=(), executor="here", progress=False)
+    assert outcome.bubble == rows["bubble"][0] == 0.0
+
+
 def test_micro_batches_schedule_and_replicas_are_the_library_s():
     graph = bl.generators.unrolled_rnn(2, 3)
     cluster = bl.Cluster.uniform(2)

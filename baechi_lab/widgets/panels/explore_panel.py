@@ -9,10 +9,10 @@ import numpy as np
 
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
-from ...graph.units import exact_bytes, format_limit, format_us
+from ...graph.units import exact_bytes, format_limit, format_us, plain_number
 from ...sweeps import best
 from ...viz.layout import BYTES, UNITS
-from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_front, plain_number, varied_axes
+from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_front, varied_axes
 from ..compute import Outcome
 from ..controls import Dropdown, Text
 from ..glossary import tip
@@ -57,14 +57,19 @@ class ExplorePanel:
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
         self.stop.disabled = True
-        self.axis = Dropdown(description="along", options=list(AXES), style=NARROW)
-        self.by = Dropdown(
+        self.axis = hinted(
+            Dropdown(description="along", options=list(AXES), style=NARROW), "what differs between columns of the map"
+        )
+        by = Dropdown(
             description="rows for",
             options=[("nothing", ""), *((name, name) for name in AXES)],
             value="",
             style=NARROW,
         )
-        self.measure = Dropdown(description="show", options=list(MEASURES), style=NARROW)
+        self.by = hinted(by, "what differs between rows of the map")
+        self.measure = hinted(
+            Dropdown(description="show", options=list(MEASURES), style=NARROW), "the number in the cells of the map"
+        )
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"
         self.chart, self.front, self.reading = ChartView(), ChartView(height=HEAT_HEIGHTS[1]), note()

@@ -12,7 +12,7 @@ from ..guard import Guard, refused
 from ..running import copies_nothing
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
-from .parts import WIDE, button, note, row, say
+from .parts import WIDE, button, hinted, note, row, say
 from .plan_form import PlanForm
 
 STEPLESS = (
@@ -33,7 +33,7 @@ class ExportPanel:
         )
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))
-        self.folder = Text(value="placed_training", description="folder")
+        self.folder = hinted(Text(value="placed_training", description="folder"), "where the script is written")
         write = Guard(self.model.fail)(lambda: tasks.export(self.folder.value))
         self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
         preview = Guard(self.model.fail)(tasks.preview_script)

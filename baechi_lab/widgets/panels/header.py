@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 
 from ...graph import OpGraph
-from ...graph.units import format_bytes, format_us
+from ...graph.units import format_bytes, format_us, plain_number
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..advice import MOST_ADVICE, Advice
-from ..charts import plain_number
 from ..comparing import name_of
 from ..compute import Outcome
 from ..glossary import explained

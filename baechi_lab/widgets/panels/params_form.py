@@ -89,7 +89,13 @@ def hints(cls: type) -> dict[str, str]:
             name: " ".join(description.split())
             for name, description in re.findall(r"`(\w+)`: ([^`]*?\.)(?=\s|$)", text)
         }
+    # A control shows None as an empty text.
+    hint_texts = {name: re.sub(r"=?\bNone\b", _empty, text) for name, text in hint_texts.items()}
     return {**hint_texts, **PLAIN}
+
+
+def _empty(match: re.Match[str]) -> str:
+    return " empty" if match[0].startswith("=") else "empty"
 
 
 def default_of(field: Field) -> object:

@@ -20,6 +20,8 @@ MOST_DEVICES = 64
 """Most devices that can be typed; a given cluster may have more."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
 """Parts of notes that are only for those who write code."""
+BREAKS = re.compile(r"/|\.(?=[A-Za-z_])")
+"""Ends of the scopes in a name, as TensorFlow and PyTorch write them: a line may break after them."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
 """A number and its unit, between which no line may break."""
 
@@ -132,12 +134,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
     top = "".join(f"<th>{explained(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked else ""}">'
-        # A name of scopes breaks between them.
-        + "".join(f"<td>{html.escape(UNIT.sub(chr(0xA0), c)).replace('/', '/<wbr>')}</td>" for c in cells)
+        + "".join(f"<td>{_breakable(c)}</td>" for c in cells)
         + "</tr>"
         for k, cells in enumerate(rows)
     )
     return f'<div class="bl-scroll"><table class="bl-table"><tr>{top}</tr>{body}</table></div>'
+
+
+def _breakable(text: str) -> str:
+    """Returns a text as HTML in which a line may break after a scope of a name, and not before a unit.
+
+    >>> _breakable("cls.decoder/1.5")
+    'cls.<wbr>decoder/<wbr>1.5'
+    """
+    return BREAKS.sub(lambda end: f"{end[0]}<wbr>", html.escape(UNIT.sub("\xa0", text)))
 
 
 class Fold(ipywidgets.VBox):

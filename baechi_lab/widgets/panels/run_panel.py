@@ -18,7 +18,7 @@ from ..guard import Guard, refused
 from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, count_up_to, note, row, say, switch
+from .parts import WIDE, button, count_up_to, hinted, note, row, say, switch
 
 STYLE = {"description_width": "60px"}
 MOST_STEPS = 10_000
@@ -31,8 +31,13 @@ class RunPanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.kind = Dropdown(description="devices", options=KINDS, style=STYLE)
-        self.steps = IntText(value=20, description="steps", continuous_update=False, style=STYLE)
+        self.kind = hinted(
+            Dropdown(description="devices", options=KINDS, style=STYLE), "on which devices of this machine it runs"
+        )
+        self.steps = hinted(
+            IntText(value=20, description="steps", continuous_update=False, style=STYLE),
+            "how many are measured, after a few that are not",
+        )
         self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
         self.native = switch(

@@ -9,7 +9,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ...graph import COMMUNICATION_MODES, Cluster, Link, Step
-from ...graph.units import exact_bytes
+from ...graph.units import exact_bytes, format_us, plain_number
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
@@ -306,11 +306,7 @@ class SettingPanel:
             self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
             name = link_name(cluster)
             link = cluster.link
-            link_text = (
-                f"{link.latency_us:.4g} us + {link.us_per_byte:.4g} us/B"
-                if isinstance(link, Link)
-                else "one per pair, as given"
-            )
+            link_text = link_in_words(link) if isinstance(link, Link) else "one per pair, as given"
             self.link.options = [*LINKS] if name else [link_text, *LINKS]
             self.link.value = name or link_text
             self.comm.value = cluster.comm
@@ -339,6 +335,16 @@ class SettingPanel:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
         elif self.model.worker.busy:
             self.curve.show(None)
+
+
+def link_in_words(link: Link) -> str:
+    """Describes a link by its latency and its bandwidth.
+
+    >>> link_in_words(Link(2.354, 1.04e-06)), link_in_words(Link(5.0, 0.0))
+    ('2.35 us and 961.5 GB/s', '5.00 us and no time per byte')
+    """
+    rate = f"{plain_number(1e-3 / link.us_per_byte)} GB/s" if link.us_per_byte else "no time per byte"
+    return f"{format_us(link.latency_us)} and {rate}"
 
 
 def _drop(label: str, options: object, hint: str) -> Dropdown:

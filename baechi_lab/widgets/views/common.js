@@ -211,12 +211,21 @@ function onTheme(dress) {
   return () => themes.disconnect();
 }
 
+/** Keep letters, digits and arrows from the notebook: there x cuts the cell that shows `host`, m makes it Markdown, and an arrow
+ * takes the focus to another cell. @param {HTMLElement} host */
+function keepKeys(host) {
+  host.addEventListener("keydown", (event) => {
+    const isCommand = event.ctrlKey || event.metaKey || event.altKey;
+    if (!isCommand && (event.key.length === 1 || event.key.startsWith("Arrow"))) event.stopPropagation();
+  });
+}
+
 /** A view's frame: toolbar, canvas, tooltip, hint and a live region; it redraws once per animation frame at most.
  * @param {HTMLElement} host @param {string} label @param {(context: CanvasRenderingContext2D, width: number, height: number, theme: Theme) => void} draw
  * @returns {View} */
 function frame(host, label, draw) {
   host.classList.add("bl-view");
-  host.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's shortcuts must not eat the view's keys
+  keepKeys(host);
   const toolbar = element("div", { class: "bl-toolbar", role: "toolbar", "aria-label": `${label} tools` });
   const about = element("div", { class: "bl-hidden", id: `bl-about-${nextNumber()}` });
   const canvas = element("canvas", { tabindex: "0", role: "application", "aria-label": label, "aria-describedby": about.id });

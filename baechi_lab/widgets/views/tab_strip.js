@@ -115,6 +115,7 @@ function render({ model, el }) {
     mark_chosen();
     const bench = /** @type {HTMLElement | null} */ (el.closest(".bl-workbench"));
     if (!bench) return;
+    keepKeys(bench);
     unask = watchAnswers(model, bench);
     nameSliders(bench);
     changes.observe(bench, { childList: true, subtree: true });
