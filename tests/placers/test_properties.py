@@ -75,7 +75,7 @@ def checked_on_random_cases(placer, examples, check, **params):
     settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
 
 
-@pytest.mark.parametrize("placer", slow(PLACERS, *SLOW_PLACERS))
+@pytest.mark.parametrize("placer", PLACERS)
 def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     params = PARAMETERS.get(placer, {})
 
@@ -111,7 +111,6 @@ def test_under_tight_memory_valid_or_infeasible(placer):
     checked_on_random_cases(placer, 30, check, share=st.floats(0.0, 1.0))
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graph=graphs(), cluster=clusters(), data=st.data())
 def test_any_placement_by_hand_is_simulated_as_its_twin_says(graph, cluster, data):
