@@ -75,10 +75,7 @@ def measure_memory(
             run()
             watch.record_peak_between_windows()
         else:
-            # acc_events avoids a warning of recent versions about dropping events between cycles
-            with torch.profiler.profile(
-                activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-            ) as profiler:
+            with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 run()
             watch.read_events(profiler)
     finally:

@@ -88,8 +88,7 @@ class StorageTracker:
     def from_events(self) -> Iterator[None]:
         """Tracks CPU memory by the allocator's events: ends of storages, scratch memory, and untracked allocations."""
         self.by_events = True
-        # acc_events avoids a warning of recent versions about dropping events between cycles
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield
         self.by_events = False
         changes, marked = read_marked_changes(profiler, _LABEL)

@@ -202,7 +202,7 @@ def allocated(step):
     for _ in range(2):
         step.run(model, optimizer)
     optimizer.zero_grad(set_to_none=True)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.run(model, optimizer)
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     levels = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
