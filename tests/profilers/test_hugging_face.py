@@ -621,7 +621,7 @@ def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     """Bytes by hand, with scales, zero points and code books; the head stays as it is; only the rest is trained."""
     options, expected = QUANTIZED[method]
     quantization = {"quant_method": method.partition(",")[0], **options}
-    config = {**CONFIGS["llama"], "dtype": "bfloat16", "quantization_config": quantization}
+    config = {**CONFIGS["llama"], "num_hidden_layers": 1, "dtype": "bfloat16", "quantization_config": quantization}
     model, inputs = bl.torch.hugging_face(config, sequence_length=8)
     assert stored_bytes(model.model.layers[0].mlp.up_proj.weight) == expected
     assert stored_bytes(model.lm_head.weight) == 2 * V * H
