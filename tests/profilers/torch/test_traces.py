@@ -52,3 +52,18 @@ def test_without_the_execution_trace_order_decides(traced):
         record.timeline.makespan_us
     )
     assert any("inferred from the order" in note for note in record.notes)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_bug_several_steps_without_marks_were_read_as_one_without_a_word(tmp_path, steps):
+    """A trace without a schedule marks no steps; the momentum of the first step makes its ops others than the second's."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with profiler(activities=[ProfilerActivity.CPU]) as session:
+        for _ in range(steps):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    session.export_chrome_trace(str(tmp_path / "trace.json"))
+    notes = [note for note in bl.load_trace(tmp_path / "trace.json").notes if "no steps are marked" in note]
+    assert [f"repeat {steps} times" in note for note in notes] == ([] if steps == 1 else [True])

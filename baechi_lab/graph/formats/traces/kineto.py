@@ -15,6 +15,7 @@ A host's ops stay on devices of kind "cpu" where the trace has kernels, and kern
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -23,7 +24,7 @@ from ....errors import FormatError
 from .backlog import blocked_until, leave_out_backlog
 from .execution_trace import Access, join, storage_dependencies, with_inner_accesses
 from .inference import chain
-from .kineto_rows import KERNELS, RUNTIME, Row, one_step, rows_of
+from .kineto_rows import KERNELS, RUNTIME, Row, one_step, repetitions, rows_of
 from .recording import CLOCK_US, Event, Recording, recording
 
 _WIDTH = {
@@ -156,8 +157,25 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     backlog = leave_out_backlog(
         builder.events, builder.launch_of, blocked, other_kernels, max(min(latencies, default=0.0), 0.0)
     )
-    notes = [*step.notes, *backlog, *notes]
+    notes = [*step.notes, *([] if step.is_marked else _repeated_steps(ops, rows)), *backlog, *notes]
     return recording(builder.events, name, notes)
+
+
+def _repeated_steps(ops: Sequence[_Op], rows: Sequence[Row]) -> list[str]:
+    """Returns a sentence if the ops of the busiest thread, the kernels or an optimizer's calls repeat as in several steps."""
+    names_of_thread: dict[str, list[str]] = {}
+    for op in sorted(ops, key=lambda op: op.start_us):
+        names_of_thread.setdefault(op.thread, []).append(op.name)
+    busiest = max(names_of_thread.values(), key=len, default=[])
+    kernels = [row.name for row in sorted(rows, key=lambda row: row.start_us) if row.category in KERNELS]
+    updates = Counter(row.name for row in rows if row.name.startswith("Optimizer.step#"))
+    count = max(repetitions(busiest), repetitions(kernels), *updates.values())
+    if count == 1:
+        return []
+    return [
+        f"no steps are marked, and ops repeat {count} times: if these are several steps, all of them are read as one; "
+        "torch.profiler.profile(schedule=...) and its step() after each step mark them"
+    ]
 
 
 def _lane(row: Row) -> str:

@@ -52,12 +52,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one step: those of the host, those of devices, and those of other steps on devices."""
+    """The rows of one step: those of the host, those of devices, and those of other steps on devices.
+
+    `is_marked` is False if the profiler marked no steps, so that these are all rows.
+    """
 
     host: list[Row]
     kernels: list[Row]
     other_kernels: list[Row]
     notes: list[str]
+    is_marked: bool = True
 
 
 def rows_of(document: Mapping[str, object]) -> list[Row]:
@@ -146,7 +150,7 @@ def one_step(rows: Sequence[Row]) -> Step:
     every_host = [row for row in rows if row.category in ("cpu_op", *RUNTIME)]
     every_kernel = [row for row in rows if row.category in KERNELS]
     if not marks:
-        return Step(every_host, every_kernel, [], [])
+        return Step(every_host, every_kernel, [], [], is_marked=False)
     host: list[list[Row]] = [[] for _ in marks]
     for row in every_host:
         k = bisect_right(marks, row.start_us, key=lambda mark: mark.start_us) - 1
@@ -160,6 +164,26 @@ def one_step(rows: Sequence[Row]) -> Step:
     other_kernels = [row for row in every_kernel if id(row) not in kernel_ids]
     notes = [f"the trace holds {len(marks)} steps, of which {marks[step_index].name} is read"] if len(marks) > 1 else []
     return Step(host[step_index], kernels[step_index], other_kernels, notes)
+
+
+def repetitions(names: Sequence[str]) -> int:
+    """Returns how often a sequence repeats, apart from a beginning of at most 40 %; 1 if it does not.
+
+    >>> repetitions(["init", *"abc", *"abc", *"abc"]), repetitions("abcabcde"), repetitions("ab")
+    (3, 1, 1)
+    """
+    backwards = list(reversed(names))
+    border = [0] * (len(names) + 1)  # of the first k names: length of the longest proper prefix that is a suffix
+    result = 1
+    for k in range(1, len(names)):
+        shorter = border[k]
+        while shorter and backwards[shorter] != backwards[k]:
+            shorter = border[shorter]
+        border[k + 1] = shorter + (backwards[shorter] == backwards[k])
+        period = k + 1 - border[k + 1]
+        if 2 * period <= k + 1 and k + 1 >= 0.6 * len(names):
+            result = max(round(len(names) / period), 2)
+    return result
 
 
 def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row], marks: list[Row]) -> list[list[Row]]:
