@@ -301,8 +301,8 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     Layers of attention run operator by operator in inference too, because one operator for a whole layer would hide its
     products. Other threads, which may train for real, get the functions as they are.
 
-    With `on_cpu`, only recurrent layers are fused. Dropout on a CPU keeps a mask of the type of its input, and attention with
-    dropout keeps its scores.
+    With `on_cpu`, only recurrent layers over long sequences are fused. Dropout on a CPU keeps a mask of the type of its input,
+    and attention with dropout keeps its scores.
     """
     _REPLACING.acquire()
     own_thread = threading.get_ident()
@@ -313,7 +313,7 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     for name, function in fused.items():
         setattr(functional, name, function)
     for name, function in recurrent.items():
-        setattr(torch._VF, name, _fused_recurrent(function, own_thread))
+        setattr(torch._VF, name, _fused_recurrent(function, own_thread, on_cpu))
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
@@ -379,7 +379,7 @@ def _fused_functions(own_thread: int) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _fused_recurrent(function: Callable[..., Any], own_thread: int) -> Callable[..., Any]:
+def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool) -> Callable[..., Any]:
     """Returns a function of recurrent layers that runs as one kernel for the thread `own_thread`."""
 
     @functools.wraps(function)
@@ -388,7 +388,7 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int) -> Callable[
             return function(*args)
         if has_torch_function(args[:2]):
             return handle_torch_function(fused, args[:2], *args)
-        return run_layers(function, *args)
+        return run_layers(function, on_cpu, *args)
 
     return fused
 

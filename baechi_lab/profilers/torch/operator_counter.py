@@ -95,8 +95,12 @@ class Counter(OperatorObserver):
         name = func.overloadpacket.__name__
         intermediate_bytes = _intermediate_bytes(name, args, out)
         if self.on_cpu:
-            if name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"):
-                return _scratch_bytes_of_lstm(name, args)
+            if name == "mkldnn_rnn_layer":
+                return lstm_scratch_bytes(args[0], args[2])
+            if name == "mkldnn_rnn_layer_backward":
+                return lstm_scratch_bytes(args[0], args[2], args[10])
+            if name == "recurrent_layer_backward":  # gradients of weights beside their sum, and of all states
+                return 2 * int(args[2].nbytes + args[5].nbytes)
             return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision != "fp32"
@@ -131,15 +135,6 @@ def _intermediate_bytes(name: str, args: Args, out: object) -> int:
     elements = prod(torch.broadcast_shapes(*(t.shape for t in args[:2] if isinstance(t, torch.Tensor))))
     is_reduced = out.numel() < elements  # type: ignore[attr-defined]
     return elements * args[0].itemsize * (_INTERMEDIATE_RESULTS[name] - (not is_reduced))
-
-
-def _scratch_bytes_of_lstm(name: str, args: Args) -> int:
-    """Returns the bytes that a CPU holds while an LSTM layer runs; for its gradients also those of weights and outputs."""
-    input, weight_hh = args[0], args[2]
-    scratch_bytes = lstm_scratch_bytes(input, weight_hh.shape[1])
-    if name == "mkldnn_rnn_layer":
-        return scratch_bytes
-    return scratch_bytes + sum(t.nbytes for t in (*args[1:3], *args[7:10]))
 
 
 def _converted_bytes(name: str, args: Args, out: object) -> int:

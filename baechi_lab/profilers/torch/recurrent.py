@@ -2,7 +2,8 @@
 
 PyTorch has such a kernel for LSTMs of float32 on a CPU. Other kinds run there operator by operator and step by step, and so do
 LSTMs of 16-bit numbers, unless the processor has instructions for them. For fake tensors, which have no data, `recurrent_layer`
-and `recurrent_layer_backward` stand for the kernel and its gradients.
+and `recurrent_layer_backward` stand for the kernel and its gradients. A CPU's estimate runs the operators of short sequences,
+because the memory of each step counts; for long ones that would take minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _PAGE, _LINE = 4096, 16
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
+
+_MOST_STEPS = 256
+"""Most steps, added up over layers and directions, that an estimate for a CPU runs operator by operator."""
 
 torch.library.define(
     "baechi_lab::recurrent_layer",
@@ -71,10 +75,12 @@ def _save(
     sequence, weight_ih, weight_hh, biases, state = inputs
     ctx.save_for_backward(sequence, weight_ih, weight_hh, state, output[0], output[2], *biases)
     ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # there are no zeros for the workspace
 
 
-def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[object, ...]:
+def _gradients(ctx: Any, output_gradient: torch.Tensor | None, *_: object) -> tuple[object, ...]:
     input, weight_ih, weight_hh, state, output, workspace, *biases = ctx.saved_tensors
+    output_gradient = torch.zeros_like(output) if output_gradient is None else output_gradient
     return torch.ops.baechi_lab.recurrent_layer_backward(
         input, weight_ih, weight_hh, biases, state, output, workspace, output_gradient
     )
@@ -86,13 +92,17 @@ torch.library.register_autograd("baechi_lab::recurrent_layer", _gradients, setup
 def lstm_workspace_bytes(input: torch.Tensor, hidden: int, on_cpu: bool) -> int:
     """Returns the bytes that an LSTM layer keeps for its backward pass: gates, and states of all steps.
 
-    OneDNN keeps eleven tensors of states, in whole pages of memory; measured with PyTorch 2.13. A GPU keeps at least the cells.
+    OneDNN keeps seven tensors, each in whole pages of memory: gates and results of all steps, and of all steps and the first
+    state, for the layer and its input, two of states and three as wide as the wider of both; measured with PyTorch 2.13. A GPU
+    keeps at least the cells.
     """
-    steps, batch, _ = input.shape
+    steps, batch, width = input.shape
     if not on_cpu:
         return steps * batch * 5 * hidden * input.itemsize
-    gates, states = steps * batch * _padded(4 * hidden), (steps + 1) * batch * 11 * _padded(hidden)
-    return (gates + states) * input.itemsize + 3 * _PAGE
+    rows = 2 * (steps + 1) * batch
+    gates, results = steps * batch * _padded(4 * hidden), steps * batch * _padded(hidden)
+    tensors = gates, results, *(2 * [rows * hidden]), *(3 * [rows * _padded(max(width, hidden))])
+    return sum(_in_pages(numbers * input.itemsize) for numbers in tensors)
 
 
 def gru_workspace(output: torch.Tensor) -> torch.Tensor:
@@ -100,10 +110,32 @@ def gru_workspace(output: torch.Tensor) -> torch.Tensor:
     return output.new_empty(*output.shape[:2], 7 * output.shape[2])
 
 
-def lstm_scratch_bytes(input: torch.Tensor, hidden: int) -> int:
-    """Returns the bytes that oneDNN holds while an LSTM layer runs: its weights in another order, and gates of all steps."""
+def lstm_scratch_bytes(
+    input: torch.Tensor, weight_hh: torch.Tensor, output_gradient: torch.Tensor | None = None
+) -> int:
+    """Returns the bytes that oneDNN holds while an LSTM layer runs, or with `output_gradient` its backward pass.
+
+    It holds the weights (or their gradients) in another order, the sum of the biases and gates of all steps. The backward pass
+    also has the gradient of the outputs in one piece, gradients of the last states, and transposed weights, where their rows
+    are not aligned.
+    """
     steps, batch, width = input.shape
-    return (width + hidden + steps * batch) * _padded(4 * hidden) * input.itemsize + 4 * _PAGE
+    gates, hidden = weight_hh.shape
+    bias_bytes, size = gates * input.itemsize, input.itemsize
+    scratch_bytes = (
+        _in_pages(steps * batch * _padded(gates) * size) + 2 * _in_pages(batch * _padded(hidden) * size) + 2 * _PAGE
+    )
+    scratch_bytes += (width + hidden) * _padded(gates) * size + bias_bytes
+    if output_gradient is None:
+        return scratch_bytes
+    scratch_bytes += 2 * batch * hidden * size + bias_bytes
+    scratch_bytes += sum(gates * _padded(row) * size for row in (width, hidden) if _padded(row) != row)
+    return scratch_bytes + output_gradient.nbytes * (not output_gradient.is_contiguous())
+
+
+def _in_pages(size: int) -> int:
+    """Returns the bytes of the pages that hold `size` bytes."""
+    return -(-size // _PAGE) * _PAGE
 
 
 def _padded(numbers: int) -> int:
@@ -112,11 +144,12 @@ def _padded(numbers: int) -> int:
     return rounded + _LINE * (rounded % 256 == 0)
 
 
-def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor, ...]:
+def run_layers(function: Callable[..., T], on_cpu: bool, *args: Any) -> T | tuple[torch.Tensor, ...]:
     """Runs a recurrent module's layers and directions, one kernel for each, on fake tensors.
 
     Args:
         function: PyTorch's own, for sequences that are packed, LSTMs of float32 and LSTMs with projections.
+        on_cpu: run PyTorch's own function for short sequences too.
         args: input, first states (of an LSTM: of outputs and of cells), weights, whether there are biases, number of layers,
             dropout, training, bidirectional, batch first.
     """
@@ -130,6 +163,8 @@ def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor
             return function(*args)
         states = states[0]
     sequence = sequence.transpose(0, 1) if batch_first else sequence
+    if on_cpu and len(sequence) * count * directions <= _MOST_STEPS:
+        return function(*args)
     last_states = []
     for layer in range(count):
         outputs = []

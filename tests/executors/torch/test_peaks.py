@@ -303,18 +303,32 @@ def test_bug_estimates_left_out_what_operators_hold_beside_their_shapes(name):
     assert -TARGET_BELOW <= simulated / allocated(step) - 1 <= TARGET_WORST
 
 
+RECURRENT_SHAPES = {
+    "narrow": (torch.ones(40, 8, 64), {"hidden_size": 16}, 0.01),
+    "wide": (torch.ones(20, 8, 16), {"hidden_size": 256}, 0.01),
+    "layers": (torch.ones(20, 8, 64), {"hidden_size": 96, "num_layers": 2}, 0.1),
+    "directions": (torch.ones(16, 8, 64), {"hidden_size": 64, "bidirectional": True, "num_layers": 2}, 0.2),
+    "samples first": (torch.ones(64, 8, 64), {"hidden_size": 64, "batch_first": True}, 0.01),
+    "long": (torch.ones(300, 8, 64), {"hidden_size": 64}, 0.03),
+    "long, weights": (torch.ones(260, 1, 32), {"hidden_size": 512}, 0.2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("hidden", [96, 256])
-def test_bug_estimates_for_a_cpu_left_out_what_recurrent_layers_keep(kind, hidden):
-    """OneDNN's LSTM keeps eleven tensors of states: 73 % too low. A GRU runs operator by operator: 15 % too low."""
-    inputs = torch.ones(40, 8, 64)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("shape", RECURRENT_SHAPES)
+def test_bug_estimates_for_a_cpu_missed_what_recurrent_layers_hold(kind, shape):
+    """An LSTM of 16 from 64 numbers was 31 % too low: the tensors of oneDNN are as wide as the wider of both. A GRU of one layer
+    was 40 % too high, because autograd made zeros for its workspace, and an RNN of 512 numbers 19 % too low.
+    """
+    inputs, sizes, largest_error = RECURRENT_SHAPES[shape]
     options = {"optimizer": OPTIMIZERS["sgd"], "mode": "training"}
-    step = TorchStep("layers", partial(kind, 64, hidden, 2), inputs, lambda y: y[0].square().mean(), **options)
+    build = partial(kind, inputs.shape[-1], **sizes)
+    step = TorchStep("layers", build, inputs, lambda y: y[0].square().mean(), **options)
     graph = bl.torch.profile(step, hardware="cpu-core")
     cluster = bl.Cluster.uniform(1, kind="cpu-core")
     simulated = bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n)).peak_bytes[0]
-    assert -TARGET_BELOW <= simulated / allocated(step) - 1 <= (TARGET_WORST if kind is nn.LSTM else 0.4)
+    assert -0.005 <= simulated / allocated(step) - 1 <= largest_error
 
 
 def probabilities():
