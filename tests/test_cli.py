@@ -292,6 +292,7 @@ def test_progress_is_said_on_terminals_alone(monkeypatch, capsys):
     assert sys.stderr.getvalue() == "" and capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_lost_interrupt_is_raised_again():
     """Python prints and forgets what a callback of C code raises, as numba's compiler has them."""
     code = """

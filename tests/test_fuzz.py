@@ -17,7 +17,7 @@ from fuzzing.run import CASES, run
         pytest.param("commands", 100, marks=pytest.mark.slow),
         ("traces", 200),
         pytest.param("configs", 30, marks=pytest.mark.slow),
-        ("layouts", 60),
+        pytest.param("layouts", 60, marks=pytest.mark.slow),
         ("arguments", 500),
         ("torch", 200),
     ],

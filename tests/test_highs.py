@@ -54,6 +54,7 @@ def test_no_solver_of_the_sct_program_prints():
     assert output_of(SCT) == ""
 
 
+@pytest.mark.slow
 def test_metis_prints_in_its_own_process():
     """METIS says that it cannot bisect a graph of 0 vertices, here and on every platform whatever its options."""
     pytest.importorskip("pymetis")

@@ -270,6 +270,7 @@ print(content_digest((build, functools.partial(build, 3), Big(), np.arange(3), K
 """
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_another_process_agrees():
     def digest(seed):

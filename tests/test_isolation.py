@@ -170,6 +170,7 @@ def test_the_pool_returns_values_and_errors():
         assert pool.submit(bytes.upper, pool.share(b"abc")).result() == b"ABC"
 
 
+@pytest.mark.slow
 def test_a_killed_process_of_the_pool_loses_no_call():
     """The first kill is made good by a fresh process, the second of one call is told."""
     from concurrent.futures import BrokenExecutor
@@ -233,6 +234,7 @@ if __name__ == "__main__":
     assert process.stdout == "42 2\n", process.stderr
 
 
+@pytest.mark.slow
 def test_affinity_is_asked_for_only_where_the_system_has_it():
     """macOS has no `os.sched_getaffinity`: `baechi-lab demo` and native runs ended with AttributeError there."""
     asking = [

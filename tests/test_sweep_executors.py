@@ -221,6 +221,7 @@ def test_a_closed_dask_client_is_refused():
         bl.sweep(GRAPH, executor=client, progress=False)
 
 
+@pytest.mark.slow
 def test_an_executor_that_was_shut_down_is_refused():
     pool = ThreadPoolExecutor(1)
     pool.shutdown()

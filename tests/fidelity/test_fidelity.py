@@ -133,6 +133,7 @@ def row(model, placement, predicted, measured, **overrides):
     )
 
 
+@pytest.mark.slow
 def test_figures_of_a_report():
     """Errors +10%, -20%, 0%: mean 10%. Pairs 100/150 and 150/104 are clear; 100/104 is not.
 
@@ -255,6 +256,7 @@ def _costs(monkeypatch, walls):
     return calibrate(SimpleNamespace(n=2))
 
 
+@pytest.mark.slow
 def test_a_disturbed_ladder_is_measured_again(monkeypatch):
     """64 ops take 4 us each."""
     costs = _costs(monkeypatch, [2_000.0, 9_000.0, 5_000.0, 2_000.0, 2_000.0 + 4 * 64])

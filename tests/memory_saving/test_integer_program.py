@@ -78,6 +78,7 @@ def test_optima_of_many_groups_are_proven(n, share):
     assert solved.bound_us == pytest.approx(solved.plan.work_us, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_limit_of_nodes_gives_a_plan_that_is_not_proven():
     """The proof takes more than 50 nodes here. The plan keeps within the budget, and the bound is below the optimum."""
     plans = RecomputePlans(skipping(40, 4, 0))
@@ -88,6 +89,7 @@ def test_a_limit_of_nodes_gives_a_plan_that_is_not_proven():
     assert few.bound_us < optimum.plan.work_us <= few.plan.work_us
 
 
+@pytest.mark.slow
 def test_bug_a_small_graph_was_solved_without_any_limit(monkeypatch):
     """`bl.recompute` took four minutes for a WaveNet whose step has 40 ops that may be repeated."""
     limits, solve = [], Rows.solve
@@ -187,6 +189,7 @@ def test_runs_that_nobody_reads_are_left_out():
     assert set(without_unread_copies(OpSequence(training, twice)).ops.tolist()) == set(range(training.graph.n))
 
 
+@pytest.mark.slow
 def test_the_better_plan_is_taken(monkeypatch):
     """With a time limit the program is one more candidate: never worse than without, never above the budget."""
     graph = skipping(16, 4, 1)

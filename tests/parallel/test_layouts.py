@@ -266,6 +266,7 @@ def test_the_best_layout_is_the_fastest_of_all_that_fit() -> None:
     assert table.best.timeline.makespan_us == pytest.approx(table.best.step_us, rel=0.01)
 
 
+@pytest.mark.slow
 def test_little_memory_leaves_layouts_that_divide_more() -> None:
     small = a100(8).with_memory("4GB")
     table = bl.layouts(GPT, small, global_batch=64, sequence_length=1024)
@@ -365,6 +366,7 @@ def test_the_command_lists_layouts_and_the_best(tmp_path: Path, capsys: pytest.C
     assert "best: Layout(" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_size_of_buckets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(GPT), encoding="utf-8")

@@ -117,6 +117,7 @@ def random_groups(graph: bl.OpGraph, rng: np.random.Generator) -> np.ndarray:
     return fuse(graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), key)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(n=st.integers(1, 25), seed=st.integers(0, 10**6))
 def test_memory_is_never_hidden(n, seed, slow_peak, check_coarse):

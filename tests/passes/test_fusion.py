@@ -123,6 +123,7 @@ def mergeable_edges(source, target, key, label):
     return np.flatnonzero((key[u] == key[v]) & (key[u] >= 0) & ((out[u] == 1) | (into[v] == 1)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     n=st.integers(1, 40),

@@ -112,12 +112,14 @@ def test_architectures_have_the_flops_and_bytes_of_hand_arithmetic(name):
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
 
 
+@pytest.mark.slow
 def test_operators_of_a_model():
     model, inputs = bl.torch.hugging_face(CONFIGS["llama"], batch_size=B, sequence_length=S)
     graph = bl.torch.profile(model, inputs, hardware="h100", granularity="operator", optimizer="sgd")
     assert graph.n > 200 and sum(t == "Update" for t in graph.op_types) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 def test_a_model_of_images_has_the_flops_of_hand_arithmetic():
     config = {
         "model_type": "vit",
@@ -202,7 +204,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", slow(SEVERAL, "llava"))
+@pytest.mark.parametrize("name", fast(SEVERAL, 0))
 def test_inputs_of_images_and_sound(name):
     """All that a model takes is given: Llava was estimated without its images, Whisper was refused."""
     config, shapes, module_name = SEVERAL[name]
@@ -272,7 +274,7 @@ FIT = {
 }
 
 
-@pytest.mark.parametrize("name", slow(FIT, "internvl"))
+@pytest.mark.parametrize("name", fast(FIT, 0))
 def test_models_that_were_refused(name):
     config, shapes = FIT[name]
     model, inputs = bl.torch.hugging_face(config, batch_size=2, sequence_length=S)
@@ -446,7 +448,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", fast(MASKS, 2))
+@pytest.mark.parametrize("name", fast(MASKS, 1))
 def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch):
     """Attention gets the arguments that it gets in a real run: whether a mask, of which shape, causal, shared heads."""
     attention, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -616,7 +618,7 @@ QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
 }
 
 
-@pytest.mark.parametrize("method", fast(QUANTIZED, 2))
+@pytest.mark.parametrize("method", fast(QUANTIZED, 1))
 def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     """Bytes by hand, with scales, zero points and code books; the head stays as it is; only the rest is trained."""
     options, expected = QUANTIZED[method]
@@ -939,6 +941,7 @@ def test_an_image_that_no_memory_could_hold_is_refused():
         bl.torch.hugging_face(config, batch_size=2)
 
 
+@pytest.mark.slow
 def test_a_configuration_object_and_its_type():
     """Python takes the type as the command does: what the configuration says, or `dtype`."""
     transformers = pytest.importorskip("transformers")

@@ -137,6 +137,7 @@ def test_estimates_for_several_kinds(product):
     assert set(mixed.duration_by_kind) == {"gpu", "cpu"}
 
 
+@pytest.mark.slow
 def test_profile_is_deterministic_and_traces_by_itself(batch, make_mlp):
     model = make_mlp("adam")
     a = bl.profile(model, *batch, mode="estimated")

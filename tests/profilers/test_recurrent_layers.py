@@ -91,6 +91,7 @@ def test_options_that_cudnn_lacks_run_op_by_op(options):
     assert fused_layers([keras.layers.GRU(4)]) and not fused_layers([keras.layers.GRU(4, **options)])
 
 
+@pytest.mark.slow
 def test_other_cells_and_loops_run_op_by_op():
     class Cell(keras.layers.LSTM):
         def inner_loop(self, *args, **kwargs):
@@ -123,6 +124,7 @@ def test_directions_masks_dropout_and_half_precision_are_kernels_too():
     assert precise_bytes == pytest.approx(2 * work.moved_bytes[kernels & work.matrix])
 
 
+@pytest.mark.slow
 def test_a_layer_inside_a_loop_is_a_kernel_of_each_round():
     layer = keras.layers.GRU(4)
     layer.build((2, 5, 3))

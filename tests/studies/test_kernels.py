@@ -23,6 +23,7 @@ def table():
     return read_measurements(DATA)
 
 
+@pytest.mark.slow
 def test_the_catalog_gives_the_stored_errors(table):
     stored = result("kernels")["errors"]["catalog"]
     for device, by_kind in stored.items():

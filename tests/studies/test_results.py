@@ -39,6 +39,7 @@ def test_an_unknown_result_is_rejected():
         result("growht")
 
 
+@pytest.mark.slow
 def test_attack_finds_and_stores_what_it_prints(tmp_path, capsys):
     attack.main(["--steps", "6", "--store", str(tmp_path / "attack.json")])
     document = json.loads((tmp_path / "attack.json").read_text())
@@ -80,6 +81,7 @@ def test_the_ten_tasks_are_those_of_the_tests():
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "heft")).makespan_us == 80.0
 
 
+@pytest.mark.slow
 def test_budgets_stores_what_each_way_repeats_and_what_is_proven(tmp_path):
     """No form repeats less than its bound, all plans no more than those that run an op once."""
     budgets.main(["--ops", "14", "--seconds", "30", "--store", str(tmp_path / "budgets.json")])

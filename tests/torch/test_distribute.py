@@ -280,6 +280,7 @@ def test_an_error_in_a_waiting_layer_reaches_the_caller_and_the_next_step_works(
     assert torch.equal(model(x), first)
 
 
+@pytest.mark.slow
 def test_an_error_between_layers_leaves_nothing_waiting():
     """The threads are parked, not waiting: the next step uses them, and gathering the model ends them."""
     import threading

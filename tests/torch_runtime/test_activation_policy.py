@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from fewer import slow
+from fewer import fast, slow
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -144,6 +144,7 @@ def test_rows_lead_through_parts_of_a_tensor():
     assert same(train(placed, (x,)), train(model, (x,)))
 
 
+@pytest.mark.slow
 def test_each_op_runs_as_often_as_the_graph_says():
     model, x = stack(6, lambda: [nn.Linear(4, 4), nn.Tanh()]), torch.randn(6, 4)
     graph = profiled(model, x)
@@ -163,6 +164,7 @@ def test_each_op_runs_as_often_as_the_graph_says():
         assert all(start[index[n]] > start[index["12"]] for n in executed if "/again" in n)  # after the forward pass
 
 
+@pytest.mark.slow
 def test_the_peak_falls_by_what_was_simulated():
     """32 stages of 64 KiB each, segments: what is saved is measured by the storages alive, and met within 10 %."""
     model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(16, 16), nn.Tanh())))
@@ -359,6 +361,7 @@ def test_a_pipeline_of_processes_is_refused(small):
         bl.torch.execute(step, placed, 1, graph=changed, micro_batches=2, pipeline=True)
 
 
+@pytest.mark.slow
 def test_micro_batches_in_the_session(small):
     model, x, changed = small
     step = bl.torch.TorchStep("small", lambda: copy.deepcopy(model), (x,))
@@ -385,7 +388,7 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", fast([1, 2], 1))
 def test_offloading_saves_what_was_simulated(devices):
     """Measured as if CPU devices had memory of their own; copies that the other device received go to the host, too, as one.
 

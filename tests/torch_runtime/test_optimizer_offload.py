@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fewer import fast
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -46,7 +47,7 @@ def offloaded(step):
     return graph, bl.offload(graph, WITH_HOST, share=0.0, state=True)
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam", "adam at once", "rmsprop"])
+@pytest.mark.parametrize("name", fast(["momentum", "adam", "adam at once", "rmsprop"], 2))
 def test_the_peak_falls_as_simulated(name):
     """On each of two devices; the host has the state, and while it goes back a layer's once more in the simulation."""
     step, after = step_of(OPTIMIZERS[name]), {}
@@ -233,6 +234,7 @@ def test_state_of_no_layer_is_refused():
         bl.torch.execute(step, bl.place(wrong, WITH_HOST, "single"), 1, cluster=WITH_HOST, graph=wrong)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_updated_once():
     step = step_of(OPTIMIZERS["adam"])
     _, graph = offloaded(step.micro_batches(4)[0])

@@ -496,6 +496,7 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
         viz.groups(graph, placed, most=0)
 
 
+@pytest.mark.slow
 def test_groups_of_a_coarse_graph_on_the_whole_graph():
     from baechi_lab.placers.planner.explain import learned_groups
 

@@ -243,6 +243,7 @@ class NormsOfTime(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_bug_estimates_for_a_cpu_took_results_of_batch_norms_for_transposed():
     """A CPU writes them in order, so that linear layers copy what they read: PatchTST needed 14 % more than was estimated."""
     step = TorchStep("norms", NormsOfTime, (torch.ones(64, 32, 64),), optimizer=OPTIMIZERS["sgd"], mode="training")
@@ -627,6 +628,7 @@ class Reversible(nn.Module):
         return RecomputingFunction.apply(self.stem(x), self.blocks)
 
 
+@pytest.mark.slow
 def test_bug_blocks_that_a_function_runs_again_were_left_out_or_counted_twice():
     """A Reformer's measured profile was 10 % above the allocator, its estimate 9 % below and without most of its work."""
     step = TorchStep("reversible", Reversible, (torch.ones(256, 64),), optimizer=OPTIMIZERS["sgd"], mode="training")
@@ -715,6 +717,7 @@ class Caching(nn.Module):
         return {"loss": y.square().mean(), "encoded": encoded, "cache": cache}
 
 
+@pytest.mark.slow
 def test_bug_recomputation_counted_what_a_returned_cache_holds_as_freed():
     """Whisper took 19 % more than its budget: the training loop holds its outputs, and with them the keys and values.
 

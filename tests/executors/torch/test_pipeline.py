@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fewer import slow
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -141,7 +142,7 @@ def cpus(n):
 # -- cutting -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted([*SMALL, *ODD]))
+@pytest.mark.parametrize("name", slow(sorted([*SMALL, *ODD]), "inception_v3"))
 def test_stages_in_a_row_compute_what_the_model_computes(name):
     """Bit for bit, dropout included: the same calls in the same order."""
     if name in SMALL:
@@ -649,6 +650,7 @@ def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
         bl.torch.execute(step, chain, 1, graph=graph, cluster=cpus(2), micro_batches=5)
 
 
+@pytest.mark.slow
 def test_replicas_that_cannot_run_are_refused():
     step = skipping()
     graph = profiled(step)

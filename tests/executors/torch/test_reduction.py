@@ -213,6 +213,7 @@ class Noisy(Tagger):
         return super().forward(tokens) + torch.randn(())
 
 
+@pytest.mark.slow
 def test_a_loss_that_nothing_can_be_told_of_is_warned_of():
     with pytest.warns(UserWarning, match="draws random numbers or does not run .*, so nothing tells how its loss"):
         in_micro_batches(as_step(entropy, LABELS, build=Noisy))
@@ -238,6 +239,7 @@ def both_heads(outputs, labels):
     return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1], labels)
 
 
+@pytest.mark.slow
 def test_the_loss_is_tried_in_the_mode_of_the_step_and_leaves_the_model_as_it_was():
     x, labels = torch.randn(8, 6, generator=GENERATOR), TOKENS[:, 0] % 3
     step = as_step(both_heads, labels, build=Auxiliary, inputs=(x,))
@@ -279,6 +281,7 @@ class Wrapped(WithLoss):
         return super().forward(tokens, labels)["loss"]
 
 
+@pytest.mark.slow
 def test_a_pipeline_whose_model_averages_over_what_counts_runs_in_the_session():
     step = as_step(lambda loss: loss, build=Wrapped, inputs=(TOKENS, LABELS))
     assert_undivided(step, in_micro_batches(step, "1f1b", pipeline=None))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fewer import fast
 from torch import nn
 
 import baechi_lab as bl
@@ -88,6 +89,7 @@ def test_a_feed_forward_part_is_divided_by_columns_and_rows() -> None:
     assert graph.persistent_bytes.sum() == 2 * 2 * 8 * 32 * 4 // 4
 
 
+@pytest.mark.slow
 def test_llama_as_pytorch_divides_it_agrees_with_the_blocks_of_layouts() -> None:
     """Collectives of the forward pass: of every block, of the embedding, and of the logits."""
     layout = bl.Layout(tp=4, micro_batch=BATCH)
@@ -107,7 +109,7 @@ def _matrix_bytes(graph: bl.OpGraph, layer: str) -> int:
     return int(graph.persistent_bytes[ops].sum())
 
 
-@pytest.mark.parametrize("fields", [LLAMA, GPT, BERT, OPT], ids=["llama", "gpt", "bert", "opt"])
+@pytest.mark.parametrize("fields", fast([LLAMA, GPT, BERT, OPT], 2), ids=["llama", "gpt", "bert", "opt"])
 def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> None:
     """Positions from a rotation, or from a table, of which each rank adds the rows of its share."""
     layout = bl.Layout(tp=4, sequence_parallel=True, micro_batch=BATCH)
@@ -119,7 +121,7 @@ def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> No
     assert "all_reduce" not in {kind for kind, _ in collectives(graph)}
 
 
-@pytest.mark.parametrize("fields", [GPT, BERT], ids=["gpt", "bert"])
+@pytest.mark.parametrize("fields", fast([GPT, BERT], 1), ids=["gpt", "bert"])
 def test_other_kinds_have_plans(fields: dict[str, Any]) -> None:
     graph = rank_graph(fields, bl.Layout(tp=2))
     forward = [entry for entry in graph.info["collectives"] if "backward" not in entry]
@@ -141,6 +143,7 @@ def test_the_graph_of_a_rank_simulates_and_its_collectives_overlap() -> None:
     assert kinds["reduce_scatter"] > 0 and kinds["all_gather"] > 1
 
 
+@pytest.mark.slow
 def test_zero_divides_what_copies_hold() -> None:
     undivided = rank_graph(LLAMA, bl.Layout(tp=2)).persistent_bytes.sum()
     one = rank_graph(LLAMA, bl.Layout(tp=2, dp=4, zero=1)).persistent_bytes.sum()
@@ -172,6 +175,7 @@ def test_what_cannot_be_divided_is_named() -> None:
         rank_graph(LLAMA, bl.Layout(tp=8))
 
 
+@pytest.mark.slow
 def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
     """Four experts over two ranks, each of half a width: all-to-all of every token's two rows, there and back."""
     graph = rank_graph(MIXTRAL, bl.Layout(tp=2, dp=4, ep=2, zero=1))

@@ -44,6 +44,7 @@ def file(exported, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_file_and_memory_give_one_graph(exported, file):
     a, b = (bl.profile_program(source, hardware="a100", batch_size=4) for source in (exported, file))
     assert (a.key, a.duration_us.tolist(), a.tensor_bytes.tolist()) == (

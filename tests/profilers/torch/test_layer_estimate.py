@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from fewer import fast
 
 torch = pytest.importorskip("torch")
 
@@ -65,6 +66,7 @@ def forward_flops():
     return 2 * tokens * weights, LAYERS * 2 * 2 * tokens * LENGTH * HIDDEN
 
 
+@pytest.mark.slow
 def test_flops_of_a_gpt(ids):
     """Forward 2 FLOPs per weight and token, training three times that: 6ND; attention's backward does five products."""
     products, attention = forward_flops()
@@ -75,7 +77,7 @@ def test_flops_of_a_gpt(ids):
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", fast([False, True], 1))
 def test_persistent_bytes_are_exact(ids, optimizer, tied):
     """Weights and gradients of 4 bytes, and as much for each state of the optimizer."""
     model = GPT(tied)
@@ -226,6 +228,7 @@ def test_same_graph_as_measured(ids, mode, tied):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_random_layers_and_masks_are_seen(ids):
     """Training: the same ops and dependencies as measured; dropout keeps a byte per element.
 
@@ -511,6 +514,7 @@ def test_bug_cpus_unfold_a_small_sample(batch, shape, window, numbers):
     assert sum(abs(size) for size in changes if abs(size) != out.nbytes) == 2 * 4 * numbers
 
 
+@pytest.mark.slow
 def test_roofline_of_a_layer_by_hand():
     """A product of 4096 x 4096 in bf16 on an H100, forward and for both gradients; fused Adam moves 7 tensors, Adam 18."""
     n = 4096
@@ -536,6 +540,7 @@ def test_roofline_of_a_layer_by_hand():
     assert graph.op_types[-1] == "Update" and set(graph.duration_by_kind) == {"gpu", "h100"}
 
 
+@pytest.mark.slow
 def test_precision(ids):
     """bf16 weights halve bytes and persistent memory; autocast keeps weights and saves activations in bf16."""
     model = GPT()
@@ -549,6 +554,7 @@ def test_precision(ids):
     assert size(half) == size(mixed) == size(full) // 2
 
 
+@pytest.mark.slow
 def test_several_kinds_and_a_cluster_of_both(ids):
     graph = bl.torch.profile(GPT(), ids, hardware=["A100", "h100"], optimizer="sgd")
     assert set(graph.duration_by_kind) == {"a100", "h100"}
@@ -594,6 +600,7 @@ def test_the_kind_estimated_for_in_any_case(ids):
         )
 
 
+@pytest.mark.slow
 def test_operators(ids):
     """FLOPs are those of the layers; backward ops know theirs; parameters and gradients are held once."""
     model = GPT(tied=True)
@@ -723,6 +730,7 @@ def test_recomputed_regions_are_computed_twice():
     assert flops == [3 * product, 4 * product]
 
 
+@pytest.mark.slow
 def test_through_profile_and_pipeline(ids):
     model = GPT()
     graph = bl.profile(model, ids, mode="estimated", hardware="A100", optimizer="adam", dtype="bf16")
@@ -770,6 +778,7 @@ def test_models_that_look_at_values_are_refused(granularity):
         bl.torch.profile(nn.Sequential(nn.LazyLinear(2)), torch.ones(1, 2), hardware="a100")
 
 
+@pytest.mark.slow
 def test_the_workbench_takes_it(ids):
     pytest.importorskip("ipywidgets")
     graph = bl.torch.profile(GPT(), ids, hardware="a100", optimizer="adam")

@@ -185,6 +185,7 @@ def test_the_peak_of_temporaries_leaves_out_what_remains(changes, expected):
     assert temporary_peak(changes) == expected
 
 
+@pytest.mark.slow
 def test_shared_weights_are_a_colocation_group():
     """Tied weights by assignment (Transformer) and by a function that reads an embedding's weight (BERT)."""
     for name, first, last in (("transformer", "embedding", "head"), ("bert", "embeddings.tokens", "linear")):
