@@ -1,7 +1,7 @@
 """`single`: everything on one device, the rival that every split must beat.
 
-The device is the one with the smallest sum of durations (ties by device index). An op that may not run there goes
-to its fastest allowed device, with its colocation group.
+The device is the one with the smallest sum of durations (ties by device index) of those whose memory suffices. An op that
+may not run there goes to its fastest allowed device, with its colocation group.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.kernels.csr import Floats, Integers
 from ..graph.units import format_bytes
 from ..simulator import makespan_and_peak
 from .base import Placer
@@ -20,7 +22,7 @@ from .problem import allowed_group_devices, groups_of
 
 @dataclass(frozen=True)
 class Single(Placer):
-    """Everything on the one device that runs it fastest (`device=` names another).
+    """Everything on the one device that runs it fastest, of those with room for it (`device=` names another).
 
     Args:
         device: its name or number; empty for the one that takes the least time.
@@ -30,17 +32,20 @@ class Single(Placer):
     device: str | int | None = None
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        placement = on_one_device(graph, cluster, self.device)
-        _, peak = makespan_and_peak(graph, cluster, placement)
-        if np.any(peak > cluster.memory_bytes):
+        refusal: InfeasiblePlacement | None = None
+        for device in _different_devices(graph, cluster) if self.device is None else [self.device]:
+            placement = on_one_device(graph, cluster, device)
+            _, peak = makespan_and_peak(graph, cluster, placement)
+            if np.all(peak <= cluster.memory_bytes):
+                return placement
             d = int(np.argmax(peak - cluster.memory_bytes))
-            raise InfeasiblePlacement(
+            refusal = refusal or InfeasiblePlacement(
                 f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything in the order of "
                 f"readiness and has {format_bytes(int(cluster.memory_bytes[d]))}",
                 int(peak[d]),
                 cluster.memory_bytes.tolist(),
             )
-        return placement
+        raise refusal or InvalidInput("the cluster has no devices")
 
 
 def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = None) -> Placement:
@@ -51,14 +56,9 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
     """
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))
-    allowed, group = allowed_devices(graph, cluster), groups_of(graph)
-    groups = int(group.max()) + 1
-    cost = np.where(allowed, durations(graph, cluster), 0.0)
-    total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
-    group_allowed = allowed_group_devices(graph, cluster, group)
+    total, group, group_allowed = _group_times(graph, cluster)
     if device is None:
-        keys = np.arange(cluster.n), total.sum(axis=0), -group_allowed.sum(axis=0)
-        main_device = int(np.lexsort(keys)[0])
+        main_device = _devices_by_time(graph, cluster)[0]
     elif isinstance(device, str):
         main_device = cluster.index(device)
     elif 0 <= device < cluster.n:
@@ -67,3 +67,29 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
         raise InvalidInput(f"device is {device}; the cluster has devices 0..{cluster.n - 1}")
     fallback = np.argmin(np.where(group_allowed, total, np.inf), axis=1)
     return Placement(device=np.where(group_allowed[:, main_device], main_device, fallback)[group].astype(np.int32))
+
+
+def _devices_by_time(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """Returns the devices, first those on which most groups may run, of these the fastest."""
+    total, _, group_allowed = _group_times(graph, cluster)
+    order: list[int] = np.lexsort((np.arange(cluster.n), total.sum(axis=0), -group_allowed.sum(axis=0))).tolist()
+    return order
+
+
+def _different_devices(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """Returns the devices by time, one of those of equal time and memory that may run the same ops."""
+    total, _, group_allowed = _group_times(graph, cluster)
+    devices: dict[object, int] = {}
+    for d in _devices_by_time(graph, cluster):
+        key = float(total[:, d].sum()), int(cluster.memory_bytes[d]), group_allowed[:, d].tobytes()
+        devices.setdefault(key, d)
+    return list(devices.values())
+
+
+def _group_times(graph: OpGraph, cluster: Cluster) -> tuple[Floats, Integers, NDArray[np.bool_]]:
+    """Returns float64[groups, devices], the time of each colocation group; the group of each op; where each may run."""
+    allowed, group = allowed_devices(graph, cluster), groups_of(graph)
+    groups = int(group.max(initial=-1)) + 1
+    cost = np.where(allowed, durations(graph, cluster), 0.0)
+    total: Floats = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
+    return total, group, allowed_group_devices(graph, cluster, group)
