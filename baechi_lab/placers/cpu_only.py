@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidInput
-from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .single import Single
+from .single import different_devices, on_first_with_room
 
 
 def place_on_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placement:
-    """Places everything on the fastest device of `kind`. Ops that may not run there go to their fastest allowed device.
+    """Places everything on the fastest device of `kind` with room; ops that may not run there, on their fastest allowed one.
 
     Raises `InvalidInput` if the cluster has no such device, `InfeasiblePlacement` if memory does not suffice.
     """
@@ -20,8 +20,8 @@ def place_on_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Pla
     if not matching_devices:
         kinds = ", ".join(sorted({d.kind for d in cluster.devices}))
         raise InvalidInput(f"placer {name!r} needs a device of kind {kind!r}; the cluster has devices of kind {kinds}")
-    total = durations(graph, cluster).sum(axis=0)
-    return Single(device=min(matching_devices, key=lambda d: (total[d], d))).assign(graph, cluster)
+    candidates = [d for d in different_devices(graph, cluster) if d in matching_devices]
+    return on_first_with_room(graph, cluster, candidates)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ may not run there goes to its fastest allowed device, with its colocation group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,20 +33,26 @@ class Single(Placer):
     device: str | int | None = None
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        refusal: InfeasiblePlacement | None = None
-        for device in _different_devices(graph, cluster) if self.device is None else [self.device]:
-            placement = on_one_device(graph, cluster, device)
-            _, peak = makespan_and_peak(graph, cluster, placement)
-            if np.all(peak <= cluster.memory_bytes):
-                return placement
-            d = int(np.argmax(peak - cluster.memory_bytes))
-            refusal = refusal or InfeasiblePlacement(
-                f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything in the order of "
-                f"readiness and has {format_bytes(int(cluster.memory_bytes[d]))}",
-                int(peak[d]),
-                cluster.memory_bytes.tolist(),
-            )
-        raise refusal or InvalidInput("the cluster has no devices")
+        devices = [self.device] if self.device is not None else different_devices(graph, cluster)
+        return on_first_with_room(graph, cluster, devices)
+
+
+def on_first_with_room(graph: OpGraph, cluster: Cluster, devices: Sequence[str | int]) -> Placement:
+    """Places everything on the first of `devices` whose memory suffices; the `InfeasiblePlacement` is that of the first one."""
+    refusal: InfeasiblePlacement | None = None
+    for device in devices:
+        placement = on_one_device(graph, cluster, device)
+        _, peak = makespan_and_peak(graph, cluster, placement)
+        if np.all(peak <= cluster.memory_bytes):
+            return placement
+        d = int(np.argmax(peak - cluster.memory_bytes))
+        refusal = refusal or InfeasiblePlacement(
+            f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything in the order of "
+            f"readiness and has {format_bytes(int(cluster.memory_bytes[d]))}",
+            int(peak[d]),
+            cluster.memory_bytes.tolist(),
+        )
+    raise refusal or InvalidInput("no device is given")
 
 
 def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = None) -> Placement:
@@ -76,12 +83,13 @@ def _devices_by_time(graph: OpGraph, cluster: Cluster) -> list[int]:
     return order
 
 
-def _different_devices(graph: OpGraph, cluster: Cluster) -> list[int]:
-    """Returns the devices by time, one of those of equal time and memory that may run the same ops."""
+def different_devices(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """Returns the devices by time, one of those of equal kind, time and memory that may run the same ops."""
     total, _, group_allowed = _group_times(graph, cluster)
     devices: dict[object, int] = {}
     for d in _devices_by_time(graph, cluster):
-        key = float(total[:, d].sum()), int(cluster.memory_bytes[d]), group_allowed[:, d].tobytes()
+        device, allowed = cluster.devices[d], group_allowed[:, d].tobytes()
+        key = device.kind, float(total[:, d].sum()), device.memory_bytes, allowed
         devices.setdefault(key, d)
     return list(devices.values())
 

@@ -247,15 +247,16 @@ def test_too_many_pairs_are_refused_before_the_work(monkeypatch):
     assert bl.place(graph, cluster, "heft").n == 51
 
 
-def test_bug_single_refused_where_only_the_first_of_equally_fast_devices_is_too_small():
+@pytest.mark.parametrize("placer", ["single", "gpu-only"])
+def test_bug_one_device_was_refused_where_only_the_first_of_equally_fast_ones_is_too_small(placer):
     """Peak: 30 persistent bytes and an output of 8. The second device has room, and is as fast as the first."""
     graph = bl.OpGraph.from_edges([2.0, 3.0], [(0, 1, 8)], persistent_bytes=[10, 20])
     small, slow, large = (
         bl.Device(name, "gpu", size, speed) for name, size, speed in (("s", 37, 1.0), ("w", 99, 0.5), ("l", 38, 1.0))
     )
-    assert bl.place(graph, bl.Cluster((small, slow, large)), "single").device.tolist() == [2, 2]
-    assert bl.place(graph, bl.Cluster((small, slow)), "single").device.tolist() == [1, 1]
+    assert bl.place(graph, bl.Cluster((small, slow, large)), placer).device.tolist() == [2, 2]
+    assert bl.place(graph, bl.Cluster((small, slow)), placer).device.tolist() == [1, 1]
     with pytest.raises(bl.InfeasiblePlacement, match=r"device s needs 38 B .* has 37 B"):
-        bl.place(graph, bl.Cluster((small, small.__class__("t", "gpu", 36))), "single")
+        bl.place(graph, bl.Cluster((small, small.__class__("t", "gpu", 36))), placer)
     with pytest.raises(bl.InfeasiblePlacement, match="device s needs"):
         bl.place(graph, bl.Cluster((small, large)), "single", device="s")
