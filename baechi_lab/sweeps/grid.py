@@ -207,7 +207,8 @@ def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> 
 def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str:
     """Returns why this number of devices cannot hold the replicas; empty if it can."""
     if devices % replicas:
-        return f"replicas is {replicas}; the {devices} devices cannot be divided among so many"
+        count = f"the {devices} devices" if devices > 1 else "1 device"
+        return f"replicas is {replicas}; {count} cannot be divided among so many"
     if replicas > (micro_batches or 1):
         return f"replicas is {replicas} and micro_batches {micro_batches}; each replica needs a micro-batch"
     return ""

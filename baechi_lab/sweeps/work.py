@@ -107,8 +107,8 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
         "finer_groups": placement.finer_groups,
         "samples_per_second": rate,
         "place_seconds": placement.seconds,
-        # Rounding errors of sums may make the devices busier than the step is long.
-        "bubble": max(1.0 - busy / (cluster.n * makespan), 0.0) if makespan > 0 else None,
+        # Without the rounding errors of sums, which make devices busier than the step is long, or idle where they are not.
+        "bubble": max(round(1.0 - busy / (cluster.n * makespan), 9), 0.0) if makespan > 0 else None,
     }
 
 

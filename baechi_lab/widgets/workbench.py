@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,6 @@ class Workbench(PicturedBox):
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
         self.setting = SettingPanel(self.model, self.tasks)
-        self.compare, self.run, self.explore = ComparePanel(self.tasks), RunPanel(self.tasks), ExplorePanel(self.tasks)
-        self.explain = ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
-        self.export, self.fit = ExportPanel(self.tasks), FitPanel(self.tasks)
         self._listening, self._later = True, Later(PICTURE_SECONDS)
         self._connect_parts()
         try:
@@ -99,6 +96,48 @@ class Workbench(PicturedBox):
             self.model.fail(Problem.of(error))
         super().__init__(self._arrange_parts(), layout=WIDE)
         self.add_class("bl-workbench")
+        # Most controls are in tabs that are hidden at first: they are made when the page has drawn the graph.
+        if self.model.worker.on_loop:
+            self.graph.on_drawn = self._fill_panes
+        else:
+            self._fill_panes()
+
+    @cached_property
+    def compare(self) -> ComparePanel:
+        """The tab Compare."""
+        return ComparePanel(self.tasks)
+
+    @cached_property
+    def run(self) -> RunPanel:
+        """The tab Run."""
+        return RunPanel(self.tasks)
+
+    @cached_property
+    def explore(self) -> ExplorePanel:
+        """The tab Explore."""
+        return ExplorePanel(self.tasks)
+
+    @cached_property
+    def explain(self) -> ExplainPanel:
+        """The tab Explain."""
+        return ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
+
+    @cached_property
+    def fit(self) -> FitPanel:
+        """The tab Fit."""
+        return FitPanel(self.tasks)
+
+    @cached_property
+    def export(self) -> ExportPanel:
+        """The tab Export."""
+        return ExportPanel(self.tasks)
+
+    def _fill_panes(self) -> None:
+        """Puts the controls into the panes of the tabs that are hidden at first."""
+        widgets = [self.compare.widget, self.run.widget, self.explore.widget]
+        widgets += [self.explain.widget, self.fit.widget, self.export.widget]
+        for pane, widget in zip(self._hidden_panes, widgets, strict=True):
+            pane.children = (widget,)
 
     def _arrange_parts(self) -> list[ipywidgets.Widget]:
         """Returns the style, the header, the strip of tabs, and the panes between setting and details."""
@@ -108,12 +147,7 @@ class Workbench(PicturedBox):
             "graph": graph_pane,
             "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
             "memory": memory,
-            "compare": [self.compare.widget],
-            "run": [self.run.widget],
-            "explore": [self.explore.widget],
-            "explain": [self.explain.widget],
-            "fit": [self.fit.widget],
-            "export": [self.export.widget],
+            **{name: [] for name in ("compare", "run", "explore", "explain", "fit", "export")},
         }
         boxes = [ipywidgets.VBox(inside) for inside in panes.values()]
         for name, pane in zip(panes, boxes, strict=True):
@@ -122,11 +156,9 @@ class Workbench(PicturedBox):
         # The graph has a fixed height because the timeline is shown below it.
         self.graph.add_class("bl-sized-graph")
         boxes[0].children = (*graph_pane, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
-        self.panes = ipywidgets.HBox(boxes)
+        self.panes, self._hidden_panes = ipywidgets.HBox(boxes), boxes[3:]
         self.panes.add_class("bl-panes")
-        self.tabs = Tabs(
-            TABS, self.panes, lambda name: self.explain.attend(name == "Explain"), self.tasks.worker.deliver
-        )
+        self.tabs = Tabs(TABS, self.panes, self._attend, self.tasks.worker.deliver)
         # The setting is on the left, but the Tab key reaches it after the views.
         pane = ipywidgets.VBox([self.details])
         for mark in ("bl-details-pane", "bl-sized-details"):
@@ -302,6 +334,11 @@ class Workbench(PicturedBox):
                 device_name = self.model.setting.cluster.names[device]
                 count = "1 op" if len(ops) == 1 else f"{len(ops):,} ops"
                 self.graph.status = f"{count} moved to {device_name}: {description}. Undo takes it back."
+
+    def _attend(self, name: str) -> None:
+        """Marks the step of the decision log in the views while the tab Explain is shown."""
+        if "explain" in vars(self):
+            self.explain.attend(name == "Explain")
 
     def _show_decision(self, log: Log, step: int) -> None:
         """Shows a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""

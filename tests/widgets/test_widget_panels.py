@@ -1,5 +1,6 @@
 """Views, panels and the workbench as ipywidgets, without a browser: traits in, model changes out."""
 
+import asyncio
 import html
 import json
 import re
@@ -802,3 +803,19 @@ def test_bug_tooltips_of_parameters_spoke_of_none():
     texts = {name: hints(placer_class(name)) for name in placer_names()}
     assert [text for of_placer in texts.values() for text in of_placer.values() if "None" in text] == []
     assert texts["coloc-rl"]["time_limit"] == "seconds for training, or empty."
+
+
+def test_tabs_that_are_hidden_at_first_are_made_when_the_page_has_drawn():
+    """Most controls are in them, and each takes time in the kernel and in the page before the first picture."""
+
+    async def opened():
+        bench = bl.Workbench(bl.generators.unrolled_rnn(2, 3), bl.Cluster.uniform(2), placer="m-etf")
+        panes = bench.panes.children
+        assert [len(pane.children) > 0 for pane in panes] == [True] * 3 + [False] * 6
+        bench.graph._received(None, {"type": "drawn"}, [])
+        panels = (bench.compare, bench.run, bench.explore, bench.explain, bench.fit, bench.export)
+        assert [pane.children for pane in panes[3:]] == [(panel.widget,) for panel in panels]
+        assert bench.export.code.value == bench.code
+        bench.model.cancel()
+
+    asyncio.run(opened())

@@ -49,6 +49,7 @@ class ExplainPanel:
         self.model.on("log", self.show)
         self.model.on("outcome", lambda _: self._end())
         self.model.on("stale", lambda stale: setattr(self.start, "disabled", stale))
+        self.start.disabled = self.model.stale
         self._end()
 
     def _go(self, step: int) -> None:

@@ -72,6 +72,9 @@ function heights(spec) {
   return /** @type {number[]} */ (values.filter((v) => v !== null && Number.isFinite(v)));
 }
 
+/** The upper end of the vertical axis: 1 where all is 0, or where there is nothing. @param {Spec} spec */
+const upperEnd = (spec) => (Math.max(0, ...heights(spec)) || 1) * 1.06;
+
 /** The keys of the series in rows that fit `width`: for each its row and where it begins there.
  * @param {string[]} names @param {number} width @returns {number[][]} */
 function keyPlaces(names, width) {
@@ -97,7 +100,7 @@ function drawChart(host, spec, width, height, clicked) {
   const named = spec.series.filter((s) => s.name);
   const bars = spec.kind === "bars";
   const title = spec.title ? 16 : 0;
-  const most = Math.max(1e-12, ...heights(spec)) * 1.06;
+  const most = upperEnd(spec);
   const marks = ticks(0, most, Math.max((height - 60) / 42, 2));
   let left = CHART.left + Math.max(...marks.map((mark) => textWidth(plainNumber(mark))));
   const ruled = spec.rules.map((r) => r.text);

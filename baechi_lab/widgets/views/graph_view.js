@@ -19,6 +19,7 @@ function render({ model, el }) {
   let hovered = UNSEEN;
   let hoveredArrow = UNSEEN;
   let dim = readDim(model);
+  let told = false; // that the first picture is drawn
   let fitted = false;
   let fittedFor = "";
   let untouched = true; // nobody has panned or zoomed since the last fit: a resize fits again
@@ -41,6 +42,8 @@ function render({ model, el }) {
     const critical = Boolean(model.get("critical"));
     const drawn = drawScene(context, { scene, paint, heat, marks, dim, colours, theme, t, size: [width, height], paths, critical, hovered, hoveredArrow });
     drawRectangle(view, context, theme);
+    if (!told) model.send({ type: "drawn" });
+    told = true;
     Object.assign(view.canvas.dataset, {
       nodes: String(scene.id.length), drawn: String(drawn), frames_open: String(scene.frame.length), arrows: String(scene.source.length),
       critical: String(paint.fits && critical ? paint.criticalArrow.reduce((sum, one) => sum + one, 0) : 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class GraphView(CanvasView):
     (`clicked_ops`), and those that move with them (groups of the coarse graph, colocation groups). `said` describes in
     words the ops that a move would move, and `chosen_us` is the time of the selected ops where they are placed. `heat_by` is the
     one of `heats` by which boxes are coloured; `heat` is each box's share of the hottest one. Moves and history commands arrive
-    as messages and are passed to `on_command(name, content)`. At most `MOST_NODES` boxes are drawn.
+    as messages and are passed to `on_command(name, content)`; `on_drawn()` is called when a page has drawn its first picture.
+    At most `MOST_NODES` boxes are drawn.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -78,6 +79,7 @@ class GraphView(CanvasView):
         self._hits: list[int] = []
         self._hit_index = -1
         self.on_command: Any = None
+        self.on_drawn: Callable[[], None] = lambda: None
         self.on_msg(self._received)
         self.observe(self._clicked, "selected")
         self.observe(lambda _: self._heat(anew=True), "heat_by")
@@ -264,7 +266,9 @@ class GraphView(CanvasView):
     # -- commands from the browser -------------------------------------------------------------------
 
     def _received(self, _: object, content: dict[str, object], __: object) -> None:
-        if self.on_command is not None and content["type"] in ("move", "undo", "redo"):
+        if content["type"] == "drawn":
+            self.on_drawn()
+        elif self.on_command is not None and content["type"] in ("move", "undo", "redo"):
             self.on_command(content["type"], content)
         else:
             self.command(content)
