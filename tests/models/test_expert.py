@@ -118,7 +118,7 @@ TRACED = {
     "transformer": {**SMALL, "layers": 4, "heads": 2, "inner": 16},
 }
 
-LONG_TO_TRACE = ("gnmt", "transformer")
+LONG_TO_TRACE = ("nmt", "transformer")
 
 
 @cache
