@@ -44,7 +44,7 @@ def test_kernel_twin_and_check_agree(seed):
 
 
 @pytest.mark.parametrize("comm", ["sequential", "duplex"])
-@pytest.mark.parametrize("scheduler", ["fifo", "pct", "msr"])
+@pytest.mark.parametrize("scheduler", fast(["fifo", "pct", "msr"], 1))
 def test_ops_of_no_duration_between_unequal_links(comm, scheduler):
     rng = np.random.default_rng(5)
     for _ in range(100):

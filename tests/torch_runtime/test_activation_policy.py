@@ -522,7 +522,7 @@ REGIONS = {
 }
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", slow([1, 2], 1))
 @pytest.mark.parametrize("name", REGIONS)
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing", "ignore:autocast casts a tensor once")
 def test_a_call_that_runs_again_finds_what_it_found_first_and_leaves_nothing(name, devices):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+from fewer import fast
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -167,7 +168,7 @@ def loss(outputs):
     return sum(t.square().sum() for t in tensors(outputs))
 
 
-@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("inner", fast([False, True], 1))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_is_profiled_placed_distributed_and_executed(kind, inner):
     torch.manual_seed(0)

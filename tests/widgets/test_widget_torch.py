@@ -172,7 +172,7 @@ def test_the_script_is_shown_and_written_for_the_devices_of_the_setting(tmp_path
     assert panel.script.value == ""
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", fast(FORMATS, 4))
 def test_each_plan_is_the_library_s_or_its_refusal(name):
     step = make_step()
     bench = opened(step, placer="contiguous")

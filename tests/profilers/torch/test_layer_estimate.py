@@ -76,7 +76,7 @@ def test_flops_of_a_gpt(ids):
     assert estimate_layers(model, ids, mode="training").flops == 3 * products + attention * (1 + 5 / 2)
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", fast(sorted(OPTIMIZERS), 4))
 @pytest.mark.parametrize("tied", fast([False, True], 1))
 def test_persistent_bytes_are_exact(ids, optimizer, tied):
     """Weights and gradients of 4 bytes, and as much for each state of the optimizer."""
