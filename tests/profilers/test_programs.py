@@ -727,6 +727,35 @@ def test_bug_training_of_quantized_weights_was_the_forward_pass_without_a_word(b
         assert bl.profile_program(onnx_model, training=False).n == 3
 
 
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [
+        ("Add", 1),
+        ("Add", 3),
+        ("Transpose", 0),
+        ("InstanceNormalization", 0),
+        ("SoftmaxCrossEntropyLoss", 0),
+        ("Loop", 2),
+    ],
+)
+def test_bug_operators_with_other_inputs_than_theirs_ended_in_a_foreign_error(op, count):
+    """A damaged model: the inputs, or the outputs of a body, are missing or too many. It is refused, or a guess."""
+    body = {"body": helper.make_graph([], "body", [], [])} if op == "Loop" else {}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node(op, ["p"] * count, ["z"], **body),
+        helper.make_node("Relu", ["p"], ["y"]),
+    ]
+    onnx_model = model(nodes, [value("x", 2, 8)], [value("y", 2, 4)], [weights("w", 8, 4)])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuessedCosts)
+            graph = bl.profile_program(onnx_model, training=False)
+    except bl.FormatError:
+        return
+    assert graph.n == 3
+
+
 def test_shapes_that_are_not_known_are_said():
     """A product of tensors without a rank counts next to nothing, and had been one of the ops that count by bytes."""
     onnx_model = model(

@@ -538,8 +538,10 @@ def _is_part_of_product(node: NodeProto, parameters: Container[str], products: C
     """Whether kernels of products do an operator's work: they read weights in either order, and add the bias that follows."""
     if node.op_type == "Transpose":
         return node.input[0] in parameters
-    return node.op_type == "Add" and any(
-        a in products and b in parameters for a, b in (tuple(node.input), tuple(node.input)[::-1])
+    return (
+        node.op_type == "Add"
+        and len(node.input) == 2
+        and any(a in products and b in parameters for a, b in (tuple(node.input), tuple(node.input)[::-1]))
     )
 
 
