@@ -22,7 +22,7 @@ _EFFECTS = re.compile(
     r"_?HostRecv|Collective|Nccl|While|If$|For$|Loss$|Case$|Enter|Exit|NextIteration|LoopCond|PartitionedCall)|"
     r"(Enqueue|Dequeue|Summary)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
 )
-_INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
+_INPLACE = re.compile(r"[^_]_$|^__(i(add|sub|mul|truediv|pow|and|or|xor|matmul)|setitem)__$")
 """PyTorch's types of ops that write over what they read."""
 
 

@@ -422,6 +422,7 @@ class Tracer(Handler):
         after |= state.touch(index, used, written | state_written)
         input_storages = {storage_key(t) for t in input_tensors}
         fresh = {storage_key(t): storage_bytes(t) for t in outputs if storage_key(t) not in input_storages}
+        overwritten = [t for t in input_tensors if storage_key(t) in written]  # `y[i] = x` has no other result
         names = [flow.parameter_of[id(t)][1] for t in input_tensors if id(t) in flow.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in input_tensors if id(t) in self.buffer_of]
         for used_module in modules:
@@ -446,7 +447,7 @@ class Tracer(Handler):
                 random=random,
                 inplace=bool(written),
                 output_bytes=sum(fresh.values()),
-                requires_grad=any(t.requires_grad for t in outputs),
+                requires_grad=any(t.requires_grad for t in (*outputs, *overwritten)),
                 recomputed=self.recomputing + checkpoints,
                 region=region,
                 reentrant=self.recomputing > 0,
@@ -457,8 +458,8 @@ class Tracer(Handler):
             # An input that was returned unchanged is no new value.
             if id(tensor) not in flow.value_of or storage_key(tensor) in written:
                 flow.add_value(tensor, index, position)
-        for tensor in input_tensors:
-            if storage_key(tensor) in written and not any(tensor is t for t in outputs):
+        for tensor in overwritten:
+            if not any(tensor is t for t in outputs):
                 flow.add_value(tensor, index)
 
     def _layer_type(self, module: nn.Module) -> str:

@@ -172,8 +172,8 @@ def layer_graph(
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
     forward_of = [-1] * n + backward_calls + [-1] * extra_count + [k for op in loss for k in (-1, op)]
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
-    # A trailing underscore says "in place", as in the names of PyTorch's functions.
-    forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
+    # A trailing underscore says "in place", as in the names of PyTorch's functions; `relu(x, inplace=True)` has none.
+    forward_types = [f"{c.op_type}_" if c.inplace and c.op_type[-1:] != "_" else c.op_type for c in trace.calls]
     outputs = _outputs(profile, backward)
     writer = _TensorWriter(profile, values, backward, weights, outputs)
     writer.add_forward()

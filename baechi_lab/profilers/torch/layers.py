@@ -209,7 +209,7 @@ class Timer(Handler):
             self.loss_of = find_loss_outputs(list(tensors(args)), outputs)
         self.called.append(op)
         if self.training:
-            nodes = nodes_between(outputs, stop)
+            nodes = nodes_between((outputs, args, kwargs), stop)  # what a call writes in place has new nodes
             for node in nodes:
                 self._hook(node, [op])
             for leaf in {

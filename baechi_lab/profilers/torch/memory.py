@@ -144,9 +144,10 @@ class MemoryWatch(Handler):
                 for view in views if node is not None else ():
                     view.metadata[_OWNER] = node.metadata[_OWNER]
                     self._hook(view, node.metadata[_OWNER], "v")
-            for node in nodes_between(outputs, stop):
+            written = [t for t in arguments if t.grad_fn is not None and t.grad_fn not in stop]
+            for node in nodes_between((outputs, written), stop):
                 self._hook(node, op)
-            _set_owner(outputs, op)
+            _set_owner((outputs, written), op)
         return outputs
 
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:

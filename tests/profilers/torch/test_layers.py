@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.graph.hardware import Hardware  # noqa: E402
 from baechi_lab.profilers.dispatch import profile_with_report  # noqa: E402
 from baechi_lab.profilers.torch.layers import profile_layers  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
@@ -522,3 +523,73 @@ def test_bug_outputs_beside_a_loss_were_not_held_during_the_backward_pass(option
     peak = bl.simulate(graph, one, bl.place(graph, one, "single")).peak_bytes.max()
     logits, table, rows = 4 * 64 * 1000, 4 * 8 * 1000, 4 * 64 * 8
     assert peak >= logits + 2 * table + 2 * rows
+
+
+class Filled(nn.Module):
+    """A layer's result is written into a new tensor, by something that returns nothing."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.a, self.b, self.write = nn.Linear(8, 8), nn.Linear(8, 8), write
+
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        self.write(y, torch.tanh(self.a(x)))
+        return self.b(y)
+
+
+class Writer(nn.Module):
+    def forward(self, y, x):
+        y.copy_(x)
+
+
+def by_view(y, x):
+    rows = y[1:]
+    rows[:] = x[1:]
+
+
+class Experts(nn.Module):
+    """A mixture as in DeepSeek's reference code: `y[rows] += expert(x[rows])`."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        weights, y = self.gate(x).softmax(-1), torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            rows = torch.where(torch.arange(len(x)) % 2 == k)[0]
+            y[rows] += expert(x[rows]) * weights[rows, k, None]
+        return y
+
+
+WRITES = {
+    "rows": lambda y, x: y.__setitem__(torch.arange(len(x)).flip(0), x),
+    "slice": lambda y, x: y.__setitem__(slice(1, None), x[1:]),
+    "view": by_view,
+    "layer": Writer(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_bug_calls_behind_a_tensor_that_is_filled_had_no_backward_op(name):
+    """`y[rows] = x` returns nothing, so that no gradient was seen to reach x: the backward pass of all layers behind it was
+    missing, in measured and estimated profiles.
+    """
+    model, x = Filled(WRITES[name]), torch.randn(4, 8)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    graph = bl.torch.profile(model, x, warmup=0, runs=1, mode="training")
+    assert {"a/backward", "tanh/backward", "b/backward"} <= set(graph.names)
+    estimate = bl.torch.estimate_layers(model, x, mode="training")
+    assert (
+        estimate.flops == 2 * 4 * 8 * 8 * 5
+    )  # each layer and the gradients of its weights, and that of the input of b
+    estimated = estimate.graph({"h100": Hardware.named("h100")})
+    assert {"a/backward", "tanh/backward", "b/backward"} <= set(estimated.names)
+    assert estimated.duration_us[estimated.names.index("a/backward")] > 0
+
+
+def test_bug_experts_whose_results_are_added_to_rows_had_no_backward_op():
+    graph = bl.torch.profile(Experts(), torch.randn(6, 8), warmup=0, runs=1, mode="training")
+    assert {"gate/backward", "experts.0/backward", "experts.1/backward"} <= set(graph.names)
