@@ -205,12 +205,21 @@ def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> 
 
 
 def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str:
-    """Returns why this number of devices cannot hold the replicas; empty if it can."""
+    """Returns why this number of devices cannot hold the replicas; empty if it can.
+
+    >>> replica_error(1, 2, 4)
+    'replicas is 2; 1 device cannot be divided among so many'
+    >>> replica_error(4, 2, None)
+    'replicas is 2 and the batch is whole; cut the batch into at least 2 micro-batches, one per replica'
+    """
     if devices % replicas:
         count = f"the {devices} devices" if devices > 1 else "1 device"
         return f"replicas is {replicas}; {count} cannot be divided among so many"
     if replicas > (micro_batches or 1):
-        return f"replicas is {replicas} and micro_batches {micro_batches}; each replica needs a micro-batch"
+        count = "the batch is whole" if micro_batches is None else f"micro_batches is {micro_batches}"
+        return (
+            f"replicas is {replicas} and {count}; cut the batch into at least {replicas} micro-batches, one per replica"
+        )
     return ""
 
 
