@@ -93,7 +93,7 @@ def count_work(structure: Structure) -> Work:
             if node.op not in METADATA_OPS:
                 rows.append((i, Kernel(metadata=True)))
                 times.append(1.0)
-                free.append(False)
+                free.append(i in plumbing)
                 continue
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, written)
     for guess, names in library.guesses.items():
