@@ -76,6 +76,12 @@ class _Cutter:
                     f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[producer]} {key[producer]!r:.60}, {why}; "
                     "put both on one stage"
                 )
+        for writer in program.fills_output:
+            if stage[writer] not in (-1, count - 1):
+                raise InvalidInput(
+                    f"stage {stage[writer]} runs {key[writer]!r:.60}, which fills an output of the model; put it on the last "
+                    "stage"
+                )
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
         empty = sorted(set(range(count)) - set(self.stage.values()))
         if empty:

@@ -79,6 +79,7 @@ class Program:
     - `constants`: tensors that are neither parameters nor buffers.
     - `together`: pairs of calls that must share a stage because the later one changes what the earlier one computed or uses
       (memory, or buffers of a layer), with the words for it.
+    - `fills_output`: calls that fill an output which no call made, so that the last stage must run them.
     """
 
     graph: fx.Graph
@@ -90,6 +91,7 @@ class Program:
     template: object = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     together: list[tuple[int, int, str]] = field(default_factory=list)
+    fills_output: list[int] = field(default_factory=list)
 
 
 def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
@@ -194,6 +196,7 @@ class Recorder(Handler):
         self.varying: set[int] = set()  # storages whose values differ between micro-batches or steps
         self.sized: dict[int, str] = {}  # id of a tensor whose size depends on values -> the call that caused it
         self.lasting: set[int] = set()  # storages of buffers and constants, which outlive the forward
+        self.filled: dict[int, int] = {}  # storage that every stage makes itself -> the call that fills it
         self.read: dict[int, str] = {}  # storages whose values Python has read -> the call that did
 
     # -- the handler ---------------------------------------------------------------------------------
@@ -244,6 +247,9 @@ class Recorder(Handler):
         node = self._add(target, *node_arguments)
         self.program.after[node] = behind - {node, *nodes}
         if key in self.index:
+            writers = {self.filled[storage_key(t)] for t in inputs if storage_key(t) in self.filled}
+            why = "which fills a tensor that it reads"
+            self.program.together += [(writer, self.index[key], why) for writer in sorted(writers)]
             self.program.calls.append(node)
             self.program.call_of[node] = self.index[key]
             for buffer in state:
@@ -252,6 +258,8 @@ class Recorder(Handler):
         for t in written_tensors:
             self.writers.setdefault(storage_key(t), []).append(node)
             producer = self.maker.get(storage_key(t), -1)
+            if producer < 0 and key in self.index and (varying or t.requires_grad) and id(t) not in self.names:
+                self.filled.setdefault(storage_key(t), self.index[key])
             if producer >= 0 and key in self.index:
                 self.program.together.append((producer, self.index[key], "which it writes into"))
             if id(t) in self.users:
@@ -330,6 +338,8 @@ class Recorder(Handler):
     def _describe_output(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
             self.program.outputs.append(self._node_of(value))
+            if storage_key(value) in self.filled:
+                self.program.fills_output.append(self.filled[storage_key(value)])
             return {"slot": len(self.program.outputs) - 1}
         if type(value) is tuple or type(value) is list:
             return {"is": type(value).__name__, "of": [self._describe_output(entry) for entry in value]}

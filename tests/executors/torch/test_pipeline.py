@@ -976,3 +976,36 @@ def test_an_exported_session_divides_the_batch(tmp_path):
     )
     assert process.returncode == 0, process.stderr[-2000:]
     assert losses_of(process.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+class Filling(nn.Module):
+    """Fills a tensor that is made without reading any."""
+
+    def __init__(self, last: bool):
+        super().__init__()
+        self.first, self.a, self.b, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), last
+
+    def forward(self, x):
+        x = self.first(x)
+        y = torch.zeros(6, 4)
+        y[:3] = torch.tanh(x)[:3]
+        y[3:] = self.a(x)[3:]
+        return self.b(y) if self.last else (self.b(x), y)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_bug_a_stage_read_zeros_that_another_stage_had_filled(last):
+    """Every stage makes such a tensor itself, so the values that another stage writes into it were lost without a word."""
+    model, x = Filling(last), torch.randn(6, 4)
+    model_trace = trace(model, (x,))
+    program = record(model, (x,), model_trace)
+    names = [call.key for call in model_trace.calls]
+    reason = "'__setitem__', which fills a tensor that it reads" if last else "which fills an output of the model"
+    with pytest.raises(InvalidInput, match=reason):
+        cut(model, program, [int(name == names[-1]) for name in names], 2)
+    stages = cut(model, program, [int(i > 0) for i in range(len(names))], 2)
+    received = stages[0].module(x)
+    outputs = stages[1].module(*(received if isinstance(received, tuple) else (received,)))
+    expected = model(x)
+    for output, tensor in zip(tensors(outputs), tensors(expected), strict=True):
+        torch.testing.assert_close(output, tensor, rtol=0, atol=0)
