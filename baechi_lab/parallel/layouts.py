@@ -22,7 +22,7 @@ from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
 from .configuration import read_transformer
-from .kernel_times import Efficiency
+from .kernel_times import EFFICIENCIES, Efficiency
 from .layout_stages import StageCosts, StepOptions, stage_blocks
 from .layout_step import LayoutStep, make_layout_step
 from .rank_costs import hardware_of
@@ -46,8 +46,9 @@ MOST_TOKENS = 2**28
 """Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
-MEAN_ERRORS = 0.05, 0.09
-"""Smallest and largest mean error of predicted steps among the sources in `studies/results/layouts.json`, rounded."""
+MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.32), "b200": (0.04, 0.04), "gh200": (0.08, 0.08)}
+"""Hardware whose steps were measured -> smallest and largest mean error of predicted steps among the sources in
+`studies/results/layouts.json`, rounded."""
 
 LEAST_SIMULATED = 20
 """Least number of simulated layouts, even if their bounds prove that they are not the fastest."""
@@ -127,6 +128,8 @@ class Layouts:
     rows: tuple[LayoutRow, ...]
     memory_bytes: int
     reduce_precision: str
+    measured_on: str = ""
+    """Hardware with the same constants whose steps were measured; empty if there is none."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -153,11 +156,14 @@ class Layouts:
 
     @property
     def accuracy(self) -> str:
-        """Two sentences on the error of simulated steps, and the number of rows that are as good as the best within it."""
-        low, high = MEAN_ERRORS
+        """Sentences on the error of simulated steps, and on the number of rows that are as good as the best within it."""
+        if not self.measured_on:
+            return "No measured step was compared with simulated ones of this hardware or efficiency."
+        low, high = MEAN_ERRORS[self.measured_on]
+        errors = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+        sentence = f"Measured steps on {self.measured_on} differed from simulated ones by {errors} on average."
         rows = [row.step_us for row in self.rows if row.fits and row.step_us is not None]
         close = sum(us <= rows[0] * (1 + low) for us in rows) - 1 if rows else 0
-        sentence = f"Measured steps differed from simulated ones by {low:.0%} to {high:.0%} on average."
         alike = f"{close} other row{'s' * (close != 1)} within {low:.0%} of the best may be as good."
         return f"{sentence} {alike}" if close else sentence
 
@@ -300,7 +306,8 @@ def layouts(
     search = _Search(costs, global_batch, callback)
     rows = search.rows(candidates, all_of_them=layouts is not None)
     memory_bytes = int(cluster.memory_bytes.min())
-    return Layouts(transformer, global_batch, sequence_length, tuple(rows), memory_bytes, reduce_precision)
+    measured_on = next((name for name, constants in EFFICIENCIES.items() if constants is efficiencies), "")
+    return Layouts(transformer, global_batch, sequence_length, tuple(rows), memory_bytes, reduce_precision, measured_on)
 
 
 def _candidates(

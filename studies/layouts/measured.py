@@ -329,11 +329,67 @@ def sailor() -> list[MeasuredStep]:
     return steps
 
 
+def megatron() -> list[MeasuredStep]:
+    """Megatron-LM's own steps on DGX A100 and H100, 200 and 400 Gbit/s per device between machines. Nothing is fitted to them.
+
+    Published are seconds, or FLOP/s by a formula that counts all scores of attention: 96 (with recomputation) or 72 FLOPs per
+    weight of a block and token, the same share of scores and of the output layer. Micro-batches of 2021 and 2024 are not
+    published; those in the file were predicted to be the fastest of those that fit. Interleaved schedules have two parts per
+    device here; theirs had up to three.
+    """
+    return [_megatron_step(row) for row in _rows(DATA / "megatron.csv")]
+
+
+def _megatron_step(row: dict[str, str]) -> MeasuredStep:
+    value = lambda key: int(row[key])  # noqa: E731
+    hidden, layers, sequence, vocabulary = value("hidden"), value("layers"), value("sequence"), value("vocabulary")
+    h100 = row["hardware"] == "h100"
+    model = Transformer(
+        hidden=hidden,
+        layers=layers,
+        heads=value("heads"),
+        vocabulary=vocabulary,
+        positions=sequence,
+        dropout=not h100,
+        name="gpt",
+    )
+    layout = Layout(
+        tp=value("tp"),
+        pp=value("pp"),
+        dp=value("gpus") // (value("tp") * value("pp")),
+        zero=1 if h100 else 0,
+        micro_batch=value("micro_batch"),
+        recompute=row["recompute"],
+        sequence_parallel=row["sequence_parallel"] == "True",
+        schedule="interleaved-1f1b" if row["interleaved"] == "True" and value("pp") > 1 else "1f1b",
+    )
+    if row["seconds"]:
+        seconds = float(row["seconds"])
+    else:
+        flops = 96.0 if row["recompute"] == "full" else 72.0
+        flops *= value("global_batch") * sequence * layers * hidden**2
+        passes_of_output = 16 if row["recompute"] == "full" else 12  # which is not computed again
+        flops *= 1 + sequence / (6 * hidden) + vocabulary / (passes_of_output * layers * hidden)
+        seconds = flops / (float(row["teraflops"]) * 1e12 * value("gpus"))
+    storage = Storage(flash_attention=h100, fused_loss=h100, gradient_bytes=4 if h100 else 2)
+    return MeasuredStep(
+        "megatron",
+        model,
+        layout,
+        machines(value("gpus"), 8, row["hardware"], 50e9 if h100 else 25e9),
+        value("global_batch"),
+        sequence,
+        StepOptions(storage, overlap=h100, overlap_tensor=row["source"] != "2021"),
+        seconds,
+    )
+
+
 SOURCES: dict[str, Callable[[], list[MeasuredStep]]] = {
     "vtrain": vtrain,
     "bloom": bloom,
     "mpt": mpt,
     "b200": b200,
     "sailor": sailor,
+    "megatron": megatron,
 }
 """Name of a source -> its rows."""

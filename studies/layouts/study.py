@@ -3,9 +3,10 @@
     python -m studies.layouts.study --fit --table FILE.csv --store RESULT.json
     python -m studies.layouts.study --store RESULT.json
 
-Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
-FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time
-that hosts take; a prior holds each near where it starts. The rows to fit on are spread over the degrees of layouts.
+Rows are of six sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
+FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200, and what Megatron-LM's authors published of up to
+3072 A100 and H100, to which nothing is fitted. Fitted are shares of peaks and the time that hosts take; a prior holds each
+near where it starts. The rows to fit on are spread over the degrees of layouts.
 `choice`: of measured layouts of one model, batch and number of devices, how much slower is the one with the smallest
 predicted time than the fastest measured?
 """
@@ -27,8 +28,9 @@ from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
 from studies.layouts.measured import SOURCES, MeasuredStep
 from studies.results import result, store
 
-FIT_ROWS = {"vtrain": 9, "bloom": 4, "mpt": 5, "b200": 3, "sailor": 3}
-"""Number of rows of every source to fit on: about in proportion to the cube root of its rows, 24 in all."""
+FIT_ROWS = {"vtrain": 9, "bloom": 4, "mpt": 5, "b200": 3, "sailor": 3, "megatron": 0}
+"""Number of rows of every source to fit on: about in proportion to the cube root of its rows, 24 in all. Steps that Megatron-LM's
+authors published are only predicted."""
 
 SHARED = (
     "misaligned_share",
@@ -54,11 +56,14 @@ OWN = {
 
 START = {
     "a100": Efficiency(product_share=0.75, attention_share=0.35),
-    "h100": Efficiency(product_share=0.6, attention_share=0.25),
+    "h100": Efficiency(product_share=0.7, attention_share=0.25),
     "b200": Efficiency(product_share=0.45, attention_share=0.4),
     "gh200": Efficiency(product_share=0.4, bandwidth_share=0.25),
 }
-"""Where the fit starts: round numbers."""
+"""Where the fit starts: round numbers, and for products of an H100 what those of an H200 reached alone."""
+
+MEASURED_SPREADS = {("h100", "product_share"): 0.12}
+"""Standard deviations of the prior where the start was measured: the mean error of linear layers in bf16 on the H200."""
 
 SPREAD_OF_SHARES, SPREAD_OF_TIMES = 0.3, 0.7
 """Standard deviations of the prior of shares and times, in their logarithms, around where the fit starts."""
@@ -86,7 +91,9 @@ def _starting_values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     share = np.array([key.endswith("_share") for _, key in KEYS])
     upper = np.where(share, 0.0, np.inf)
     start = np.log([getattr(START[kind or "a100"], key) for kind, key in KEYS])
-    return np.minimum(start, upper - 1e-3), np.where(share, SPREAD_OF_SHARES, SPREAD_OF_TIMES), upper
+    usual = np.where(share, SPREAD_OF_SHARES, SPREAD_OF_TIMES).tolist()
+    spread = [MEASURED_SPREADS.get(key, value) for key, value in zip(KEYS, usual, strict=True)]
+    return np.minimum(start, upper - 1e-3), np.array(spread), upper
 
 
 def choose_rows() -> dict[str, list[int]]:
@@ -203,6 +210,7 @@ def summary(fitted: dict[str, list[int]]) -> dict[str, Any]:
             "mean_error_of_all": round(float(np.abs([row["error"] for row in rows if "error" in row]).mean()), 4),
             "choice": choices(steps, rows),
             "errors": [round(row["error"], 3) for row in rows if "error" in row],
+            "mean_errors_by_hardware": _mean_errors_by_hardware(steps, rows, fitted[name]),
         }
         memory = [row for row in rows if "memory_error" in row]
         if memory:
@@ -214,6 +222,17 @@ def summary(fitted: dict[str, list[int]]) -> dict[str, Any]:
             entry["out_of_memory"] = {"rows": len(said), "said": sum(said)}
         sources[name] = entry
     return sources
+
+
+def _mean_errors_by_hardware(
+    steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]], fitted: Sequence[int]
+) -> dict[str, float]:
+    """Returns the mean absolute error of the rows that were not fitted, by the hardware whose constants they have."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for k, (step, row) in enumerate(zip(steps, rows, strict=True)):
+        if k not in fitted and "error" in row:
+            errors[step.constants].append(abs(row["error"]))
+    return {kind: round(float(np.mean(values)), 4) for kind, values in sorted(errors.items())}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

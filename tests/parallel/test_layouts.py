@@ -383,6 +383,18 @@ def test_the_command_takes_the_size_of_buckets(tmp_path: Path, capsys: pytest.Ca
     assert "--bucket: 'large' is not an amount of memory" in capsys.readouterr().err
 
 
+def test_the_error_that_is_stated_is_that_of_the_hardware() -> None:
+    answer = lambda kind, **options: bl.layouts(  # noqa: E731
+        GPT, bl.Cluster.machines(1, 8, kind=kind), global_batch=8, sequence_length=1024, **options
+    )
+    assert answer("a100").accuracy.startswith(
+        "Measured steps on a100 differed from simulated ones by 5% to 8% on average."
+    )
+    assert "on a100" in answer("a100-40gb").accuracy  # the same constants
+    for unknown in (answer("v100"), answer("a100", efficiency=Efficiency())):
+        assert unknown.accuracy == "No measured step was compared with simulated ones of this hardware or efficiency."
+
+
 def test_the_command_writes_the_best_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,9 +404,10 @@ def test_the_command_writes_the_best_layout(
     assert main([*arguments, "--write", "megatron"]) == 0
     assert "--micro-batch-size" in capsys.readouterr().out
     assert main([*arguments, "--write", "deepspeed", "-o", str(tmp_path / "out"), "--json"]) == 0
-    written = json.loads((tmp_path / "out" / "deepspeed.json").read_text())  # one copy on two devices
-    assert written["train_micro_batch_size_per_gpu"] * written["gradient_accumulation_steps"] == 8
-    assert written["tensor_parallel"] == {"autotp_size": 2}
+    best = json.loads(capsys.readouterr().out)[0]
+    written = json.loads((tmp_path / "out" / "deepspeed.json").read_text())
+    assert written["train_micro_batch_size_per_gpu"] * written["gradient_accumulation_steps"] * best["dp"] == 8
+    assert written["zero_optimization"]["stage"] == best["zero"]
     monkeypatch.setattr("baechi_lab.parallel.layouts.layouts", None)  # each is refused before layouts are simulated
     for odd, message in (
         (["-o", "x"], "--output is the folder of --write"),
