@@ -71,6 +71,7 @@ _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tens
 """Operators on sparse tensors whose shape functions lose the number of entries."""
 _RECURRENT = torch.ops.baechi_lab.recurrent_layer.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _BAG_GRADIENT = torch.ops.aten._embedding_bag_backward.default
 _DENSE_LIKE = {
     torch.ops.aten.native_batch_norm.default: 0,
@@ -499,6 +500,8 @@ class OperatorObserver(TorchDispatchMode):
         elif func is _LSTM and args[-1]:  # in training
             workspace = out[3].new_empty(lstm_workspace_bytes(args[0], out[0].shape[-1], self.on_cpu))
             out = (*out[:3], workspace)
+        elif func is _LSTM_BACKWARD:  # the shape function returns one tensor for the gradients of both biases
+            out = (*out[:4], torch.empty_like(out[3]), *out[5:])
         elif self.on_cpu and func is _RECURRENT and out[2].shape[-1] == 3 * out[0].shape[-1]:
             out = (*out[:2], gru_workspace(out[0]))
         elif func in _REDUCED_IN_PLACE and not out.dim() and self.values.of(out) is None:

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.graph.hardware import Hardware  # noqa: E402
@@ -86,3 +88,25 @@ def test_an_exported_program_takes_as_long(kind):
     exported = bl.profile_program(torch.export.export(model.eval(), (x,)), hardware="a100")
     assert exported.duration_us.sum() == pytest.approx(graph.duration_us.sum(), rel=0.05)
     assert graph.duration_us.sum() > 4 * 50 * Hardware.named("a100").launch_us
+
+
+def test_bug_the_first_estimate_of_an_lstm_copied_the_gradients_of_biases():
+    """PyTorch copies a gradient only if somebody else holds it; its LSTM on a CPU gives each bias a gradient of its own."""
+    layer, x = torch.nn.LSTM(24, 24, 2), torch.zeros(5, 3, 24)
+    runs = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            runs.append(func)
+            return func(*args, **(kwargs or {}))
+
+    loss = layer(x)[0].sum()
+    with Recorder():
+        loss.backward()
+    assert not [func for func in runs if func is torch.ops.aten.copy_.default]
+    FakeTensorMode.cache_clear()
+    first, second = (estimate_layers(layer, (x,), mode="training") for _ in range(2))
+    assert [kernel for _, kernel in first.kernels] == [kernel for _, kernel in second.kernels]
+    assert not [
+        kernel for (direction, _), kernel in first.kernels if direction == "b" and kernel.moved_bytes == 2 * 4 * 4 * 24
+    ]
