@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ..errors import BaechiLabError
 from ..graph import Cluster
@@ -21,12 +24,14 @@ from .registry import make_placer
 
 VARIABLE = "BAECHI_LAB_SECOND_COMPILER"
 """Environment variable: with "0" there is no second process."""
+SAMPLES, SAMPLE_SECONDS = 9, 0.01
+"""How often running threads are counted, and the time before each count."""
 
 
 @contextlib.contextmanager
 def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
     """Within this context a second process compiles kernels of `placers`, if they are missing and a core is free."""
-    if not (placers and _has_free_core() and jit.is_missing(evaluate)):  # the largest kernel, for all of them
+    if not (placers and jit.is_missing(evaluate) and _has_free_core()):  # the largest kernel, for all of them
         yield
         return
     pool = Pool(1, tries=1, imports_main=False)
@@ -38,9 +43,22 @@ def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
 
 
 def _has_free_core() -> bool:
-    if os.environ.get(VARIABLE) == "0" or not hasattr(os, "getloadavg"):
-        return False
-    return cores() > 1 and os.getloadavg()[0] <= cores() - 1
+    return os.environ.get(VARIABLE) != "0" and cores() > 1 and running_threads() < cores()
+
+
+def running_threads() -> float:
+    """Returns how many threads of the machine run or wait for a core, this one included.
+
+    The load average of the last minute would count programs that have ended, such as an installation before the first call.
+    """
+    try:
+        counts = []
+        for _ in range(SAMPLES):
+            time.sleep(SAMPLE_SECONDS)  # in which this thread does not run
+            counts.append(int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0]))
+        return statistics.median(counts)
+    except (OSError, IndexError, ValueError):  # a system without it
+        return os.getloadavg()[0] + 1 if hasattr(os, "getloadavg") else float("inf")
 
 
 def compile_kernels(*placers: str) -> None:

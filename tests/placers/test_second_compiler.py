@@ -28,7 +28,7 @@ def processes(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(jit, "is_missing", lambda kernel: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5), raising=False)
+    monkeypatch.setattr(second_compiler, "running_threads", lambda: 1)
     monkeypatch.delenv(second_compiler.VARIABLE, raising=False)
     return started
 
@@ -55,7 +55,7 @@ def test_no_process_without_a_free_core_or_where_it_has_nothing_to_do(processes,
 
     enter(())
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getloadavg", lambda: (1.1, 0.5, 0.5))
+        patch.setattr(second_compiler, "running_threads", lambda: 2)
         enter()
     with monkeypatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
@@ -83,6 +83,16 @@ def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_bug_programs_that_had_ended_kept_the_second_process_away(monkeypatch):
+    """After an installation the load average is high for a minute; counted is what runs now."""
+    counts = iter(["9.00 5.00 2.00 1/300 7\n"] * 5 + ["9.00 5.00 2.00 4/300 7\n"] * 4)
+    monkeypatch.setattr(second_compiler.Path, "read_text", lambda *arguments: next(counts))
+    assert second_compiler.running_threads() == 1
+    monkeypatch.setattr(second_compiler.Path, "read_text", lambda *arguments: "unreadable")
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5), raising=False)
+    assert second_compiler.running_threads() == 1.5
+
+
 @pytest.mark.subprocess
 def test_the_first_process_reads_what_the_second_compiled(tmp_path):
     """The tiny graph of the second process has the types of any graph: nothing is left to compile."""
@@ -91,8 +101,9 @@ def test_the_first_process_reads_what_the_second_compiled(tmp_path):
 import os, time
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.hash_partition import spread_units
+from baechi_lab.placers import second_compiler
 from baechi_lab.placers.second_compiler import compile_in_second_process
-os.getloadavg, os.sched_getaffinity = lambda: (0.5, 0.5, 0.5), lambda process: {0, 1}
+second_compiler.running_threads, os.sched_getaffinity = lambda: 1, lambda process: {0, 1}
 with compile_in_second_process(["hash"]):
     while jit.is_missing(spread_units):
         time.sleep(0.1)
