@@ -65,7 +65,7 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
         return Placement(device=np.zeros(0, dtype=np.int32))
     total, group, group_allowed = _group_times(graph, cluster)
     if device is None:
-        main_device = _devices_by_time(graph, cluster)[0]
+        main_device = _devices_by_time(total, group_allowed)[0]
     elif isinstance(device, str):
         main_device = cluster.index(device)
     elif 0 <= device < cluster.n:
@@ -76,10 +76,10 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
     return Placement(device=np.where(group_allowed[:, main_device], main_device, fallback)[group].astype(np.int32))
 
 
-def _devices_by_time(graph: OpGraph, cluster: Cluster) -> list[int]:
+def _devices_by_time(total: Floats, group_allowed: NDArray[np.bool_]) -> list[int]:
     """Returns the devices, first those on which most groups may run, of these the fastest."""
-    total, _, group_allowed = _group_times(graph, cluster)
-    order: list[int] = np.lexsort((np.arange(cluster.n), total.sum(axis=0), -group_allowed.sum(axis=0))).tolist()
+    keys = np.arange(total.shape[1]), total.sum(axis=0), -group_allowed.sum(axis=0)
+    order: list[int] = np.lexsort(keys).tolist()
     return order
 
 
@@ -87,7 +87,7 @@ def different_devices(graph: OpGraph, cluster: Cluster) -> list[int]:
     """Returns the devices by time, one of those of equal kind, time and memory that may run the same ops."""
     total, _, group_allowed = _group_times(graph, cluster)
     devices: dict[object, int] = {}
-    for d in _devices_by_time(graph, cluster):
+    for d in _devices_by_time(total, group_allowed):
         device, allowed = cluster.devices[d], group_allowed[:, d].tobytes()
         key = device.kind, float(total[:, d].sum()), device.memory_bytes, allowed
         devices.setdefault(key, d)

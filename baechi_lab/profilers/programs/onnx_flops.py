@@ -88,9 +88,12 @@ def _operand(node: NodeProto, input_shapes: Shapes, position: int) -> tuple[int,
 
 
 def _matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    left = _operand(node, input_shapes, 0)
-    inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
-    return 2 * prod(_require_shape(output_shapes[0])) * inner
+    return 2 * prod(_require_shape(output_shapes[0])) * _summed_size(node, _operand(node, input_shapes, 0))
+
+
+def _summed_size(node: NodeProto, first_operand: Sequence[int]) -> int:
+    """Returns the size of the dimension that a product sums over."""
+    return first_operand[-2 if attribute(node, "transA", 0) and len(first_operand) > 1 else -1]
 
 
 def _quantized_matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
@@ -292,10 +295,9 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         return _attention_products(node, input_shapes, skips_masked=True)
     shapes = [tuple(_require_shape(shape)) for shape in input_shapes[:2]]
     if node.op_type in ("MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "FusedGemm"):
-        left, right = (_operand(node, input_shapes, k) for k in (0, 1))
+        first_operand, second_operand = (_operand(node, input_shapes, k) for k in (0, 1))
         outputs = tuple(_require_shape(output_shapes[0]))
-        inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
-        product = matmul_product(left, right, inner, outputs)
+        product = matmul_product(first_operand, second_operand, _summed_size(node, first_operand), outputs)
         return () if product is None else (product,)
     if node.op_type in ("Conv", "FusedConv", "ConvInteger", "ConvTranspose"):
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))

@@ -324,11 +324,11 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
         with contextlib.suppress(IndexError, TypeError, ValueError, onnx.shape_inference.InferenceError):
             input_shapes = [shapes.get(v) for v in node.input]
             output_shapes = _shapes_of_equivalent(node, input_shapes) or runtime_shapes(node, input_shapes)
-            known_numbers = [types[v].tensor_type.elem_type if v in types else 0 for v in node.output]
-            number = onnx.TensorProto.DataType.Value(_result_type(node, element_types))
+            known_types = [types[v].tensor_type.elem_type if v in types else 0 for v in node.output]
+            result_type = onnx.TensorProto.DataType.Value(_result_type(node, element_types))
             output_types = output_types or [
-                onnx.helper.make_tensor_type_proto(known or number, shape)
-                for known, shape in zip(known_numbers, output_shapes, strict=False)
+                onnx.helper.make_tensor_type_proto(known_type or result_type, shape)
+                for known_type, shape in zip(known_types, output_shapes, strict=False)
             ]
         own_values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
         for name, output_type in zip(node.output, output_types, strict=False):
@@ -384,6 +384,7 @@ def _shapes_of_equivalent(node: NodeProto, input_shapes: Sequence[Shape | None])
 
 
 _VERSION_OF_EQUIVALENTS = 17
+"""Version of ONNX's operators whose shapes are taken."""
 
 
 def _result_type(node: NodeProto, element_types: Mapping[str, str]) -> str:

@@ -93,17 +93,17 @@ def test_an_exported_program_takes_as_long(kind):
 def test_bug_the_first_estimate_of_an_lstm_copied_the_gradients_of_biases():
     """PyTorch copies a gradient only if somebody else holds it; its LSTM on a CPU gives each bias a gradient of its own."""
     layer, x = torch.nn.LSTM(24, 24, 2), torch.zeros(5, 3, 24)
-    runs = []
+    operators = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            runs.append(func)
+            operators.append(func)
             return func(*args, **(kwargs or {}))
 
     loss = layer(x)[0].sum()
     with Recorder():
         loss.backward()
-    assert not [func for func in runs if func is torch.ops.aten.copy_.default]
+    assert not [func for func in operators if func is torch.ops.aten.copy_.default]
     FakeTensorMode.cache_clear()
     first, second = (estimate_layers(layer, (x,), mode="training") for _ in range(2))
     assert [kernel for _, kernel in first.kernels] == [kernel for _, kernel in second.kernels]
