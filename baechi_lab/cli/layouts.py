@@ -54,10 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes of gradients that are reduced together (500MB, or more if a stage would have more than 8 buckets)",
     )
     parser.add_argument(
+        "--overlap-products",
+        action="store_true",
+        help="run products in pieces beside the collectives of sequence parallelism, as with --tp-comm-overlap of Megatron-LM",
+    )
+    parser.add_argument(
         "--write",
         metavar="FORMAT",
-        help="write the best layout for this program: accelerate, deepspeed, megatron (whose collectives of tensor parallelism "
-        "overlap with gradients of weights), torchrun or torchtitan",
+        help="write the best layout for this program: accelerate, deepspeed, megatron (where collectives overlap with "
+        "gradients of weights and with the next step's forward pass), torchrun or torchtitan",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder for --write (none: the layout is printed)")
     parser.add_argument(
@@ -106,7 +111,9 @@ def _simulate_layouts(arguments: argparse.Namespace) -> Layouts:
             precision=arguments.precision,
             reduce_precision=arguments.reduce_precision,
             attention=arguments.attention,
+            overlap_gather=arguments.write == "megatron",
             overlap_tensor=arguments.write == "megatron",
+            overlap_products=arguments.overlap_products,
             bucket_bytes=None if arguments.bucket is None else parse_bytes(arguments.bucket, "--bucket"),
             callback=lambda text: setattr(status, "detail", text),
         )
@@ -137,6 +144,7 @@ def _write_files(layout: Layout, table: Layouts, arguments: argparse.Namespace) 
         per_machine=int(arguments.per_machine),
         precision=arguments.precision,
         reduce_precision=table.reduce_precision,
+        overlap_products=arguments.overlap_products,
         folder=arguments.output,
     )
     for sentence in plan.unsupported:

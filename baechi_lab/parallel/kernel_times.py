@@ -173,6 +173,7 @@ def part_times(
     collective_us: Callable[[RankOp], float],
     width: Callable[[RankOp], int],
     overlap_tensor: bool = False,
+    overlap_products: bool = False,
 ) -> PartTimes:
     """Computes the times of ops on two lanes, on which kernels overlap with collectives that no op waits for.
 
@@ -180,7 +181,10 @@ def part_times(
     collectives that are not awaited delay only the end of the part. Gradients of weights wait for the chain, too; with
     `overlap_tensor` they do not wait for collectives of tensor parallelism, as in Megatron-LM. A ring of `n` devices
     (`send_recv`) belongs to the next kernel, which has `n` rounds; while a round computes, the keys and values of the next
-    round arrive.
+    round arrive. With `overlap_products`, the gathering of a sequence before a product is such a ring, too. After a product of
+    the forward pass, the piece of each device is reduced while the next piece is computed. Pieces together take as long as the
+    whole product. In the backward pass, reductions run beside gradients of weights. (S. Wang et al., "Overlap Communication
+    with Dependent Computation via Decomposition", ASPLOS 2023, doi:10.1145/3567955.3567959.)
 
     Args:
         ops: the ops in their order.
@@ -188,25 +192,32 @@ def part_times(
         collective_us: a function that returns the microseconds of a collective.
         width: a function that returns the number of devices in a collective.
         overlap_tensor: whether gradients of weights run beside collectives of tensor parallelism.
+        overlap_products: whether products run in pieces beside collectives of sequence parallelism.
     """
     compute_free = lane_free = chain = weights_ready = host = 0.0
     compute = collectives = weights = 0.0
     ring_us, rounds = 0.0, 1
-    for op in ops:
+    product_us = 0.0  # of the product before, if the op follows a product
+    for op, next_op in zip(ops, [*ops[1:], None], strict=True):
         host_us = efficiency.host_us if op.phase == FORWARD else efficiency.backward_host_us
         if op.axis:
             lasts = collective_us(op)
             collectives += lasts
-            if op.op_type == "send_recv":
+            in_pieces = overlap_products and op.axis == "tp" and op.awaited
+            gathers = in_pieces and op.op_type == "all_gather" and next_op is not None and next_op.op_type == "matmul"
+            if op.op_type == "send_recv" or gathers:
                 ring_us, rounds = lasts, width(op)
                 host += efficiency.collective_host_us + efficiency.drift_us * (rounds - 1)
                 continue
+            if in_pieces and op.op_type == "reduce_scatter" and op.phase == FORWARD:
+                lasts -= min(lasts, product_us * (width(op) - 1) / width(op))
             lane_free = max(lane_free, chain) + lasts
             if op.awaited:
                 lane_free += efficiency.collective_host_us
                 chain = lane_free
                 weights_ready = weights_ready if overlap_tensor and op.axis == "tp" else chain
             host += efficiency.collective_host_us + efficiency.drift_us * (width(op) - 1)
+            product_us = 0.0
             continue
         lasts = rank_kernel_us(op, hardware, efficiency)
         compute += lasts
@@ -214,6 +225,7 @@ def part_times(
         compute_free = start + lasts + max(ring_us - lasts * (rounds - 1) / rounds, 0.0)
         host += host_us * rounds
         ring_us, rounds = 0.0, 1
+        product_us = lasts if op.op_type == "matmul" else 0.0
         if op.phase == WEIGHT:
             weights += lasts
         else:

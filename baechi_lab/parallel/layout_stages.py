@@ -33,8 +33,12 @@ class StepOptions:
     Args:
         precision: storage of numbers, and kernels of attention and loss.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        overlap_gather: with zero 1, whether updated parameters are gathered beside the next step's forward ops, or before the
+            step ends.
         overlap_tensor: whether collectives of tensor parallelism run beside gradients of weights, unless the schedule computes
             these separately.
+        overlap_products: whether collectives of sequence parallelism are divided into pieces that run beside the pieces of the
+            products that read or write their tensors.
         prefetch: with zero 3, the number of blocks that are gathered ahead.
         bucket_bytes: bytes of gradients that are reduced together, in whole blocks; None: `BUCKET_BYTES`, or more if a stage
             would otherwise have more than `MOST_BUCKETS` buckets.
@@ -46,7 +50,9 @@ class StepOptions:
 
     precision: Storage = field(default_factory=Storage)
     overlap: bool = True
+    overlap_gather: bool = False
     overlap_tensor: bool = False
+    overlap_products: bool = False
     prefetch: int = 1
     bucket_bytes: int | None = None
     overhead_bytes: int = 0
@@ -208,12 +214,13 @@ class StageCosts:
             self.collectives,
             first_device(layout, device),
             self.options.overlap_tensor and not layout.schedule.startswith("zb"),
+            self.options.overlap_products,
         )
         tensor_links, context_links, expert_links = (
             self.collectives.levels(rank.devices_of(axis)) for axis in ("tp", "cp", "ep")
         )
         sizes = layout.tp, layout.cp, layout.micro_batch, layout.sequence_parallel
-        common = *sizes, hardware.name, rank.overlap_tensor, tensor_links, context_links
+        common = *sizes, hardware.name, rank.overlap_tensor, rank.overlap_products, tensor_links, context_links
         keys: dict[str, tuple[object, ...]] = {name: (name, *common) for name in ("embedding", "dense", "head")}
         if self.model.experts:
             keys["experts"] = "experts", *common, layout.ep, expert_links
@@ -246,7 +253,7 @@ def _chunks(layout: Layout, options: StepOptions, block_parameters: int, count: 
         return []
     if layout.zero >= 2 and layout.dp * layout.cp > 1:
         return [1] * count
-    if layout.dp * layout.cp == 1 or not options.overlap:
+    if layout.dp * layout.cp == 1 or not (options.overlap or (options.overlap_gather and layout.zero == 1)):
         return [count]
     bytes_of_block = options.precision.gradient_bytes * block_parameters
     max_buckets = MOST_BUCKETS if options.bucket_bytes is None else count

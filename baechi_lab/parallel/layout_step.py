@@ -83,6 +83,7 @@ class LayoutStep:
             self._collective_us,
             zero=layout.zero,
             overlap=options.overlap,
+            overlap_gather=options.overlap_gather,
             prefetch=options.prefetch,
             gather_us=self._gather_us,
         )

@@ -46,7 +46,7 @@ MOST_TOKENS = 2**28
 """Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
-MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.32), "b200": (0.04, 0.04), "gh200": (0.08, 0.08)}
+MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.12), "b200": (0.04, 0.04), "gh200": (0.08, 0.08)}
 """Hardware whose steps were measured -> smallest and largest mean error of predicted steps among the sources in
 `studies/results/layouts.json`, rounded."""
 
@@ -207,7 +207,9 @@ def layouts(
     attention: str = "flash",
     fused_loss: bool = False,
     overlap: bool = True,
+    overlap_gather: bool = False,
     overlap_tensor: bool = False,
+    overlap_products: bool = False,
     prefetch: int = 1,
     bucket_bytes: int | None = None,
     overhead_bytes: int = 0,
@@ -233,8 +235,12 @@ def layouts(
         attention: "flash" (one kernel, no scores in memory) or "eager".
         fused_loss: whether cross entropy is one kernel, which keeps logits in half precision.
         overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        overlap_gather: with ZeRO 1, whether updated parameters are gathered beside the next step's forward pass, as with
+            `--overlap-param-gather` of Megatron-LM, or before the step ends.
         overlap_tensor: whether collectives of tensor parallelism in the backward pass run beside gradients of weights, as
             Megatron-LM does; Megatron-DeepSpeed and PyTorch's DTensor do not.
+        overlap_products: whether collectives of sequence parallelism run in pieces beside the products that read or write
+            their tensors, as with `--tp-comm-overlap` of Megatron-LM.
         prefetch: with ZeRO 3, the number of blocks that are gathered ahead.
         bucket_bytes: with ZeRO 0 and 1 and `overlap`, bytes of gradients that are reduced together, in whole blocks (default:
             500 MB, or more if a stage would otherwise have more than 8 buckets).
@@ -291,7 +297,9 @@ def layouts(
             reduced_bytes=REDUCED_BYTES[reduce_precision],
         ),
         overlap=check_flag("overlap", overlap),
+        overlap_gather=check_flag("overlap_gather", overlap_gather),
         overlap_tensor=check_flag("overlap_tensor", overlap_tensor),
+        overlap_products=check_flag("overlap_products", overlap_products),
         prefetch=check_whole("prefetch", prefetch, 0),
         bucket_bytes=None if bucket_bytes is None else check_whole("bucket_bytes", bucket_bytes),
         overhead_bytes=int(overhead_bytes),

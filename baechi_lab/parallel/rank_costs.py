@@ -68,7 +68,7 @@ def rank_layout(layout: Layout) -> Layout:
 class RankCosts:
     """Costs of a layout's parts on the devices of one pipeline stage, which begin at `first`.
 
-    `overlap_tensor`: see `kernel_times.part_times`.
+    `overlap_tensor`, `overlap_products`: see `kernel_times.part_times`.
     """
 
     layout: Layout
@@ -77,6 +77,7 @@ class RankCosts:
     collectives: Collectives
     first: int = 0
     overlap_tensor: bool = False
+    overlap_products: bool = False
 
     def devices_of(self, axis: str) -> range:
         """Returns the devices of the group of `axis` with the stage's first device."""
@@ -121,6 +122,7 @@ class RankCosts:
             lambda op: self.collective_us(op.op_type, op.axis, op.message_bytes),
             lambda op: len(self.devices_of(op.axis)),
             self.overlap_tensor,
+            self.overlap_products,
         )
 
 

@@ -75,6 +75,7 @@ def divide_data(
     *,
     zero: int = 0,
     overlap: bool = True,
+    overlap_gather: bool = False,
     prefetch: int = 1,
     gather_us: float = 0.0,
 ) -> OpGraph:
@@ -86,6 +87,8 @@ def divide_data(
         collective_us: a function that returns the microseconds of a collective.
         zero: 0 to 3, see the module's text.
         overlap: if False, with zero 0 and 1, no gradient is sent before all backward ops of the rank have run.
+        overlap_gather: with zero 1, whether the parameters of a bucket are gathered in the next step, before its first forward
+            op, or at the end of the step. A graph of a step that is one of many begins with the gathering.
         prefetch: with zero 2 and 3, the number of forward ops whose buckets are gathered ahead of the one that computes.
         gather_us: time of the host that is added to each gathering of parameters.
 
@@ -96,6 +99,7 @@ def divide_data(
     check_whole("zero", zero, 0)
     check_whole("prefetch", prefetch, 0)
     check_flag("overlap", overlap)
+    check_flag("overlap_gather", overlap_gather)
     if zero > 3:
         raise InvalidInput(f"zero is {zero}; it must be 0, 1, 2 or 3")
     writer = _GraphExtension(graph)
@@ -125,12 +129,13 @@ def divide_data(
         if bucket.update >= 0:
             writer.wait([op], bucket.update)
             if zero == 1:
-                gather = writer.add(
-                    f"{bucket.name}/all_gather",
-                    "all_gather",
-                    collective_us("all_gather", bucket.axis, bucket.parameter_bytes),
-                )
-                writer.wait([bucket.update], gather)
+                lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes)
+                gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
+                if overlap_gather:  # once per step, as ops are that depend on variables alone
+                    writer.wait([writer.add(f"{bucket.name}/parameters", "Variable", 0.0)], gather)
+                    writer.wait([gather], bucket.forward)
+                else:
+                    writer.wait([bucket.update], gather)
     if zero:
         writer.share_updates(buckets)
     return writer.graph()

@@ -335,7 +335,8 @@ def megatron() -> list[MeasuredStep]:
     Published are seconds, or FLOP/s by a formula that counts all scores of attention: 96 (with recomputation) or 72 FLOPs per
     weight of a block and token, the same share of scores and of the output layer. Micro-batches of 2021 and 2024 are not
     published; those in the file were predicted to be the fastest of those that fit. Interleaved schedules have two parts per
-    device here; theirs had up to three.
+    device here; theirs had up to three. The steps on H100 ran with `--overlap-grad-reduce`, `--overlap-param-gather` and
+    `--tp-comm-overlap`.
     """
     return [_megatron_step(row) for row in _rows(DATA / "megatron.csv")]
 
@@ -379,7 +380,13 @@ def _megatron_step(row: dict[str, str]) -> MeasuredStep:
         machines(value("gpus"), 8, row["hardware"], 50e9 if h100 else 25e9),
         value("global_batch"),
         sequence,
-        StepOptions(storage, overlap=h100, overlap_tensor=row["source"] != "2021"),
+        StepOptions(
+            storage,
+            overlap=h100,
+            overlap_gather=h100,
+            overlap_tensor=row["source"] != "2021",
+            overlap_products=h100,
+        ),
         seconds,
     )
 

@@ -420,3 +420,17 @@ def test_the_script_trains_as_the_undivided_model_does(tmp_path, layout, model, 
     command = [sys.executable, "forked.py", str(layout.devices)]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
     assert f"compared {gradients}" in ended.stdout, ended.stderr[-3000:]
+
+
+def test_products_in_pieces_are_written_where_the_program_has_them():
+    layout = bl.Layout(tp=2, dp=2, zero=2, sequence_parallel=True)
+    assert "--tp-comm-overlap" in written(layout, "megatron", overlap_products=True).value
+    plan = written(layout, "torchtitan", overlap_products=True)
+    assert plan.value["parallelism"]["enable_async_tensor_parallel"] and plan.value["compile"]["enable"]
+    for format in ("accelerate", "deepspeed", "torchrun"):
+        sentences = written(layout, format, overlap_products=True).unsupported
+        assert sum("products in pieces" in sentence for sentence in sentences) == 1
+    # Without sequence parallelism there are no such collectives.
+    whole = bl.Layout(tp=2, dp=2, zero=2)
+    for format in LAYOUT_FORMATS:
+        assert written(whole, format, overlap_products=True) == written(whole, format)

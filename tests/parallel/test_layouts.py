@@ -383,6 +383,21 @@ def test_the_command_takes_the_size_of_buckets(tmp_path: Path, capsys: pytest.Ca
     assert "--bucket: 'large' is not an amount of memory" in capsys.readouterr().err
 
 
+def test_overlap_of_collectives_shortens_a_step() -> None:
+    layout, batch = bl.Layout(tp=2, dp=4, zero=1, sequence_parallel=True), {"global_batch": 8, "sequence_length": 1024}
+    cluster = bl.Cluster.machines(8, 8, kind="a100")
+    wide = {**GPT, "n_embd": 4096, "n_head": 32, "n_layer": 4}  # kernels take longer than their launches
+
+    def row(**options: bool) -> LayoutRow:
+        return bl.layouts(wide, cluster, layouts=[layout], **batch, **options).rows[0]
+
+    usual = row()
+    for option in ("overlap_gather", "overlap_products"):
+        overlapped = row(**{option: True})
+        assert usual.step_us > overlapped.step_us >= overlapped.lower_bound_us
+        assert overlapped.compute_us == usual.compute_us
+
+
 def test_the_error_that_is_stated_is_that_of_the_hardware() -> None:
     answer = lambda kind, **options: bl.layouts(  # noqa: E731
         GPT, bl.Cluster.machines(1, 8, kind=kind), global_batch=8, sequence_length=1024, **options
@@ -402,7 +417,8 @@ def test_the_command_writes_the_best_layout(
     config.write_text(json.dumps(GPT), encoding="utf-8")
     arguments = ["layouts", f"hf:{config}", "--devices", "2", "--global-batch", "8", "--sequence-length", "1024"]
     assert main([*arguments, "--write", "megatron"]) == 0
-    assert "--micro-batch-size" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--micro-batch-size" in text and "--tp-comm-overlap" not in text
     assert main([*arguments, "--write", "deepspeed", "-o", str(tmp_path / "out"), "--json"]) == 0
     best = json.loads(capsys.readouterr().out)[0]
     written = json.loads((tmp_path / "out" / "deepspeed.json").read_text())

@@ -353,6 +353,41 @@ def test_gradients_of_weights_hide_collectives_of_tensor_parallelism(
     assert times.us == pytest.approx(us)
 
 
+@pytest.mark.parametrize(
+    ("collective", "collective_us", "whole_us", "us"),
+    [
+        ("all_gather", 60.0, 160.0, 100.0),  # three of four pieces of 25 us hide up to 75 us
+        ("all_gather", 90.0, 190.0, 115.0),
+        ("reduce_scatter", 60.0, 160.0, 100.0),
+        ("reduce_scatter", 90.0, 190.0, 115.0),
+        ("all_reduce", 60.0, 160.0, 160.0),  # of the whole tensor, which no piece has
+    ],
+)
+def test_pieces_of_products_hide_collectives_of_sequence_parallelism(
+    collective: str, collective_us: float, whole_us: float, us: float
+) -> None:
+    product = RankOp("block/up", "matmul", kernel=Kernel(moved_bytes=100e-6 * 2.039e12))
+    exchange = RankOp(f"block/{collective}", collective, axis="tp", message_bytes=8)
+    ops = [exchange, product] if collective == "all_gather" else [product, exchange]
+    free_host = Efficiency(bandwidth_share=1.0, host_us=0.0, collective_host_us=0.0, drift_us=0.0)
+    for in_pieces, expected_us in ((False, whole_us), (True, us)):
+        times = part_times(
+            ops, Hardware.named("a100"), free_host, lambda op: collective_us, lambda op: 4, overlap_products=in_pieces
+        )
+        assert times.us == pytest.approx(expected_us)
+        assert (times.compute_us, times.collective_us) == (pytest.approx(100.0), collective_us)
+
+
+def test_a_norm_hides_no_collective_of_sequence_parallelism() -> None:
+    norm = RankOp("block/norm", "norm", kernel=Kernel(moved_bytes=100e-6 * 2.039e12))
+    gather = RankOp("block/all_gather", "all_gather", axis="tp", message_bytes=8)
+    free_host = Efficiency(bandwidth_share=1.0, host_us=0.0, collective_host_us=0.0, drift_us=0.0)
+    times = part_times(
+        [gather, norm], Hardware.named("a100"), free_host, lambda op: 60.0, lambda op: 4, overlap_products=True
+    )
+    assert times.us == pytest.approx(160.0)
+
+
 def test_a_host_that_gains_time_in_one_pass_spends_it_in_the_other() -> None:
     forward = PartTimes(us=50.0, device_us=10.0, compute_us=10.0, collective_us=0.0, input_us=50.0, host_us=50.0)
     backward = PartTimes(us=90.0, device_us=90.0, compute_us=90.0, collective_us=0.0, input_us=60.0, host_us=0.0)

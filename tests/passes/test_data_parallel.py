@@ -58,6 +58,19 @@ def test_zero_1_updates_a_share_and_gathers_it() -> None:
     assert simulated(divided).makespan_us == 12 + 2 + 2 + 1
 
 
+def test_parameters_are_gathered_beside_the_next_forward_pass() -> None:
+    """f0 waits for 1 us of gathering, f1 for none; b0 ends at 13, then reduce_scatter and update take 2 us each."""
+    graph, buckets = two_layers()
+    divided = divide_data(graph, buckets, us, zero=1, overlap_gather=True)
+    timeline = simulated(divided)
+    start = dict(zip(timeline.op_names, timeline.start_us.tolist(), strict=True))
+    assert [start[name] for name in ("layer0/all_gather", "layer1/all_gather", "f0", "f1")] == [0, 1, 1, 3]
+    assert timeline.makespan_us == 13 + 2 + 2
+    assert simulated(divide_data(graph, buckets, us, zero=1)).makespan_us == 12 + 2 + 2 + 1 + 1
+    names = simulated(divided, micro_batches=3).op_names
+    assert sum("all_gather" in name for name in names) == 2  # of a step, not of a micro-batch
+
+
 def test_gradients_are_reduced_once_per_step_up_to_zero_1_and_per_micro_batch_above() -> None:
     graph, buckets = two_layers()
     for zero, times in ((0, 1), (1, 1), (2, 3), (3, 3)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from ...checks import check_text, check_whole
+from ...checks import check_flag, check_text, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.layout import Layout
 from ...parallel.configuration import configuration_fields, read_transformer
@@ -38,6 +38,7 @@ def write_layout(
     per_machine: int = 8,
     precision: str = "mixed-bf16",
     reduce_precision: str = "float32",
+    overlap_products: bool = False,
     folder: str | os.PathLike[str] | None = None,
 ) -> WrittenPlan:
     """Writes a layout as the arguments of a training program, and lists the parts that the program cannot express.
@@ -54,6 +55,8 @@ def write_layout(
         precision: "mixed-bf16" (bfloat16 with float32 weights and optimizer states) or "float32".
         reduce_precision: number format in which data parallelism reduces gradients: "float32", or "half" (bfloat16; only with
             `precision` "mixed-bf16").
+        overlap_products: whether products run in pieces beside the collectives of sequence parallelism (megatron and
+            torchtitan).
         folder: where to write the files; None writes nothing.
 
     Returns:
@@ -89,6 +92,7 @@ def write_layout(
         int(per_machine),
         precision,
         reduce_precision,
+        check_flag("overlap_products", overlap_products),
     )
     request.check()
     plan: WrittenPlan = import_module(f"{__name__}.{format}").write(request)

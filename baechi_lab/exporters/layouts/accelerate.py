@@ -14,7 +14,7 @@ from .request import LayoutRequest
 def write(request: LayoutRequest) -> WrittenPlan:
     """Returns the file: value is what the YAML holds."""
     layout = request.layout
-    unsupported = request.uneven_pieces() + request.uneven_vocabulary()
+    unsupported = request.uneven_pieces() + request.uneven_vocabulary() + request.whole_products("accelerate")
     sharded = layout.dp if layout.zero or layout.tp * layout.cp > 1 else 1
     processes = layout.devices // layout.pp
     fsdp = sharded * layout.cp > 1

@@ -18,7 +18,7 @@ _EXPERTS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3")
 def write(request: LayoutRequest) -> WrittenPlan:
     """Returns the file: value is what the JSON holds."""
     layout = request.layout
-    unsupported = request.uneven_vocabulary()
+    unsupported = request.uneven_vocabulary() + request.whole_products("DeepSpeed")
     value: dict[str, object] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": request.micro_batches,

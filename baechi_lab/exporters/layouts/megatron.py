@@ -128,6 +128,7 @@ def _divide_tensors_and_copies(request: LayoutRequest, arguments: dict[str, obje
         sentences.append("Megatron requires sequence parallelism where experts meet tensor parallelism")
     switches = {
         "--sequence-parallel": layout.sequence_parallel,
+        "--tp-comm-overlap": request.products_in_pieces,
         "--overlap-grad-reduce": layout.dp * layout.cp > 1 or layout.zero > 0,
         "--use-distributed-optimizer": layout.zero > 0,
         "--overlap-param-gather": layout.zero > 0,

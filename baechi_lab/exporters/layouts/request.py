@@ -26,6 +26,7 @@ class LayoutRequest:
     per_machine: int
     precision: str
     reduce_precision: str = "float32"
+    overlap_products: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -61,6 +62,17 @@ class LayoutRequest:
                 f"the layout has {layout.devices} devices; above one machine they must be a multiple of per_machine, which is "
                 f"{self.per_machine}"
             )
+
+    @property
+    def products_in_pieces(self) -> bool:
+        """Whether products run in pieces beside the collectives of sequence parallelism."""
+        return self.overlap_products and self.layout.sequence_parallel
+
+    def whole_products(self, program: str) -> list[str]:
+        """Returns a sentence if products were simulated in pieces, and `program` runs them as a whole."""
+        if not self.products_in_pieces:
+            return []
+        return [f"{program} runs no products in pieces beside collectives, which is slower than what was simulated"]
 
     def uneven_vocabulary(self) -> list[str]:
         """Returns a sentence if the vocabulary that was simulated is padded, and the program divides it as it is."""

@@ -106,7 +106,7 @@ def _refuse_layouts(request: LayoutRequest) -> None:
 def _differences(request: LayoutRequest, tied: bool) -> list[str]:
     """Returns sentences on what the script does in another way than the layout."""
     layout = request.layout
-    sentences = []
+    sentences = request.whole_products("the script")
     if tied and layout.tp > 1:
         sentences.append(
             "the output layer is tied to the embedding; every tensor-parallel rank holds both and computes them whole"

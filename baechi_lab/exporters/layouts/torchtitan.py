@@ -59,6 +59,8 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "pipeline_parallel_microbatch_size": layout.micro_batch,
             "module_fqns_per_model_part": stages,
         }
+    if request.products_in_pieces:
+        parallelism["enable_async_tensor_parallel"] = True
     local_batch = request.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
     value: dict[str, dict[str, object]] = {
         "model": {"name": name},
@@ -72,6 +74,8 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "parallelism": parallelism,
         "activation_checkpoint": {"mode": layout.recompute},
     }
+    if request.products_in_pieces:  # only compiled blocks have them
+        value["compile"] = {"enable": True}
     if layout.recompute == "selective":
         value["activation_checkpoint"]["selective_ac_option"] = "op"
         unsupported.append(
