@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,77 +14,11 @@ from .device import MOST_DEVICES
 from .kernels.csr import Integers
 from .units import MOST_US
 
+if TYPE_CHECKING:
+    from .opgraph import OpGraph
+
 MOST_BYTES = 2**61 - 1
 """All bytes of a graph may add up to this, so that sums stay exact integers; all of its durations to `MOST_US`."""
-
-
-class GraphColumns(Protocol):
-    """The columns of an `OpGraph` that the rules are about."""
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def op_types(self) -> tuple[str, ...]: ...
-
-    @property
-    def duration_us(self) -> NDArray[np.float64]: ...
-
-    @property
-    def duration_by_kind(self) -> Mapping[str, NDArray[np.float64]]: ...
-
-    @property
-    def temp_bytes(self) -> NDArray[np.int64]: ...
-
-    @property
-    def persistent_bytes(self) -> NDArray[np.int64]: ...
-
-    @property
-    def tensor_producer(self) -> NDArray[np.int32]: ...
-
-    @property
-    def tensor_bytes(self) -> NDArray[np.int64]: ...
-
-    @property
-    def tensor_names(self) -> tuple[str, ...]: ...
-
-    @property
-    def consumer_ptr(self) -> NDArray[np.int64]: ...
-
-    @property
-    def consumers(self) -> NDArray[np.int32]: ...
-
-    @property
-    def colocation(self) -> NDArray[np.int32]: ...
-
-    @property
-    def colocation_names(self) -> tuple[str, ...]: ...
-
-    @property
-    def allowed(self) -> NDArray[np.int32]: ...
-
-    @property
-    def allowed_sets(self) -> tuple[tuple[str, ...], ...]: ...
-
-    @property
-    def forward_of(self) -> NDArray[np.int32]: ...
-
-    @property
-    def group_of(self) -> NDArray[np.int32] | None: ...
-
-    @property
-    def reuse(self) -> NDArray[np.int8] | None: ...
-
-    @property
-    def output_shapes(self) -> tuple[str, ...]: ...
-
-    @property
-    def order(self) -> NDArray[np.int32]: ...
-
-    def tensor_label(self, tensor: int) -> str: ...
 
 
 def check_ids(meaning: str, ids: Integers, n: int, lowest: int = 0) -> None:
@@ -99,9 +33,7 @@ def _check_length(field_name: str, value: Sequence[str] | NDArray[np.generic], n
         raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {unit}, ({n},)")
 
 
-def _check_cost(
-    graph: GraphColumns, field_name: str, values: NDArray[np.float64] | NDArray[np.int64], name: Callable[[int], str]
-) -> None:
+def _check_cost(field_name: str, values: NDArray[np.float64] | NDArray[np.int64], name: Callable[[int], str]) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         index = int(bad[0])
@@ -116,7 +48,7 @@ def _check_distinct(meaning: str, names: Iterable[object], count: int) -> None:
         raise DuplicateNameError(f"{meaning} {twice!r} appears more than once; names must be distinct")
 
 
-def validate(graph: GraphColumns) -> None:
+def validate(graph: OpGraph) -> None:
     """Checks every rule of the record; called once, on construction."""
     n, tensors = graph.n, len(graph.tensor_producer)
     for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
@@ -125,17 +57,16 @@ def validate(graph: GraphColumns) -> None:
         _check_length(key, getattr(graph, key), tensors, "tensor")
     for kind, column in graph.duration_by_kind.items():
         _check_length(f"duration_by_kind[{kind!r}]", column, n, "op")
-        _check_cost(graph, f"duration_by_kind[{kind!r}]", column, lambda i: f"op {graph.names[i]!r}")
+        _check_cost(f"duration_by_kind[{kind!r}]", column, lambda i: f"op {graph.names[i]!r}")
     bad = [x for x in graph.names if not isinstance(x, str) or not x]
     if bad:
         raise InvalidInput(f"op name {bad[0]!r} is not a text; every op needs a non-empty name")
     _check_distinct("op name", graph.names, n)
     for key in ("duration_us", "temp_bytes", "persistent_bytes"):
-        _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
-    n, tensors = graph.n, len(graph.tensor_producer)
+        _check_cost(key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
-    _check_cost(graph, "size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
+    _check_cost("size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
     ascending = np.diff(graph.tensor_producer, prepend=0) >= 0
     rule = "at least the entry before it: list the tensors of op 0 first, then those of op 1, ..."
     require_entries("tensor_producer", graph.tensor_producer, ascending, rule)
@@ -177,7 +108,7 @@ def validate(graph: GraphColumns) -> None:
     _ = graph.order  # raises CycleError
 
 
-def _validate_groups(graph: GraphColumns) -> None:
+def _validate_groups(graph: OpGraph) -> None:
     """Checks the columns of forward ops, colocation groups, allowed devices, copies and reuse of memory."""
     n = graph.n
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
