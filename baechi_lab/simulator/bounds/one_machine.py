@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph.kernels.csr import Bools, Floats, Ints
+from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .sweep import BIG, Deductions
@@ -63,27 +64,17 @@ def one_machine(members: Ints, head: Floats, p: Floats, tail: Floats) -> float:
     """Preemptive one-machine bound: the op with the longest tail among the released ones runs first."""
     count = len(members)
     by_release = np.argsort(head[members])
-    remaining_us = np.empty(count)
-    active = np.zeros(count, np.bool_)
-    for a in range(count):
-        remaining_us[a] = p[members[a]]
+    remaining_us = p[members]
     now_us, bound, following, remaining = 0.0, 0.0, 0, count
-    waiting = 0
-    heap = np.empty(count, np.int64)
+    keys, codes, waiting = np.empty(count), np.empty(count, np.int64), 0  # heap of the released ops, longest tail first
     while remaining > 0:
         if waiting == 0:
             now_us = max(now_us, head[members[by_release[following]]])
         while following < count and head[members[by_release[following]]] <= now_us:
             a = by_release[following]
-            active[a] = True
-            z = waiting  # heap by longest tail
-            waiting += 1
-            while z > 0 and tail[members[heap[(z - 1) >> 1]]] < tail[members[a]]:
-                heap[z] = heap[(z - 1) >> 1]
-                z = (z - 1) >> 1
-            heap[z] = a
+            waiting = push(keys, codes, 0, waiting, -tail[members[a]], a)
             following += 1
-        a = heap[0]
+        a = codes[0]
         until = head[members[by_release[following]]] if following < count else np.inf
         run = min(remaining_us[a], until - now_us)
         now_us += run
@@ -91,20 +82,7 @@ def one_machine(members: Ints, head: Floats, p: Floats, tail: Floats) -> float:
         if now_us < until or remaining_us[a] <= 0.0:
             bound = max(bound, now_us + tail[members[a]])
             remaining -= 1
-            waiting -= 1
-            b = heap[waiting]
-            z = 0
-            while True:
-                child = 2 * z + 1
-                if child >= waiting:
-                    break
-                if child + 1 < waiting and tail[members[heap[child + 1]]] > tail[members[heap[child]]]:
-                    child += 1
-                if tail[members[b]] >= tail[members[heap[child]]]:
-                    break
-                heap[z] = heap[child]
-                z = child
-            heap[z] = b
+            waiting = pop(keys, codes, 0, waiting)
     return bound
 
 
