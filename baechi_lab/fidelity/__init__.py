@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .message_costs import charged_graph, predicted_us, with_messages
+from .message_costs import predicted_us, with_messages
 from .report import Report, summarize_rows
 from .speedup import SpeedUp, speed_up
 from .stored_results import load, load_report, provenance, speed_up_table, store
@@ -12,7 +12,6 @@ __all__ = [
     "Case",
     "Report",
     "SpeedUp",
-    "charged_graph",
     "load",
     "load_report",
     "predicted_us",

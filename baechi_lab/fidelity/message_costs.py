@@ -2,14 +2,13 @@
 
 Sending and receiving take processor time of workers without transfer engines. This is LogGP's model (o on the processors, L and
 G between them), expressed in a graph and a cluster, without any factor fitted to measured steps. `with_messages` adds an op for
-both ends of every message; `executor` describes the order in which a worker runs them. `charged_graph` instead adds the ends to
-the ops that compute and first read a tensor, which keeps the ops of the graph. `Link.overhead_us` has one figure for both ends,
-so a cluster of `bl.measure_cluster` simulates the overhead without a calibration.
+both ends of every message; `executor` describes the order in which a worker runs them. `Link.overhead_us` has one figure for
+both ends, so a cluster of `bl.measure_cluster` simulates the overhead without a calibration.
 
 The more kernels a device has run since it last sent or received, the fewer data of the runtime are in its caches, and the longer
-sending or receiving takes: `cooled` of the calibration. The kernel time since then comes from a simulation without this cost;
-if messages are no ops of their own, it is the device's mean. Workers also share caches and memory bandwidth: a kernel takes
-longer, the larger the share of its time in which another device works (`beside_us`: its time if another device always works).
+sending or receiving takes: `cooled` of the calibration. The kernel time since then comes from a simulation without this cost.
+Workers also share caches and memory bandwidth: a kernel takes longer, the larger the share of its time in which another device
+works (`beside_us`: its time if another device always works).
 """
 
 from __future__ import annotations
@@ -27,32 +26,6 @@ PASSES = 2
 """How often a step is simulated again with the message costs from the previous simulation."""
 DRAWS = 5
 """Number of start orders of a step over which a prediction averages."""
-
-
-def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration) -> OpGraph:
-    """Returns `graph` with the runtime's overheads under this placement added to its durations."""
-    device = placement.on(graph).device
-    kernel_us = np.maximum(graph.duration_us + calibration.op_us, 0.0)
-    kernels = np.bincount(device, weights=kernel_us)
-    # The first reader of every crossing tensor on each target device.
-    rank = graph.position
-    first: dict[tuple[int, int], int] = {}
-    rows = zip(graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
-    for tensor, source, reader in rows:
-        if device[source] == device[reader]:
-            continue
-        key = (tensor, int(device[reader]))
-        if key not in first or rank[reader] < rank[first[key]]:
-            first[key] = reader
-    rows_of_messages = [(tensor, reader) for (tensor, _), reader in sorted(first.items())]
-    messages = np.array(rows_of_messages, dtype=np.int64).reshape(-1, 2)
-    size = graph.tensor_bytes[messages[:, 0]]
-    duration = kernel_us.copy()
-    for op, link in ((graph.tensor_producer[messages[:, 0]], calibration.send), (messages[:, 1], calibration.receive)):
-        count = np.maximum(np.bincount(device[op], minlength=len(kernels)), 1)
-        cold = np.array([calibration.cold_us(us) for us in (kernels / count).tolist()])
-        np.add.at(duration, op, link.latency_us + link.us_per_byte * size + cold[device[op]])
-    return graph.replace(duration_us=duration, duration_by_kind={})
 
 
 def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration) -> tuple[OpGraph, Placement]:

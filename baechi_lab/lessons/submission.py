@@ -14,7 +14,6 @@ from ..errors import FormatError
 CHECKERS = ("check", "lesson")
 """Names that the notebooks of the course give to the checks."""
 FROM_LESSONS = {"Instance", "lesson", "ratio"}
-"""Names that a notebook may import from `baechi_lab.lessons`; the others are checks or hold their answers."""
 """Names that a notebook may import from `baechi_lab.lessons`, besides the graphs of exercises; the other names hold answers."""
 MOST_BYTES = 50_000_000
 """Largest notebook that is read."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from baechi_lab.errors import InvalidInput
 from baechi_lab.executors.tensorflow.calibration import Calibration
-from baechi_lab.fidelity import charged_graph
 from baechi_lab.graph import Cluster, OpGraph, Placement, Timeline
 from baechi_lab.simulator import simulate
 from baechi_lab.simulator.schedules import RULES
+from studies.pipelines.charges import charged_graph
 from studies.pipelines.cores import step_us_on_cores
 from studies.pipelines.layers import layer_stages
 

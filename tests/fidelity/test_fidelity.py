@@ -24,13 +24,14 @@ from baechi_lab.executors.tensorflow.calibration import (
     message_step,
     process_seconds,
 )
-from baechi_lab.fidelity import charged_graph, predicted_us, quiet_machine, study, summarize_rows, with_messages
+from baechi_lab.fidelity import predicted_us, quiet_machine, study, summarize_rows, with_messages
 from baechi_lab.fidelity.message_costs import with_shared_caches
 from baechi_lab.fidelity.quiet_machine import own_processes, wait_for_quiet
 from baechi_lab.fidelity.report import Report, Row
 from baechi_lab.fidelity.study import place_for
 from baechi_lab.profilers import machine_load
 from baechi_lab.profilers.machine_load import OtherPrograms
+from studies.pipelines.charges import charged_graph
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 """1 us per op, 100 per step; a message of 8 bytes costs 9 to send, 4 to receive, 18 on the wire."""
