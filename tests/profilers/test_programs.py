@@ -563,6 +563,25 @@ def test_bug_operators_behind_custom_ones_do_not_end_the_process(op, place):
     assert (run.returncode, run.stdout.strip()) == (0, b"1" if place == "branch" else b"2"), run.stderr[-500:]
 
 
+@pytest.mark.parametrize(
+    ("version", "model_version", "op_type"), [(11, 17, "ReduceSum"), (18, 17, "ReduceSum"), (17, 11, "Sum")]
+)
+def test_functions_of_another_operator_version_are_read(version, model_version, op_type):
+    """A sum whose axes are an attribute up to version 12. ONNX does not convert it to such a version: the call remains."""
+    axes = [helper.make_node("Constant", [], ["axes"], value_ints=[1])]
+    nodes = [helper.make_node("ReduceSum", ["a"], ["b"], axes=[1], keepdims=1)]
+    if version > 12:
+        nodes = [*axes, helper.make_node("ReduceSum", ["a", "axes"], ["b"], keepdims=1)]
+    function = helper.make_function("local", "Sum", ["a"], ["b"], nodes, [helper.make_opsetid("", version)])
+    call = helper.make_node("Sum", ["x"], ["y"], domain="local")
+    domains = [helper.make_opsetid("", model_version), helper.make_opsetid("local", 1)]
+    called = model([call], [value("x", 4, 5)], [value("y", 4, 1)], opset_imports=domains, functions=[function])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedCosts)
+        graph = bl.profile_program(called, training=False)
+    assert graph.op_types == (op_type,)
+
+
 def loop_body(condition: str) -> onnx.GraphProto:
     """h <- h w, which is also collected; `w` is a value of the graph around it."""
     nodes = [
@@ -828,6 +847,22 @@ def test_weights_that_are_missing_are_named(tmp_path):
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(FormatError, match=r"the weights of 'w1' are in 'weights\.bin', which is not beside it"):
         bl.profile_program(tmp_path / "two.onnx")
+
+
+def test_bug_a_shape_in_another_file_was_unknown(tmp_path):
+    """A list of integers says a shape: with it in another file, the product behind it was a guess."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"]), helper.make_node("MatMul", ["y", "w"], ["z"])]
+    shape = onnx.numpy_helper.from_array(np.array([-1, 12]), "shape")
+    onnx_model = model(nodes, [value("x", 4, 3, 4)], [value("z", None, None)], [weights("w", 12, 64), shape])
+    inside = bl.profile_program(onnx_model)
+    path, tensors = tmp_path / "reshaped.onnx", tmp_path / "tensors.bin"
+    onnx.save(onnx_model, path, save_as_external_data=True, location=tensors.name, size_threshold=0)
+    outside = bl.profile_program(path)
+    assert outside.duration_us.tolist() == inside.duration_us.tolist()
+    assert outside.tensor_bytes.tolist() == inside.tensor_bytes.tolist()
+    tensors.write_bytes(tensors.read_bytes()[:-8])
+    with pytest.raises(FormatError, match=r"reshaped\.onnx: 'shape' cannot be read from 'tensors\.bin'"):
+        bl.profile_program(path)
 
 
 def test_values_that_nothing_makes_are_refused():

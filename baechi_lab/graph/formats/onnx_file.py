@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -15,24 +16,30 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 
+LONGEST_SHAPE_BYTES = 4096
+"""Bytes of the longest list of integers that is read from another file."""
+
+
 def onnx_package() -> ModuleType:
     """Returns the package `onnx`; raises `MissingPackage` where it is not installed."""
     try:
         import onnx
         import onnx.checker
         import onnx.defs
+        import onnx.external_data_helper
         import onnx.inliner
         import onnx.shape_inference
+        import onnx.version_converter
     except ImportError:
         raise MissingPackage.of("onnx", "onnx", "an ONNX model") from None
     return onnx
 
 
 def load_model(path: PathLike) -> ModelProto:
-    """Returns the model in a file, its weights not read.
+    """Returns the model in a file. Of tensors in other files, only short lists of integers are read, since shapes are such lists.
 
     Raises:
-        FormatError: no ONNX model, cut off, or weights in a file that is missing.
+        FormatError: no ONNX model, cut off, or tensors in a file that is missing or too short.
     """
     onnx = onnx_package()
     from google.protobuf.message import DecodeError
@@ -52,11 +59,23 @@ def load_model(path: PathLike) -> ModelProto:
     check_versions(model, name_of(path))
     folder = os.path.dirname(absolute(path))
     for tensor in model.graph.initializer:
-        file = next((e.value for e in tensor.external_data if e.key == "location"), None)
-        if file is not None and not os.path.isfile(os.path.join(folder, file)):
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        file = where.get("location")
+        if file is None:
+            continue
+        if not os.path.isfile(os.path.join(folder, file)):
             raise FormatError(
                 f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
             )
+        element_bytes = {onnx.TensorProto.INT32: 4, onnx.TensorProto.INT64: 8}.get(tensor.data_type, 0)
+        size = element_bytes * math.prod(tensor.dims)
+        if 0 < size <= LONGEST_SHAPE_BYTES and where.get("length") == str(size):
+            try:
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+            except (OSError, ValueError, onnx.checker.ValidationError) as error:
+                raise FormatError(
+                    f"{name_of(path)}: {tensor.name!r:.80} cannot be read from {file!r:.200}: {error}"
+                ) from error
     return model
 
 
@@ -107,7 +126,10 @@ def inline_functions(model: ModelProto) -> ModelProto:
             if entry.domain not in imported_domains:
                 self_contained.opset_import.add(domain=entry.domain, version=entry.version)
                 imported_domains.add(entry.domain)
-    return onnx.inliner.inline_local_functions(self_contained)
+    try:  # functions may be of another version of the operators than the graph
+        return onnx.inliner.inline_local_functions(self_contained, convert_version=True)
+    except (RuntimeError, onnx.version_converter.ConvertError):  # calls of functions that cannot be converted stay
+        return onnx.inliner.inline_local_functions(self_contained)
 
 
 def op_names(nodes: Iterable[NodeProto]) -> list[str]:
