@@ -24,15 +24,15 @@ def device_count(n: Any, field: str = "number of devices") -> int:
     return int(n)
 
 
-DEFAULT_MEMORY = 8 << 30
-"""Default memory in bytes of a device whose kind is not in the hardware table."""
+DEFAULT_MEMORY = 8 * 10**9
+"""Default memory in bytes of a device whose kind is not in the hardware table; a GB is 10**9 bytes, as on data sheets."""
 
 
 def default_memory(kind: str) -> int:
     """Returns the default memory in bytes of a device of this kind.
 
     >>> default_memory("A100"), default_memory("gpu")
-    (80000000000, 8589934592)
+    (80000000000, 8000000000)
     """
     hardware_name = known_kind(kind)
     return HARDWARE[hardware_name].memory_bytes if hardware_name else DEFAULT_MEMORY

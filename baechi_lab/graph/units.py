@@ -1,4 +1,8 @@
-"""Bytes and microseconds as text."""
+"""Bytes and microseconds as text.
+
+Sizes are shown in powers of 1000, as on data sheets of devices and links: 1 GB is 10**9 bytes, and a link of 16 GB/s moves it in
+1/16 s. An input may be in GiB; a limit that was given so is shown in both units.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +73,15 @@ def exact_bytes(size: int) -> str:
 
 
 def format_limit(size: float) -> str:
-    """Returns a limit as people give it, where it is a round one; else as other sizes.
+    """Returns a limit without needless decimals; one in whole GiB or MiB, which many type, in that unit as well.
 
     >>> format_limit(8 << 30), format_limit(8_000_000_000), format_limit(12_345_678_901)
-    ('8 GiB', '8 GB', '12.35 GB')
+    ('8.59 GB = 8 GiB', '8 GB', '12.35 GB')
     """
     exact = exact_bytes(int(size))
-    return exact if int(exact.split()[0]) < 10_000 else format_bytes(size)
+    if int(exact.split()[0]) >= 10_000 or exact.endswith("KiB"):
+        return format_bytes(size)
+    return f"{format_bytes(size)} = {exact}" if exact.endswith("iB") else exact
 
 
 def plain_number(value: float) -> str:

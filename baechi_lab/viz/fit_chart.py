@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..fitting.record import Fit, FitOption, fullest_device_bytes
-from ..graph.units import format_bytes
+from ..graph.units import format_limit
 from .colors import INK, LIMIT, series_colors, text_color
 from .layout import BYTES, LEGEND, annotate, scale, styled
 
@@ -75,10 +75,12 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
 
 def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
     """Returns the title of the axis of peaks, with the limit if that is not drawn."""
-    limit_text = "" if near else f"; a device has {format_bytes(capacity_bytes)}"
+    limit_text = "" if near else f"; a device has {format_limit(capacity_bytes)}"
     return f"peak of the fullest device ({unit}){limit_text}"
 
 
 def _hover_text(option: FitOption) -> str:
     texts = option.texts()
-    return f"<b>{option.kind}</b>: {option.choice}<br>{texts[3]} per step, peak {texts[5]}<br>gives up {texts[6]}"
+    return (
+        f"<b>{option.kind}</b>: {option.choice_in_words}<br>{texts[3]} per step, peak {texts[5]}<br>gives up {texts[6]}"
+    )

@@ -60,7 +60,7 @@ class Workbench(PicturedBox):
     Args:
         subject: a `Step` (bl.trace, bl.models.build), a `bl.torch.TorchStep`, an `OpGraph`, or None with
             `source="model:gnmt"` or `source="file:PATH"`. A `TorchStep` keeps its batch; micro-batches cut it.
-        cluster: the devices to start with, by default four of 8 GiB behind PCIe.
+        cluster: the devices to start with, by default four of 8 GB behind PCIe.
         setting: any other field of `baechi_lab.widgets.Setting`: `placer="m-sct"`, `passes=()`, `batch_size=64`, ...
 
     The first result is computed before the constructor returns; later ones in the background. Of a graph of 5,000 ops or

@@ -66,7 +66,7 @@ def test_unknown_names_have_near_ones(text, near):
 def test_kinds_that_are_no_hardware_stay_as_they_are():
     assert known_kind("gpu") is None and known_kind("A1000") is None
     cluster = bl.Cluster.uniform(1, kind="Mine")
-    assert cluster.devices[0] == bl.Device("Mine:0", "Mine", 8 << 30)
+    assert cluster.devices[0] == bl.Device("Mine:0", "Mine", 8 * 10**9)
     assert bl.Cluster.uniform(1, kind="A100", memory_bytes="1GB").devices[0].memory_bytes == 10**9
 
 

@@ -41,7 +41,9 @@ def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     assert FitView(near).points.spec["rules"] and len(viz.fit_options(near).layout.shapes) == 1
     spec, figure = FitView(far).points.spec, viz.fit_options(far)
     assert spec["rules"] == [] and not figure.layout.shapes
-    assert spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8.59 GB"
+    assert (
+        spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8.59 GB = 8 GiB"
+    )
 
 
 def test_the_button_beside_the_memory_view():

@@ -21,7 +21,7 @@ from ..setting import Setting
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
-from ..views.table_view import GIBIBYTES, PERCENT, Column, TableView, quantity
+from ..views.table_view import PERCENT, Column, TableView, quantity
 from .parts import MOST_DEVICES, WIDE, Quiet, button, count_up_to, hinted, note, row, say
 
 if TYPE_CHECKING:
@@ -349,7 +349,6 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
     def numbers(name: str, key: str, units: Any = ((1.0, ""),)) -> Column:
         return quantity(name, table[key].tolist() if key in table else [None] * len(table), units, tip(name))
 
-    in_gib = bool((table["memory_bytes"] % 2**30 == 0).all())
     columns = [
         words("placer", table["placer"].astype(str).tolist()),
         numbers("batch", "batch_size"),
@@ -357,7 +356,7 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
         words("schedule", [str(v) if is_known(v) else "" for v in table["schedule"]]),
         numbers("replicas", "replicas"),
         numbers("devices", "devices"),
-        numbers("memory", "memory_bytes", GIBIBYTES if in_gib else BYTES),
+        numbers("memory", "memory_bytes", BYTES),
         numbers("step", "makespan_us", UNITS),
         numbers("samples/s", "samples_per_second"),
         numbers("bubble", "bubble", PERCENT),

@@ -16,7 +16,6 @@ from .base import Message, View, source
 
 ONE = ((1.0, ""),)
 PERCENT = ((0.01, "%"),)
-GIBIBYTES = ((float(2**30), "GiB"),)
 MOST_DECIMALS = 4
 
 
@@ -31,11 +30,17 @@ class Column:
     number: bool = False
 
 
-def quantity(name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ONE, hint: str = "") -> Column:
+def quantity(
+    name: str,
+    values: Sequence[Any],
+    units: tuple[tuple[float, str], ...] = ONE,
+    hint: str = "",
+    most_decimals: int = MOST_DECIMALS,
+) -> Column:
     """Makes a column of numbers in the unit that suits the largest of them; None and NaN are empty.
 
     All have the same decimals: none if all are whole, else as many as show at least two digits of the smallest, at least three
-    below one unit, and not more than four.
+    below one unit, and not more than `most_decimals`.
 
     >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
     >>> column.name, column.texts
@@ -46,9 +51,9 @@ def quantity(name: str, values: Sequence[Any], units: tuple[tuple[float, str], .
     factor, unit = scale(max(sizes, default=0.0), units)
     smallest = min(sizes, default=factor) / factor
     are_whole = all(v is None or v / factor == round(v / factor) for v in numbers)
-    most_decimals, magnitude = 1 if unit == "%" else MOST_DECIMALS, math.floor(math.log10(smallest))
+    magnitude = math.floor(math.log10(smallest))
     least = 3 if unit and magnitude < 0 else min(2, 3 - magnitude)
-    decimals = 0 if are_whole else min(max(1 - magnitude, least, 0), most_decimals)
+    decimals = 0 if are_whole else min(max(1 - magnitude, least, 0), 1 if unit == "%" else most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 
