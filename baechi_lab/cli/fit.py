@@ -97,7 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
             output.print_descriptions(remarks)
         if answer.proof is not None and answer.best is not None:
             print("", answer.proof, sep="\n")
-        commands = [f"{option.kind}, {option.choice}: {option.command}" for option in answer.cheapest if option.command]
+        commands = [
+            f"{option.kind}, {option.choice_in_words}: {option.command}" for option in answer.cheapest if option.command
+        ]
         print(*([""] if commands else []), *commands, "", sep="\n")
         print(*setup, sep="\n")
     return 0

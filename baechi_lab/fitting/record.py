@@ -18,6 +18,7 @@ from ..graph.units import format_bytes, format_us, plain_number
 from ..simulator.bounds.bounds import bounds
 from ..simulator.runtime_peaks import notes_on_runtime_peaks
 from .proof import Proof
+from .subject import NO_OTHER_BATCH
 
 if TYPE_CHECKING:
     import pandas
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 COLUMNS = tuple(
     "way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin".split()
 )
+KEPT_IN_WORDS = {
+    "boundaries": "keeps outputs that another layer reads",
+    "sqrt": "keeps outputs between about √n segments",
+}
+"""What recomputation keeps (`bl.recompute(keep=...)`), as people read it."""
 HEAD = ("option", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 
 
@@ -100,6 +106,25 @@ class FitOption:
         """Microseconds per sample, or per step where the batch size is unknown; options are compared by it."""
         return self.step_us / (self.batch_size or 1)
 
+    @property
+    def choice_in_words(self) -> str:
+        """The choice as people read it; `command` has the arguments.
+
+        >>> FitOption("recomputation", "batch 16, budget=13240524").choice_in_words
+        'batch 16, budget of 13.24 MB'
+        >>> FitOption("recomputation", "keep='sqrt'").choice_in_words
+        'keeps outputs between about √n segments'
+        """
+        budgets = re.sub(r"\bbudget=(\d+)", lambda match: f"budget of {format_bytes(int(match[1]))}", self.choice)
+        return re.sub(r"\bkeep='(\w+)'", lambda match: KEPT_IN_WORDS.get(match[1], match[0]), budgets)
+
+    @property
+    def fits_in_words(self) -> str:
+        """Whether it fits, as text: an option that cannot be simulated is neither."""
+        if self.error == NO_OTHER_BATCH:
+            return "not tried"
+        return "yes" if self.fits_with_margin else "in doubt" if self.fits else "no"
+
     def row(self) -> dict[str, object]:
         """Returns the option as a row of the table."""
         attribute_names = {"way": "kind", "device_peak_bytes": "peak_bytes"}
@@ -110,8 +135,8 @@ class FitOption:
         rate = self.samples_per_second
         return [
             self.kind,
-            _in_words(self.choice),
-            "yes" if self.fits_with_margin else "in doubt" if self.fits else "no",
+            self.choice_in_words,
+            self.fits_in_words,
             format_us(self.step_us) if self.timeline else "-",
             plain_number(rate) if rate == rate else "-",
             peaks_in_words(self.peak_bytes) or "-",
@@ -204,18 +229,18 @@ class Fit:
         if best is not None and self.fits and best is not self.options[0]:
             return (
                 f"By the simulation alone: {self.doubt} The fastest option that fits with this margin is {best.kind}: "
-                f"{_in_words(best.choice)}, {format_us(best.step_us)} per step."
+                f"{best.choice_in_words}, {format_us(best.step_us)} per step."
             )
         if self.fits and best is not None:
             peak = format_bytes(fullest_device_bytes(best))
-            return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {peak} per device."
+            return f"Yes: {best.choice_in_words}, {format_us(best.step_us)} per step, at most {peak} per device."
         lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
         if best is None:
             return f"{lacks} No option that was tried fits. {self.proof or ''}".rstrip()
         # Faster options may fit by the simulation alone: the table says "in doubt" of them.
         fastest = min((option for option in self.options if option.fits), key=lambda option: option.time_per_sample_us)
         fits = "fits" if fastest is best else "fits with the margin of its peak"
-        choice = f"{best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step"
+        choice = f"{best.kind}: {best.choice_in_words}, {format_us(best.step_us)} per step"
         return f"{lacks} The fastest option that {fits} is {choice}."
 
     @property
@@ -252,7 +277,9 @@ class Fit:
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
-        commands = [f"{option.kind}, {option.choice}: {option.command}" for option in self.cheapest if option.command]
+        commands = [
+            f"{option.kind}, {option.choice_in_words}: {option.command}" for option in self.cheapest if option.command
+        ]
         return "\n".join([*filter(None, self._sentences()), "", *lines, *proof, *([""] if commands else []), *commands])
 
     def __repr__(self) -> str:
@@ -274,15 +301,6 @@ def fullest_device_bytes(option: FitOption) -> int:
     if option.timeline is None or option.cluster is None:
         return 0
     return int(np.where(option.cluster.is_host, 0, option.timeline.peak_bytes).max(initial=0))
-
-
-def _in_words(choice: str) -> str:
-    """Returns a choice as text with rounded bytes; the command has all digits.
-
-    >>> _in_words("batch 16, budget=13240524")
-    'batch 16, budget 13.24 MB'
-    """
-    return re.sub(r"\bbudget=(\d+)", lambda match: f"budget {format_bytes(int(match[1]))}", choice)
 
 
 def __getattr__(name: str) -> Any:

@@ -136,7 +136,7 @@ def fit_chart(answer: Fit) -> Chart:
         ids = [n for n in simulated if answer.options[n].kind == kind]
         options = [answer.options[n] for n in ids]
         tips = [
-            f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest_device_bytes(w))} on the fullest device"
+            f"{w.choice_in_words}: {format_us(w.step_us)}, {format_bytes(fullest_device_bytes(w))} on the fullest device"
             for w in options
         ]
         series_list.append(option_series(options, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))

@@ -44,7 +44,7 @@ class FitView(ipywidgets.VBox):
         """Shows the timeline of `answer.options[number]`."""
         option = self.answer.options[number]
         self.shown = option
-        say(self.words, f"{option.kind}, {option.choice}: {option.command or option.error}")
+        say(self.words, f"{option.kind}, {option.choice_in_words}: {option.command or option.error}")
         if option.timeline is not None and option.graph is not None:
             graph, micro_batch = option.graph, option.timeline.micro_batch
             if micro_batch is not None:

@@ -216,7 +216,17 @@ def test_a_graph_alone_has_no_other_batch():
     for kind in ("smaller batch", "micro-batches"):
         option = next(option for option in answer.options if option.kind == kind)
         assert not option.fits and "cannot: a graph does not say what another batch costs" in option.error
+        assert option.texts()[2] == "not tried"  # "no" would be an answer
     assert np.isnan(answer.options[0].samples_per_second)
+
+
+def test_bug_the_table_had_arguments_where_people_read_words():
+    answer = bl.fit(build(64), bl.Cluster.uniform(2, memory_bytes="400kB", link=LINK), every_option=True)
+    choices = [(option.choice, option.texts()[1]) for option in answer.options if "=" in option.choice]
+    assert choices  # recomputation with `keep` or `budget`
+    assert not any("=" in text or "'" in text for _, text in choices)
+    code = "\n".join(option.command for option in answer.options)
+    assert all(choice.split(", ")[-1] in code for choice, _ in choices)
 
 
 def test_devices_are_added_like_the_last_one():

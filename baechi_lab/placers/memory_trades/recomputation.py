@@ -129,7 +129,7 @@ def _recompute_in_turns(
         follows = placed.device[np.concatenate([np.arange(graph.n), smaller.forward_of[graph.n :]])]
         hand = Placement(device=follows, graph_key=smaller.key, placer=placed.placer)
         timeline = simulate(smaller, cluster, hand)
-        words = f"of {description} the {len(names)} ops on {', '.join(np.array(cluster.names)[full].tolist())}"
+        words = f"{description}, only the {len(names)} ops on {', '.join(np.array(cluster.names)[full].tolist())}"
         if timeline.feasible:
             variants.append(PlacedVariant({"drop": names}, words, smaller, PlacedTimeline(hand, timeline)))
             best, _ = placing.fastest(smaller, cluster)
