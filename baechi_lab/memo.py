@@ -53,6 +53,10 @@ class Memo:
                 results.popitem(last=False)
         return value, True
 
+    def __reduce__(self) -> tuple[type[Memo], tuple[int]]:
+        # What is remembered changes no result, and another thread may add to it while a function that uses it is identified.
+        return type(self), (self.size,)
+
     def clear(self) -> None:
         """Forgets all results."""
         with self._lock:

@@ -14,6 +14,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.identity import Unidentified, content_digest
+from baechi_lab.memo import Memo
 
 FACTOR = 1.0
 LOG = []
@@ -154,6 +155,14 @@ def test_modules_of_the_caller_count_by_what_is_used_of_them():
         function.__globals__["my_models"] = module(factor)
         functions.append(function)
     assert not same(functions[0], functions[1]) and same(functions[0], functions[2])
+
+
+def test_bug_a_function_counted_by_what_its_cache_remembered():
+    """Another thread may fill the cache meanwhile, which ended in "mutated during iteration"."""
+    memo = Memo()
+    empty = content_digest(lambda size: memo.recall("double", lambda n: 2 * n, size))
+    memo.recall("double", lambda n: 2 * n, 3)
+    assert content_digest(lambda size: memo.recall("double", lambda n: 2 * n, size)) == empty
 
 
 def test_callables_count_by_their_state():
