@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -10,6 +11,24 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import BaechiLabError
+
+LABELS = {
+    "memory_bytes": "memory",
+    "micro_batches": "micro-batches",
+    "batch_size": "batch size",
+    "forward_only": "forward only",
+    "time_limit": "time limit",
+}
+"""Arguments of the library that errors name, and the labels of their controls on the screen."""
+
+
+def with_labels(sentence: str) -> str:
+    """Returns an error's sentence with the labels of controls in place of arguments.
+
+    >>> with_labels("memory_bytes has 2 entries for 4 devices")
+    'memory has 2 entries for 4 devices'
+    """
+    return re.sub(rf"\b({'|'.join(LABELS)})\b", lambda match: LABELS[match[0]], sentence)
 
 
 @dataclass(frozen=True)
@@ -24,7 +43,9 @@ class Problem:
     def of(cls, error: BaseException) -> Problem:
         """Makes the problem of an error; the sentence begins with the error's type unless it is a `BaechiLabError`."""
         text = " ".join(str(error).split())
-        if not isinstance(error, BaechiLabError):
+        if isinstance(error, BaechiLabError):
+            text = with_labels(text)
+        else:
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
         return cls(text, "".join(traceback.format_exception(error)), getattr(error, "remedy", None))
 

@@ -54,6 +54,44 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
     assert ("against the setting before", "+25%") in facts_of(model.outcome, model.before)  # 30 / 24 - 1
 
 
+def test_bug_a_quick_placer_took_0_seconds(diamond, pair):
+    outcome = computed(diamond, pair, placer="single", passes=()).outcome
+    for seconds, text in ((0.000012, "12.00 us"), (0.0034, "3.40 ms"), (1.156, "1.16 s")):
+        timed = replace(outcome, base=outcome.base.replace(seconds=seconds))
+        assert ("placed by", f"single in {text}") in facts_of(timed)
+
+
+def test_errors_name_the_labels_of_the_screen(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.setting.memory.value = "8GB, 4GB, 2GB"
+    problem = "memory has 3 entries for 2 devices; the setting stays as it was"
+    assert bench.model.problem.sentence == problem and problem in bench.header.problem.value
+    bench.setting.memory.value = "-8"
+    assert "memory_bytes" not in bench.model.problem.sentence
+    bench.setting.replicas.value = "2"
+    assert "micro_batches" not in bench.model.problem.sentence
+
+
+def test_a_scheduler_and_a_schedule_take_each_other_s_place(diamond, pair):
+    """A schedule leaves a scheduler nothing to choose, so that both together are an error of `bl.simulate`."""
+    bench = bl.Workbench(diamond, pair, placer="contiguous", passes=())
+    bench.model.inline = True
+    bench.setting.schedule.value = "1f1b"
+    bench.setting.scheduler.value = "pct"
+    assert bench.setting.schedule.value == "" and bench.model.setting.scheduler == "pct"
+    assert bench.model.problem is None
+    bench.setting.schedule.value = "gpipe"
+    assert bench.setting.scheduler.value == "" and bench.model.setting.schedule == "gpipe"
+
+
+def test_what_auto_says_agrees_with_a_step_that_does_not_fit(diamond, pair):
+    """The answers that `auto` compares are steps of groups; the step on the screen is one of ops."""
+    outcome = computed(diamond, pair, placer="auto", passes=()).outcome
+    assert "that fit with each group as one op" not in why_won(outcome)
+    tight = bl.simulate(diamond, pair.with_memory(1), outcome.placement)
+    assert "that fit with each group as one op" in why_won(replace(outcome, timeline=tight))
+
+
 def test_ops_that_were_moved_by_hand_are_counted(pair):
     """Three ops of one scope are one entry of `moves`, and so is the op of them that goes back."""
     graph = bl.OpGraph.from_edges([1.0] * 4, names=["x", "s/a", "s/b", "s/c"])
@@ -477,6 +515,8 @@ def test_a_column_has_one_unit():
     assert quantity("samples/s", [47_140.3, 1_326_912.7]).texts == ("47,140", "1,326,913")
     assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.0", "1.2", "0.0")
     assert quantity("none", [None, nan]).texts == ("", "")
+    took = quantity("took", [1.156e6, 532.0, 4.0], ((1e3, "ms"),), most_decimals=1)
+    assert took.name == "took (ms)" and took.texts == ("1,156.0", "0.5", "<0.1")
     rows = sweep_rows(
         placer=["a", "a"],
         memory_bytes=[4 << 30, 8 << 30],
@@ -488,7 +528,7 @@ def test_a_column_has_one_unit():
     )
     columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
     assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.000", "0.500"]
-    assert columns["memory (GiB)"] == ["4", "8"] and columns["bubble (%)"] == ["25", "50"]
+    assert columns["memory (GB)"] == ["4.29", "8.59"] and columns["bubble (%)"] == ["25", "50"]
     assert columns["why not"] == ["", "too small"] and "samples/s" not in columns
 
 

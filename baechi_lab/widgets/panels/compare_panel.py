@@ -214,7 +214,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
             table["balance"].tolist(),
             hint="mean busy time of devices over that of the busiest; 1 is even",
         ),
-        quantity("took", (table["place_seconds"] * 1e6).tolist(), UNITS, "time of placing"),
+        quantity("took", (table["place_seconds"] * 1e6).tolist(), ((1e3, "ms"),), "time of placing", most_decimals=1),
     ]
     has_runs = table["measured_us"].notna().any()
     return (

@@ -223,7 +223,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
             "moved",
             f"{format_bytes(line.moved_bytes)} in {transfer_count:,} transfer{'' if transfer_count == 1 else 's'}",
         ),
-        ("placed by", f"{name_of(outcome)} in {max(outcome.base.seconds, 0.0005):.3g} s"),
+        ("placed by", f"{name_of(outcome)} in {format_us(outcome.base.seconds * 1e6)}"),
         ("graph", f"{outcome.graph.n:,} op{'' if outcome.graph.n == 1 else 's'}{groups}"),
         ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.finer_groups),
@@ -292,7 +292,9 @@ def why_won(outcome: Outcome) -> str:
         return f"auto took the answer of {winner}: no placer's answer fits"
     goal = next(key for key in GOALS if key in table[0])
     fits = sorted((row for row in table if row["feasible"]), key=lambda row: row[goal])
-    sentence = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit"
+    # A step on the screen that does not fit is one of ops, in micro-batches.
+    alone = "" if outcome.timeline.feasible else " with each group as one op"
+    sentence = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit{alone}"
     best = fits[0]
     runner_up = next((r for r in fits if r["placer"] != best["placer"]), None)
     if runner_up is None:

@@ -132,7 +132,7 @@ def parse(field: Field, value: object) -> object:
         try:
             number = float(text)
         except ValueError as error:
-            raise InvalidInput(f"{field.name} is {text!r}; it must be a number") from error
+            raise InvalidInput(f"{field.name.replace('_', ' ')} is {text!r}; it must be a number") from error
         return int(number) if isinstance(default, int) and number.is_integer() else number
     try:
         value = ast.literal_eval(text)

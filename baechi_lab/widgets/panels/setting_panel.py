@@ -212,7 +212,7 @@ class SettingPanel:
             changes(box, lambda _: {"passes": tuple(n for n, b in self.passes.items() if b.value)})
         changes(self.forward, lambda v: {"forward_only": v})
         changes(self.placer, lambda v: {"placer": v, "params": {}})
-        changes(self.scheduler, lambda v: {"scheduler": v or None})
+        changes(self.scheduler, lambda v: {"scheduler": v or None, **({"schedule": None} if v else {})})
         changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
