@@ -15,10 +15,12 @@ function wordShift(piece, word, tick) {
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-view", "bl-verdict");
-  const bar = element("div", { class: "bl-verdict-bar", role: "toolbar", "aria-label": "what the critical path does from 0 to the end of the step" });
+  const meaning = "what the critical path does from 0 to the end of the step";
+  const label = element("span", { class: "bl-verdict-label", title: `${meaning}; the tick is the lower bound` }, "step breakdown");
+  const bar = element("div", { class: "bl-verdict-bar", role: "toolbar", "aria-label": meaning });
   const tick = element("span", { class: "bl-verdict-bound", hidden: true });
   const live = element("div", { class: "bl-hidden", role: "status", "aria-live": "polite" });
-  el.replaceChildren(bar, live);
+  el.replaceChildren(label, bar, live);
 
   function draw() {
     const parts = /** @type {VerdictPart[]} */ (model.get("parts"));
@@ -40,7 +42,7 @@ function render({ model, el }) {
     tick.style.left = `calc(${100 * bound}% - 1px)`;
     tick.title = model.get("bound_text");
     bar.replaceChildren(...pieces, tick);
-    bar.hidden = !pieces.length;
+    bar.hidden = label.hidden = !pieces.length;
     rove(bar);
     fitWords();
   }
