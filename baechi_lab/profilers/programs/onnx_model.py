@@ -46,7 +46,7 @@ from .onnx_flops import (
 from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes, size_of_open_dimension
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+    from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 onnx = onnx_package()
 
@@ -310,13 +310,23 @@ def _required_type(node: NodeProto) -> TypeProto | None:
 
 
 def _infer_open_shapes(model: ModelProto) -> ModelProto:
-    """Adds shapes that ONNX leaves open (of control flow, ONNX Runtime and `ai.onnx.ml`), and what follows from them."""
+    """Adds shapes that ONNX leaves open (of control flow, ONNX Runtime and `ai.onnx.ml`), and what follows from them.
+
+    An inference visits the whole graph, so it waits for an op that reads a value of unknown shape.
+    """
+    is_inferred = True
+    types, shapes, element_types, own_values = _known_values(model.graph)
     for k in range(len(model.graph.node)):
         node = model.graph.node[k]
         if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
-        types, (shapes, element_types) = value_types(model.graph), _shapes_and_types(model.graph)
-        no_tensors = {v for v, kind in types.items() if kind.WhichOneof("value") not in (None, "tensor_type")}
+        if not is_inferred and (node.op_type in CONTROL_FLOW or any(v and v not in shapes for v in node.input)):
+            model, is_inferred = onnx.shape_inference.infer_shapes(model, data_prop=True), True
+            types, shapes, element_types, own_values = _known_values(model.graph)
+            node = model.graph.node[k]
+        no_tensors = {
+            v for v in node.output if v in types and types[v].WhichOneof("value") not in (None, "tensor_type")
+        }
         if all(v in shapes or v in no_tensors for v in node.output if v):
             continue
         bodies = bodies_of(node, model)
@@ -330,13 +340,23 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
                 onnx.helper.make_tensor_type_proto(known_type or result_type, shape)
                 for known_type, shape in zip(known_types, output_shapes, strict=False)
             ]
-        own_values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
         for name, output_type in zip(node.output, output_types, strict=False):
             if name:
-                (own_values.get(name) or model.graph.value_info.add(name=name)).type.CopyFrom(output_type)
-        if output_types:
-            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return model
+                value = own_values.get(name) or model.graph.value_info.add(name=name)
+                value.type.CopyFrom(output_type)
+                is_inferred, types[name] = False, output_type
+                new_shapes, new_types = _shapes_and_types(onnx.GraphProto(value_info=[value]))
+                shapes |= new_shapes
+                element_types |= new_types
+    return model if is_inferred else onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _known_values(
+    graph: GraphProto,
+) -> tuple[dict[str, TypeProto], dict[str, Shape], dict[str, str], dict[str, ValueInfoProto]]:
+    """Returns the types, shapes and types of elements of a graph's values, and the entries of those that nodes make."""
+    own_values = {v.name: v for v in (*graph.value_info, *graph.output)}
+    return value_types(graph), *_shapes_and_types(graph), own_values
 
 
 _EQUIVALENTS = {
