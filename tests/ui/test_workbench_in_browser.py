@@ -166,6 +166,9 @@ def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
         total_width = sum(box["width"] for box in boxes)
         for step, box in zip(steps, boxes, strict=True):
             assert abs(box["width"] / total_width - step.us / line.makespan_us) < 0.02
+        name = page.locator('.bl-verdict-label:text-is("step breakdown")').bounding_box()
+        header = page.locator(".bl-header").bounding_box()
+        assert name["x"] + name["width"] <= boxes[0]["x"] and total_width > 0.8 * header["width"]
 
     jb.eventually(page, pieces_have_the_parts_times_and_widths)
     longest = int(np.argmax([step.us for step in steps]))

@@ -84,6 +84,23 @@ def test_a_scheduler_and_a_schedule_take_each_other_s_place(diamond, pair):
     assert bench.setting.scheduler.value == "" and bench.model.setting.schedule == "gpipe"
 
 
+def test_bug_explore_swept_whole_batches_beside_a_step_in_micro_batches():
+    graph = bl.generators.pipeline([4.0, 6.0], [8.0, 12.0])
+    cluster = bl.Cluster.uniform(2, memory_bytes="1GB", link=bl.Link(1.0, 0.0))
+    bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), micro_batches=4, schedule="1f1b")
+    bench.model.inline = True
+    bench.explore.devices.value, bench.explore.placers.value = "2", "contiguous"
+    bench.explore.start.click()
+    assert (
+        bench.tasks.rows["makespan_us"].tolist() == [bench.outcome.timeline.makespan_us] * 2
+    )  # of two sizes of memory
+    bench.setting.micro.value = "2"
+    assert bench.explore.micro.value == "2"
+    bench.explore.micro.value = "2, 8"  # typed: the setting no longer changes it
+    bench.setting.micro.value = "4"
+    assert bench.explore.micro.value == "2, 8"
+
+
 def test_what_auto_says_agrees_with_a_step_that_does_not_fit(diamond, pair):
     """The answers that `auto` compares are steps of groups; the step on the screen is one of ops."""
     outcome = computed(diamond, pair, placer="auto", passes=()).outcome

@@ -51,8 +51,9 @@ class ExplorePanel:
         )
         self.replicas = _text("replicas", "1", hint="copies of the placement side by side")
         self.devices = _text("devices", "1, 2, 4", hint="how many of them; further ones are like the last")
-        self.memory, self.offered = _text("memory", "", hint="of each device"), ""
+        self.memory = _text("memory", "", hint="of each device")
         self.placers = _text("placers", "m-etf, contiguous", hint="names as in the setting")
+        self.offered = {control: control.value for control in (self.memory, self.micro, self.schedules, self.replicas)}
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
@@ -116,13 +117,24 @@ class ExplorePanel:
         self._ready()
 
     def _ready(self) -> None:
-        """Enable batch sizes if there is a model to build, and fill in memory: that of the setting, and half of it."""
+        """Enables batch sizes if there is a model to build, and fills in values of the setting: its memory and half of it,
+        its micro-batches, schedule and replicas.
+        """
+        from ...simulator.schedules import RULES
+
         setting, subject = self.model.setting, self.model.subject
         if self.table is None and not self.sweeping:
             say(self.state, f"{HINT}{MEASURED_ANEW}" if setting.profile == "measured" else HINT)
-        if self.memory.value == self.offered:  # otherwise the user has typed it
-            largest_memory = int(setting.cluster.memory_bytes.max())
-            self.memory.value = self.offered = f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}"
+        largest_memory = int(setting.cluster.memory_bytes.max())
+        values_of_setting = {
+            self.memory: f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}",
+            self.micro: str(setting.micro_batches or ""),
+            self.schedules: setting.schedule if setting.schedule in RULES else "",
+            self.replicas: str(setting.replicas),
+        }
+        for control, value in values_of_setting.items():
+            if control.value == self.offered[control]:  # otherwise the user has typed it
+                control.value = self.offered[control] = value
         step = setting.source == "given" and isinstance(subject, Step) and subject.built_from is not None
         self.batches.disabled = not (setting.model or step)
         if self.batches.disabled and self.measure.value == RATE:
