@@ -171,13 +171,12 @@ function render({ model, el }) {
     context.fillText(text, x, y);
   }
 
-  /** The device's memory: a line where it is on this scale. A line at the upper edge would touch the peak of a device that has
-   * room; where it is far above, the texts at the left say so. */
+  /** The device's memory: a line where it is on this scale, else one at the upper edge that says so. */
   function drawLimit(context, limit, largest, yOf, width, theme) {
-    if (limit > largest) return;
-    const y = yOf(limit);
+    const inside = limit <= largest;
+    const y = inside ? yOf(limit) : yOf(largest) + 2;
     context.strokeStyle = theme.danger;
-    context.setLineDash([5, 3]);
+    context.setLineDash(inside ? [5, 3] : [2, 5]);
     context.lineWidth = 1.5;
     context.beginPath();
     context.moveTo(axis.gutter, y);
@@ -185,6 +184,7 @@ function render({ model, el }) {
     context.stroke();
     context.setLineDash([]);
     context.font = `9px ${theme.font}`;
+    if (!inside) return;  // what it is stands at the left
     context.textAlign = "right";
     drawHaloed(context, `limit ${formatBytes(limit)}`, width - 12, y + 7, theme.danger, theme);
   }
