@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral
 
 import numpy as np
@@ -85,6 +85,25 @@ def finite(value: object) -> float | None:
     except OverflowError:
         return None
     return number if isfinite(number) else None
+
+
+def check_number(field: str, value: object, low: float = 0.0, high: float = inf) -> float:
+    """Returns `value` as a float; raises `InvalidInput` unless it is a finite number (not a bool) from `low` to `high`.
+
+    >>> check_number("share", 2, high=1)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: share is 2; it must be a number from 0 to 1
+    """
+    number = finite(value)
+    if number is None or not low <= number <= high:
+        allowed = f"of at least {low:g}" if high == inf else f"from {low:g} to {high:g}"
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be a number {allowed}")
+    return number
+
+
+def in_short(value: object) -> str:
+    """Returns what an error says of `value`; Python does not write out numbers of thousands of digits."""
+    return f"{value!r:.60}" if not isinstance(value, int) or value < 10**50 else "a number of more than 50 digits"
 
 
 def check_timeout(timeout: object) -> None:

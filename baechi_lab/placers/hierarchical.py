@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_callback, check_whole
+from ..checks import check_callback, check_whole, finite
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
@@ -214,13 +214,9 @@ class Hierarchical(TrainingParameters, Placer):
             raise InvalidInput("reward is 'measured' and step is None; give the training step that is to be run")
 
     def _check_number(self, key: str, allowed: Callable[[float], bool], requirement: str) -> None:
-        value = getattr(self, key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not (np.isfinite(value) and allowed(value))
-        ):
-            raise InvalidInput(f"{key} is {value!r}; it must be a finite number {requirement}")
+        number = finite(getattr(self, key))
+        if number is None or not allowed(number):
+            raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a finite number {requirement}")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .memory.packing import packing_proof

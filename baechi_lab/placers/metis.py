@@ -15,6 +15,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..workers.metis import metis_parts
@@ -43,8 +44,7 @@ class Metis(Placer):
     def validate(self) -> None:
         if not self.imbalance or any(not 0 < x < np.inf for x in self.imbalance):
             raise InvalidInput(f"imbalance is {self.imbalance}; it must hold numbers above 0")
-        if self.seed < 0:
-            raise InvalidInput(f"seed is {self.seed}; it must be at least 0")
+        check_whole("seed", self.seed, 0)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         load_pymetis()

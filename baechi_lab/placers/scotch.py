@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..workers.isolated import isolated_command
@@ -49,8 +50,7 @@ class Scotch(Placer):
     def validate(self) -> None:
         if not 0 < self.imbalance < np.inf:
             raise InvalidInput(f"imbalance is {self.imbalance}; it must be a number above 0")
-        if self.seed < 0:
-            raise InvalidInput(f"seed is {self.seed}; it must be at least 0")
+        check_whole("seed", self.seed, 0)
         if self.program not in ("auto", "metis") and shutil.which(self.program) is None:
             raise InvalidInput(f"program is {self.program!r}; it must be 'auto', 'metis' or an executable file")
 

@@ -45,7 +45,8 @@ def distribute(
             `(tuple, dict)`, to profile with.
         cluster: the devices; by default what torch sees here, `Cluster.from_torch()`.
         placer: a registered placer's name, a placer object, or a `Placement` of `profile`'s graph (or of the model's
-            calls alone); `placer_params` go to a named one.
+            calls alone).
+        placer_params: parameters of a placer that is named.
         mode, atomic, warmup, runs, optimizer_states: see `bl.torch.profile`.
         reorder: submit in the planned order within each device ("gpu"), over all devices ("global"), or in code
             order ("none"). Where waiting could change a result (hooks, checkpointed regions, custom autograd

@@ -12,7 +12,7 @@ cluster's link decides). What becomes what:
     colocation           one group per colorClass
     allowed              ("cpu",) where supportedOnFpga is false
     tensors              edges of one producer with one size are one tensor (what goes to one device goes once)
-    forward_of           see `_forward_of`
+    forward_of           the forward node that a backward node names, or the only one of its colour
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
             if node not in index:
                 raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
             end_ids.append(index[node])
-    # the forward node that a backward node names, or the only one of its colour
     by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
     only: dict[object, int] = {}
     for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_whole
+from ...checks import check_number, check_whole
 from ...errors import InvalidInput
 from ..columns import record
 from ..kernels.csr import Ints, gather, inverse, offsets
 from ..opgraph import OpGraph
 from ..tensors import tensor_columns
-from .sizes import MOST_BYTES, check_number
+from .sizes import MOST_BYTES
 
 _BYTES_PER_US = 4e5
 """Memory bandwidth that sums and updates are charged with (400 GB/s)."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_whole, finite
+from ...checks import check_number, check_whole, finite
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
-from .sizes import MOST_BYTES, check_count, check_number, check_size
+from .sizes import MOST_BYTES, check_count, check_size
 
 Range = float | tuple[float, float]
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_flag, check_whole
+from ...checks import check_flag, check_number, check_whole
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, inverse, offsets
 from ..opgraph import OpGraph
 from .backward import with_backward
-from .sizes import MOST_BYTES, check_count, check_number, check_size
+from .sizes import MOST_BYTES, check_count, check_size
 
 _LAUNCH_US, _FLOP_PER_US, _BYTES_PER_US = 4.0, 10e6, 4e5  # a GPU of 10 TFLOP/s and 400 GB/s
 _SLOTS = 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_whole, finite, is_list
+from ...checks import check_number, check_whole, in_short, is_list
 from ...errors import InvalidInput
 
 MOST_OPS = 10_000_000  # of a generated graph, which must fit in memory
@@ -26,7 +26,7 @@ def check_count(field: str, value: object, low: int = 1) -> int:
     """
     count = check_whole(field, value, low)
     if count > MOST_OPS:
-        raise InvalidInput(f"{field} is {_short(count)}; generated graphs have at most {MOST_OPS} ops")
+        raise InvalidInput(f"{field} is {in_short(count)}; generated graphs have at most {MOST_OPS} ops")
     return count
 
 
@@ -46,25 +46,12 @@ def check_bytes(field: str, value: object) -> int:
     """Returns a whole number of bytes from 0 to `MOST_BYTES`; raises `InvalidInput` otherwise."""
     size = check_whole(field, value, 0)
     if size > MOST_BYTES:
-        raise InvalidInput(f"{field} is {_short(size)}; it must be at most {MOST_BYTES} bytes")
+        raise InvalidInput(f"{field} is {in_short(size)}; it must be at most {MOST_BYTES} bytes")
     return size
-
-
-def check_number(field: str, value: object, low: float = 0.0, high: float = np.inf) -> float:
-    """Returns a finite number from `low` to `high` as float; raises `InvalidInput` otherwise."""
-    number = finite(value)
-    if number is None or not low <= number <= high:
-        limit = f" and at most {high:g}" if np.isfinite(high) else ""
-        raise InvalidInput(f"{field} is {_short(value)}; it must be a number of at least {low:g}{limit}")
-    return number
 
 
 def check_numbers(field: str, values: object) -> NDArray[np.float64]:
     """Returns a list of finite numbers of at least 0 as float64; raises `InvalidInput` otherwise."""
     if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)) or not is_list(values):
-        raise InvalidInput(f"{field} is {_short(values)}; it must be a list of numbers")
+        raise InvalidInput(f"{field} is {in_short(values)}; it must be a list of numbers")
     return np.array([check_number(f"an entry of {field}", value) for value in values], dtype=np.float64)
-
-
-def _short(value: object) -> str:
-    return f"{value!r:.60}" if not isinstance(value, int) or value < 10**50 else "a number of more than 50 digits"

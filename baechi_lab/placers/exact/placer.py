@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...checks import check_number, check_whole
 from ...errors import InvalidInput, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
 from ..base import Placer
@@ -75,12 +76,10 @@ class Exact(Placer):
                 "replicas is True; 'exact' proves what stages on one device each can do: 'ideals', 'contiguous', 'search' and "
                 "'auto' let devices share a stage"
             )
-        for key, low, high in (("time_limit", 0.0, np.inf), ("warm_start", 0.0, 1.0)):
-            value = getattr(self, key)
-            if not isinstance(value, (int, float)) or not low <= value <= high or value == np.inf:
-                raise InvalidInput(f"{key} is {value!r}; it must be a number from {low:g} to {high:g}")
-        if self.seed < 0 or self.workers < 1:
-            raise InvalidInput(f"seed is {self.seed} and workers {self.workers}; they must be at least 0 and 1")
+        check_number("time_limit", self.time_limit)
+        check_number("warm_start", self.warm_start, high=1.0)
+        check_whole("seed", self.seed, 0)
+        check_whole("workers", self.workers)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if importlib.util.find_spec("ortools") is None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...checks import check_number
 from ...errors import BaechiLabError, InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
 from ...passes.optimize import optimize
@@ -60,10 +61,7 @@ class BestOfPlacers:
             raise InvalidInput(f"placers is {self.placers!r}; it must be a list of names, for example ['m-etf']")
         for name in self.placers:
             placer_class(name)
-        if isinstance(self.time_limit, bool) or not (
-            isinstance(self.time_limit, (int, float)) and 0 <= self.time_limit < np.inf
-        ):
-            raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds of at least 0")
+        check_number("time_limit", self.time_limit)
 
     def fastest(
         self, graph: OpGraph, cluster: Cluster, known_placement: Placement | None = None, *, other_limits: bool = False

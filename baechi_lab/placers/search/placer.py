@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import check_callback, check_whole, is_list
+from ...checks import check_callback, check_number, check_whole, is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -123,10 +123,9 @@ class Search(Placer):
     callback: Callable[[Progress], object] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
-        for key, low in (("time_limit", 0.0), ("evaluations", 0), ("seed", 0), ("error", 0.0)):
-            value = getattr(self, key)
-            if value is not None and not (isinstance(value, (int, float)) and low <= value < np.inf):
-                raise InvalidInput(f"{key} is {value!r}; it must be a number of at least {low:g}")
+        for key in ("time_limit", "evaluations", "seed", "error"):
+            if getattr(self, key) is not None:
+                check_number(key, getattr(self, key))
         if self.time_limit is None and self.evaluations is None:
             raise InvalidInput("time_limit and evaluations are both None; at least one must end the search")
         if self.objective not in OBJECTIVES:

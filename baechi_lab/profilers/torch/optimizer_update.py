@@ -8,7 +8,7 @@ So the result shows how the optimizer works: one parameter after the other, all 
 A parameter belongs to the first call that uses it. Calls are sorted by the moment at which their update has its peak.
 `held_bytes` is what a call still holds at the peak of the next call, until the last call at whose peak it is alive: a loop
 over parameters holds its last temporary until it allocates the next one. Amounts below a hundredth are ignored. An optimizer
-that allocates something for all parameters before it goes through them is handled by `_from_the_start`.
+that allocates something for all parameters before it goes through them holds it, in this record, throughout.
 
 The time of an update is divided among calls by the bytes of their parameters.
 """
@@ -121,6 +121,10 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
 
     Those that start before time 0 were there. Three parameters in a loop, of 10 bytes each; the temporary of each is there until
     the next one has its own:
+
+    >>> rows = [StorageRecord(i, 10, -1, 2 * i, 2 * i + 3) for i in range(3)]
+    >>> [list(map(int, column)) for column in split_into_phases(3, rows)]
+    [[0, 0, 10], [10, 10, 0], [1, 2, 2], [0, 1, 2]]
     """
     # Allocations and frees in time; at the same instant, frees come first.
     rows = [(row.start_ns, row.size, row.device) for row in records if row.start_ns >= 0]

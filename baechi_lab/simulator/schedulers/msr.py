@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InvalidInput
+from ...checks import check_number
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.csr import Integers, offsets
 from ...params import Params
@@ -36,8 +36,7 @@ class Msr(Params):
 
     def validate(self) -> None:
         for key, value in self.get_params().items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
-                raise InvalidInput(f"{key} of scheduler 'msr' is {value!r}; it must be a number of at least 0")
+            check_number(f"{key} of scheduler 'msr'", value)
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
         self.validate()

@@ -165,7 +165,7 @@ def _plan(
 ) -> tuple[NDArray[np.int8], Floats, Floats]:
     """Returns int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
 
-    `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `fixed_order` int8[p, 3 M], or empty.
+    `count` and `costs` are those of a `_Line`, the next four those of a `_Tuning`; `fixed_order` int8[p, 3 M], or empty.
     """
     forward, inputs, weights, send = costs[0], costs[1], costs[2], costs[3]
     backward_us, held_bytes, weight_bytes, capacity = costs[4], costs[5], costs[6], costs[7]
