@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from exported_script import run_torch
 
 import baechi_lab as bl
 from baechi_lab.cli import main
@@ -302,9 +301,7 @@ def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model
     assert code == 0, err
     assert ("the step has no optimizer, so train.py computes gradients" in err) == model.startswith("nets.py")
     assert facts == {"folder": "out", "script": "out/train.py"}
-    script = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path / "out", capture_output=True, text=True, timeout=200
-    )
+    script = run_torch(tmp_path / "out")
     assert script.returncode == 0 and "loss" in script.stdout, script.stderr
 
 

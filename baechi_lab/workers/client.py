@@ -19,7 +19,7 @@ from typing import IO
 
 from .. import errors
 from ..errors import BaechiLabError, ExecutionError, FormatError
-from .forked import run, start
+from .forked import TENSORFLOW, run, start
 from .messages import Decoder, Message, encode
 
 WORKER = "baechi_lab.workers.process"
@@ -44,6 +44,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     On Linux the kernel ends the first worker, and every `command`, together with the thread that started it. Use such a
     worker in one thread only, or start it in the main thread.
 
+    Without a `command` it runs `module`, forked from a process that has imported the module `imports` (see `forked.start`).
+
     `network` is the process id of a worker of a cluster that has a network of its own (`LocalCluster.network`). A worker that
     runs a step on a cluster elsewhere starts a new process there.
 
@@ -57,15 +59,18 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         command: Sequence[str] | None = None,
         environment: dict[str, str] | None = None,
         network: int | None = None,
+        module: str = WORKER,
+        imports: str = TENSORFLOW,
     ) -> None:
         self._command, self._environment = command, environment
+        self._module, self._imports = module, imports
         self._start(network)
 
     def _start(self, network: int | None) -> None:
         variables = worker_environment(self._environment)
         self._network = network
         if self._command is None:
-            self._process = start(WORKER, environment=variables, network=network)
+            self._process = start(self._module, environment=variables, network=network, imports=self._imports)
         else:
             self._process = run(self._command, variables, subprocess.PIPE)
         self._decoder = Decoder()

@@ -1,8 +1,8 @@
-"""The process from which a caller's TensorFlow workers are forked; it imports TensorFlow once for all of them.
+"""The process from which a caller's workers are forked; it imports their framework once for all of them.
 
 A request is a datagram on stdin's socket, with four files: the worker's stdin, stdout and stderr, and one for its status.
-The worker writes its process id to the last; this process writes the exit code there when the worker has ended. TensorFlow's
-runtime starts with the first op, so this process has no threads and no devices when it forks.
+The worker writes its process id to the last; this process writes the exit code there when the worker has ended. The
+runtimes of TensorFlow and PyTorch start with the first op, so this process has no threads and no devices when it forks.
 
 The process ends when its socket is closed, that is with its caller, and the kernel ends the workers with it.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -21,6 +22,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..importing import in_existing_folder, without_garbage_collection
+from .forked import TENSORFLOW
 from .isolated import die_with_parent
 from .network import enter
 from .tensorflow_import import import_tensorflow
@@ -30,8 +33,12 @@ MAX_REQUEST_BYTES = 1 << 18
 
 
 def main() -> None:
-    """Forks a worker for every request; each worker then runs the requested module."""
-    import_tensorflow()
+    """Imports the module that the first argument names, and forks a worker for every request, which runs its module."""
+    if sys.argv[1] == TENSORFLOW:
+        import_tensorflow()
+    else:
+        with without_garbage_collection(), in_existing_folder():
+            importlib.import_module(sys.argv[1])
     gc.freeze()  # collecting would write to all pages that the workers share
     request = _wait_for_request(socket.socket(fileno=os.dup(0)))
     sys.argv[:] = [request["module"], *request["arguments"]]
@@ -96,6 +103,8 @@ def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_file
         os.close(file)
     if request["network"] is not None:  # forked processes have one thread
         enter(request["network"])
+    if "numpy" in sys.modules:  # Python seeds its own generator after a fork, NumPy does not
+        sys.modules["numpy"].random.seed()
     return request
 
 

@@ -1,7 +1,7 @@
-"""Starts TensorFlow workers: the first as a new program, later ones forked from a process that has imported TensorFlow.
+"""Starts workers by forking a process that has imported their framework (Linux only; elsewhere every worker is a new program).
 
-Importing TensorFlow takes seconds, forking takes milliseconds. A caller with one worker needs no fork server, so the server
-is started with the second worker (Linux only; elsewhere every worker is a new program).
+Importing TensorFlow or PyTorch takes seconds, forking takes milliseconds. A caller with one TensorFlow worker needs no fork
+server, so that server is started with the second worker. Pipelines of PyTorch have several processes from the beginning.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from ..frameworks import require_framework
 from .isolated import child_path, current_folder, isolated_command
 
 SERVER = "baechi_lab.workers.fork_server"
-_PREFIXES = "DNNL_ GRPC_ KMP_ LD_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTHON TF_ XLA_"
+TENSORFLOW = "baechi_lab.workers.tensorflow_import"
+"""The module that TensorFlow workers are forked with: `start` imports TensorFlow through it."""
+_PREFIXES = "DNNL_ GRPC_ KMP_ LD_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ TF_ TORCH_ XLA_"
 IMPORT_TIME_PREFIXES = tuple(_PREFIXES.split())
-"""Prefixes of environment variables that are read when TensorFlow is imported; another value needs another fork server."""
+"""Prefixes of environment variables that are read when a framework is imported; another value needs another fork server."""
 
 
 def start(
@@ -35,13 +37,17 @@ def start(
     environment: Mapping[str, str],
     stderr: int | IO[bytes] = subprocess.PIPE,
     network: int | None = None,
+    imports: str = TENSORFLOW,
 ) -> subprocess.Popen[bytes] | Forked:
     """Runs `module` as `isolated_command` does, in a new session, with pipes for stdin and stdout (and stderr).
 
-    Raises `OSError` when no process can be started, and `MissingPackage` where TensorFlow is not installed.
+    `imports` is the module that is imported before the fork.
+
+    Raises `OSError` when no process can be started, and `MissingPackage` where TensorFlow is to be imported and not installed.
     """
-    require_framework("tensorflow", "a process that measures or runs TensorFlow steps")
-    server = _fork_server(environment)
+    if imports == TENSORFLOW:
+        require_framework("tensorflow", "a process that measures or runs TensorFlow steps")
+    server = _fork_server(environment, imports)
     if server is not None:
         with contextlib.suppress(OSError):  # it has ended, or the request is too large
             return Forked(server, module, arguments, environment, stderr, network)
@@ -157,10 +163,10 @@ class Forked:
 class _ForkServer:
     """A running fork server; it ends when this object is garbage-collected."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = run(
-            isolated_command(SERVER), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno()
+            isolated_command(SERVER, imports), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno()
         )
         theirs.close()
         self._end = weakref.finalize(self, _end_server, self.control, self.process)
@@ -174,21 +180,23 @@ def _end_server(control: socket.socket, process: subprocess.Popen[bytes]) -> Non
 
 _lock = threading.Lock()
 _started: dict[object, int] = {}
-_running: dict[object, _ForkServer] = {}
+_running: dict[tuple[str, object], _ForkServer] = {}
 
 
-def _fork_server(environment: Mapping[str, str]) -> _ForkServer | None:
-    """Returns the process to fork from; None for a caller's first worker and on other systems than Linux."""
+def _fork_server(environment: Mapping[str, str], imports: str) -> _ForkServer | None:
+    """Returns the process to fork from; None for a caller's first TensorFlow worker and on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return None
     read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(IMPORT_TIME_PREFIXES)))
     kind = (os.getpid(), read, tuple(child_path()))
     with _lock:
-        _started[kind] = _started.get(kind, 0) + 1
-        if _started[kind] == 1:
-            return None
-        server = _running.get(kind)
+        if imports == TENSORFLOW:
+            _started[kind] = _started.get(kind, 0) + 1
+            if _started[kind] == 1:
+                return None
+        server = _running.get((imports, kind))
         if server is None or server.process.poll() is not None:
-            _running.clear()  # one at a time; an earlier one ends with its workers
-            server = _running[kind] = _ForkServer(environment)
+            for key in [key for key in _running if key[0] == imports]:
+                del _running[key]  # one per framework; an earlier one ends with its workers
+            server = _running[imports, kind] = _ForkServer(environment, imports)
         return server

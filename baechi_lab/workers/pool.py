@@ -47,18 +47,20 @@ class Pool(Executor):
 
     `tries`: attempts for a task whose process is killed; use 1 where tasks wait for each other. `imports_main`: whether tasks
     may call functions of the caller's program. A script that uses such a pool needs the usual `if __name__ == "__main__":`.
+    `imports`: a module that all tasks need and that takes long to import. Where the system can, it is imported once, and the
+    processes are forked from one that has it.
 
     >>> with Pool(1) as pool:
     ...     pool.submit(max, 1, 2).result()
     2
     """
 
-    def __init__(self, count: int, tries: int = TRIES, imports_main: bool = True) -> None:
+    def __init__(self, count: int, tries: int = TRIES, imports_main: bool = True, imports: str | None = None) -> None:
         if importing_main and imports_main:
             raise ExecutionError(
                 'processes cannot be started while the program is imported; put its start below `if __name__ == "__main__":`'
             )
-        self._tries, self._imports_main = tries, imports_main
+        self._tries, self._imports_main, self._imports = tries, imports_main, imports
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._shared_data: dict[str, bytes] = {}
         self._closed, self._killed = threading.Event(), threading.Event()
@@ -117,7 +119,7 @@ class Pool(Executor):
         """Sets the future's result or error; returns the process for the next task, or None if it has ended."""
         for retries_left in reversed(range(self._tries)):
             try:
-                process = process or _Process(self._imports_main)
+                process = process or _Process(self._imports_main, self._imports)
                 succeeded, value = process.answer(task, shared, self._shared_data, self._killed)
             except WorkerEnded as ended:
                 if process is not None:
@@ -138,8 +140,8 @@ class Pool(Executor):
 class _Process:
     """One process and the keys of the data that it has."""
 
-    def __init__(self, imports_main: bool) -> None:
-        self.worker = Worker(isolated_command(CHILD))
+    def __init__(self, imports_main: bool, imports: str | None) -> None:
+        self.worker = Worker(isolated_command(CHILD)) if imports is None else Worker(module=CHILD, imports=imports)
         self.sent_keys: set[str] = set()
         self.prepared = not imports_main
 

@@ -5,6 +5,13 @@ import socket
 import pytest
 
 
+def free_port() -> int:
+    """A port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def own_address():
     """An address of this machine that is not loopback; a datagram socket finds it without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

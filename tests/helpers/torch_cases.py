@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 
 import numpy as np
 import torch
+from exported_script import run_torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,8 +102,6 @@ def same(a, b) -> bool:
 
 def said_by(folder, code: str):
     """What Python code prints last, as a literal: run in an exported folder, by torch alone."""
-    alone = "import sys, torch; torch.set_num_threads(1); sys.modules['baechi_lab'] = None; sys.path.insert(0, '.')\n"
-    command = [sys.executable, "-c", alone + code]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    process = run_torch(folder, "-c", f"import torch; torch.set_num_threads(1)\n{code}")
     assert process.returncode == 0, process.stderr
     return ast.literal_eval(process.stdout.splitlines()[-1])

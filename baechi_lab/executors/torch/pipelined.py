@@ -164,7 +164,9 @@ def _collect_reports(
 ) -> tuple[list[Report], str, str]:
     """Returns the reports of all processes, or status and message of a failure, and ends all processes."""
     pickled_jobs = [_pickle_job(job) for job in jobs]
-    pool, ended = shared_pool or Pool(len(jobs), tries=1), False
+    # A process that is forked from one that knows CUDA cannot use it, and imports may ask for its devices.
+    imports = None if any(job.device.startswith("cuda") for job in jobs) else run_process.__module__
+    pool, ended = shared_pool or Pool(len(jobs), tries=1, imports=imports), False
     try:
         futures = [pool.submit(run_process, data, file) for data in pickled_jobs]
         status, message = wait_for_reports(futures, timeout, cancel)

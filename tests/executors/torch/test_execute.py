@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import subprocess
 import sys
 import threading
 
@@ -14,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch_cases import SMALL, Branches  # noqa: E402
+from torch_cases import SMALL, Branches, said_by  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.torch.references import (  # noqa: E402
@@ -268,15 +267,7 @@ def test_the_exported_script_imports_only_torch_and_trains_the_same(name, profil
     step, graph = profiled[name]
     cluster, placed = cpus(3), scattered(graph, 3, seed=5)
     folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=cluster, graph=graph)
-    code = (
-        "import sys, torch; torch.set_num_threads(1); before = set(sys.modules); sys.modules['baechi_lab'] = None\n"
-        "sys.path.insert(0, '.'); import train; print(train.train(3))\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    losses = ast.literal_eval(process.stdout.splitlines()[-1])
+    losses = said_by(folder, "import train; print(train.train(3))")
     run = bl.torch.execute(step, placed, 2, warmup=0, cluster=cluster, graph=graph)
     assert losses == [loss for (loss,) in run.outputs]
     module_names = {path.stem for path in folder.glob("*.py")}

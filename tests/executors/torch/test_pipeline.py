@@ -18,6 +18,7 @@ import pytest
 from fewer import slow
 
 torch = pytest.importorskip("torch")
+from exported_script import run_torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch_cases import ODD, SMALL  # noqa: E402
@@ -25,6 +26,7 @@ from torch_cases import ODD, SMALL  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
+from baechi_lab.executors.torch.pipeline_process import run_process  # noqa: E402
 from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline, wait_for_reports  # noqa: E402
 from baechi_lab.executors.torch.placed_model import place_model  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
@@ -36,6 +38,7 @@ from baechi_lab.torch_steps.pipelines.recording import record  # noqa: E402
 from baechi_lab.torch_steps.pipelines.worker import actions, rebuild_output, with_transfers  # noqa: E402
 from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
+from baechi_lab.workers import forked  # noqa: E402
 from baechi_lab.workers.pool import Pool  # noqa: E402
 
 
@@ -707,9 +710,24 @@ def test_batch_statistics_are_warned_of_once(build, warned):
 
 @pytest.fixture(scope="module")
 def processes():
-    """Three, for pipelines of two or three: they import PyTorch once."""
-    with Pool(3, tries=1) as pool:
+    """Three, for pipelines of two or three."""
+    with Pool(3, tries=1, imports=run_process.__module__) as pool:
         yield pool
+
+
+FACTS = "(__import__('os').getppid(), __import__('os').getpid(), __import__('numpy').random.random())"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone")
+def test_processes_import_pytorch_once_and_draw_numbers_of_their_own(processes):
+    """All are forked from one process, whose generator of NumPy they do not share."""
+    tasks = [processes.submit(eval, f"({FACTS}, __import__('time').sleep(0.2))") for _ in range(6)]
+    facts = [task.result()[0] for task in tasks]
+    assert {parent for parent, _, _ in facts} == {
+        server.process.pid for (imports, _), server in forked._running.items() if imports == run_process.__module__
+    }
+    assert len({process for _, process, _ in facts}) > 1 and len({number for _, _, number in facts}) == 6
 
 
 SCHEDULES = {
@@ -935,15 +953,8 @@ def test_bug_more_processes_than_the_pipeline_has_ended_with_stop_iteration(tmp_
     placed, cluster = bl.Placement(device=[0] * graph.n, graph_key=graph.key), bl.Cluster.uniform(2, kind="cpu")
     options = {"cluster": cluster, "graph": graph, "micro_batches": 2, "schedule": "1f1b", "pipeline": True}
     folder = bl.torch.export(step, placed, tmp_path / "out", **options)
-    variables = {**environment(folder), "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    process = subprocess.run(
-        [sys.executable, "train.py", "--steps", "1"],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    process = run_torch(folder, "--steps", "1", **variables)
     assert process.returncode == 1
     assert process.stderr.strip() == "torchrun started 2 processes; this pipeline has 1, see README.md"
 
@@ -966,14 +977,7 @@ def test_an_exported_session_divides_the_batch(tmp_path):
         micro_batches=2,
         schedule="gpipe",
     )
-    process = subprocess.run(
-        [sys.executable, "train.py", "--steps", "3"],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    process = run_torch(folder, "--steps", "3")
     assert process.returncode == 0, process.stderr[-2000:]
     assert losses_of(process.stdout) == pytest.approx(expected, rel=1e-5)
 
