@@ -106,12 +106,11 @@ def texts_of(page, view):
 
 
 def themed(page, theme):
-    """JupyterLab's `Light` or `Dark` theme. A change during the fading splash of the change before is an error of JupyterLab."""
+    """JupyterLab's `Light` or `Dark` theme."""
     page.evaluate(
         f"() => window.jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
     )
     page.wait_for_selector(f"body[data-jp-theme-light='{json.dumps(theme == 'Light')}']", state="attached")
-    page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
 def faults(page, name):
