@@ -57,6 +57,22 @@ def built(name):
 
 
 @pytest.fixture
+def small_networks(monkeypatch):
+    """In place of Keras' deep networks, whose trace takes 8 s: one whose layers Keras names and numbers in the same way."""
+    from tensorflow import keras
+
+    def network(weights, input_shape, classes):
+        tensor = images = keras.Input(input_shape)
+        convolutions = [keras.layers.Conv2D(4, 3, strides=4) for _ in range(2)]
+        for layer in (*convolutions, keras.layers.Flatten(), keras.layers.Dense(classes, "softmax")):
+            tensor = layer(tensor)
+        return keras.Model(images, tensor, name="network")
+
+    for name in ("InceptionV3", "ResNet50"):
+        monkeypatch.setattr(keras.applications, name, network)
+
+
+@pytest.fixture
 def plain_runtime():
     """TensorFlow without graph rewrites, which round differently in a function and in a session.
 
@@ -80,7 +96,7 @@ def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
     assert eager[1] < eager[0]
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3"}))
 def test_build_names_the_step_and_its_parameters(name):
     assert built(name).name == name
     assert built(name).info["params"] == built(name).built_from.params == make_model(name, **TINY[name]).get_params()
@@ -94,9 +110,12 @@ def test_same_seed_same_step_and_another_seed_other_weights(name):
     assert any(not np.array_equal(a, b) for a, b in zip(one.initial_values, other_seed.initial_values, strict=True))
 
 
-def test_keras_layers_are_numbered_per_model_not_per_process():
-    second_step = bl.models.build("resnet", **TINY["resnet"])
-    assert second_step.graph_def == built("resnet").graph_def
+@pytest.mark.parametrize("name", ["inception_v3", "resnet"])
+def test_keras_layers_are_numbered_per_model_not_per_process(name, small_networks):
+    first, second = (bl.models.build(name, **TINY[name]) for _ in range(2))
+    assert first.graph_def == second.graph_def
+    assert first.name == name
+    assert first.info["params"] == first.built_from.params == make_model(name, **TINY[name]).get_params()
 
 
 def test_projection_per_step_changes_the_graph_and_not_the_loss():
