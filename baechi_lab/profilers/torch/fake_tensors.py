@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
@@ -46,6 +44,7 @@ from ..precision import Precision
 from .known_values import KnownValues
 from .recurrent import KINDS, gru_workspace, lstm_workspace_bytes, run_layers
 from .routing import EvenRouting, expert_counts
+from .values_needed import NEEDS_VALUES, first_line, hook_without_values, refusal
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -82,7 +81,6 @@ _DENSE_LIKE = {
 
 The shape functions keep the order of a transposed tensor instead, so that the next layer would need no copy.
 """
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 MOST_BUFFER_ELEMENTS = 1024
 """Largest number of elements of a buffer whose values are known: sizes and flags, but no masks, which would be computed."""
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -159,15 +157,15 @@ def use_fake_tensors(
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
         try:
             yield map_tensors(inputs, functools.partial(_fake_input, observer, fake))
-        except _NEEDS_VALUES as error:
-            raise _refusal("the model", error) from error
+        except NEEDS_VALUES as error:
+            raise refusal("the model", error) from error
         except InvalidInput as error:
-            if isinstance(error.__cause__, _NEEDS_VALUES):
-                raise _refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
+            if isinstance(error.__cause__, NEEDS_VALUES):
+                raise refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
             raise
         except _UNKNOWN as error:
             raise InvalidInput(
-                f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
+                f"the model cannot be estimated: {first_line(error)} has no shape function in PyTorch"
             ) from error
 
 
@@ -236,6 +234,8 @@ class _TwinMaker:
                     twin.stored_bytes = tensor.stored_bytes
                 elif is_wrapper(tensor):
                     twin.stored_bytes = tensor_bytes(tensor)
+                for hook in (tensor._backward_hooks or {}).values():
+                    twin.register_hook(hook_without_values(hook))
                 return twin
         return data.requires_grad_(tensor.requires_grad)
 
@@ -483,7 +483,7 @@ class OperatorObserver(TorchDispatchMode):
         args = self.values.index(func, args)
         try:
             out = _grouped_mm(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
-        except _NEEDS_VALUES:
+        except NEEDS_VALUES:
             if (answer := self.values.answer(func, args, kwargs)) is None:
                 raise
             out = answer[0]
@@ -585,14 +585,3 @@ def advance_random_generator() -> None:
     """Advances the random generator."""
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         torch.rand(1)
-
-
-def _refusal(who: str, error: BaseException) -> InvalidInput:
-    return InvalidInput(
-        f"{who} looks at the values of tensors ({_first_line(error)}), which an estimate does not have: profile the model "
-        "measured, with weights (bl.torch.profile(model, inputs)), or without that part"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__

@@ -274,6 +274,13 @@ class Masked(nn.Module):
         return torch.tanh(self.layer(x) * self.mask)
 
 
+def scaled_gradient():
+    """A layer with a hook of its weight, which makes a second gradient."""
+    layer = nn.Linear(256, 256)
+    layer.weight.register_hook(lambda gradient: gradient * 3)
+    return layer
+
+
 LARGE, LARGE_INPUTS = torch.full((256, 256), 0.5), torch.ones(256, 256)
 HIDDEN_BYTES = {
     "mse_loss": (lambda: nn.Linear(256, 256), LARGE_INPUTS, functional.mse_loss),
@@ -289,6 +296,7 @@ HIDDEN_BYTES = {
     "logsumexp": (lambda: nn.Linear(256, 256), LARGE_INPUTS, lambda y, targets: y.logsumexp(-1).mean()),
     "distance": (lambda: nn.Linear(256, 256), LARGE_INPUTS, torch.dist),
     "mask": (Masked, LARGE_INPUTS, lambda y, targets: y.sum()),
+    "hook": (scaled_gradient, torch.ones(4, 256), lambda y, targets: y.square().mean()),
     "channels last": (Permuted, torch.ones(2, 4, 4, 128), lambda y, targets: y.square().mean()),
 }
 
