@@ -8,7 +8,7 @@ parameters of its own gets an op that updates them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import distinct_bytes
 from ...torch_runtime.tree import as_arguments
 from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
+from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..estimate_record import HALF, estimate_record, host_record
@@ -32,7 +33,7 @@ from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_f
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once, warn_about_inner_backward
 from .named_tensors import named_tensors
-from .operator_counter import Counter, WorkWatch
+from .operator_counter import Counter, PhaseCall, WorkWatch
 from .optimizer_update import Update
 from .unused_parameters import warn_about_unused_parameters
 
@@ -191,12 +192,7 @@ def estimate_layers(
         columns = call_bytes(model, model_trace, training, gradient_bytes(model))
     warn_about_unused_parameters(model, model_trace)
     warn_about_inner_backward(model, model_trace)
-    recomputed_kernels = [
-        (("b", call), kernel)
-        for (phase, call), kernel in counter.rows
-        if phase == "f" and call < len(model_trace.calls)
-        for _ in range(model_trace.calls[call].recomputed)
-    ]
+    recomputed_kernels = _recomputed_kernels(model_trace, counter.rows, watch.rows_at_save)
     zeros = np.zeros(len(model_trace.calls))
     layers = LayerProfile(
         model_trace,
@@ -212,3 +208,21 @@ def estimate_layers(
         loss_returned=has_loss,
     )
     return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision, half_name(model, kinds.values()))
+
+
+def _recomputed_kernels(
+    trace: Trace, rows: Sequence[tuple[PhaseCall, Kernel]], rows_at_save: Mapping[int, int]
+) -> list[tuple[PhaseCall, Kernel]]:
+    """Returns the forward kernels that the backward pass of checkpointed regions runs again.
+
+    Non-reentrant checkpointing stops when all that its region saved is there again (`rows_at_save` as in `WorkWatch`).
+    """
+    stops = {
+        trace.calls[call].region: row for call, row in sorted(rows_at_save.items()) if 0 <= call < len(trace.calls)
+    }
+    recomputed_kernels: list[tuple[PhaseCall, Kernel]] = []
+    for k, ((phase, i), kernel) in enumerate(rows):
+        call = trace.calls[i] if phase == "f" and i < len(trace.calls) else None
+        if call is not None and (call.reentrant or k < stops.get(call.region, 0)):
+            recomputed_kernels += [(("b", i), kernel)] * call.recomputed
+    return recomputed_kernels

@@ -12,8 +12,8 @@ The graph drops what they save, and holds it again from the region's first backw
 a custom autograd Function's nodes is divided evenly among the calls in its forward, which have no other nodes.
 
 Source: paper P, section 1.3.1. Deviations: backward times are measured, while the paper annotates only forward times; saved
-activations belong to the call that saves them; if non-reentrant checkpointing stops early, calls after the last tensor that a
-region needs still count as recomputed.
+activations belong to the call that saves them; non-reentrant checkpointing stops early within the last call that saves
+something, which counts in full unless it saves only its inputs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ...torch_steps.tracing import check_model, trace
 from ..machine_load import OtherPrograms, summarize_repeats, warn_if_disturbed
 from .backward_halves import HalvesTimer
 from .layer_graph import Halves, LayerProfile, Loss
-from .memory import LOSS_KEY, measure_memory
+from .memory import LOSS_KEY, measure_memory, recomputations
 from .named_tensors import named_tensors
 from .optimizer_update import MakeOptimizer, measure_update
 from .quantization import stored_bytes
@@ -135,7 +135,7 @@ def profile_layers(
                         run_once(model, args, kwargs, training)
             finally:
                 interceptor.remove()
-    recomputations = np.array([call.recomputed for call in model_trace.calls], dtype=np.int64)
+    recomputed_us = timer.forward[:-1] / runs * recomputations(model_trace, memory)
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
     added = timer.added[:-1] / runs if accumulate else np.zeros(len(model_trace.calls))
     name, calls = type(model).__name__.lower(), [call.key for call in model_trace.calls]
@@ -147,13 +147,13 @@ def profile_layers(
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         loss_costs = Loss(model_trace.results[0], *us, memory[-1], timer.loss_of)
     if halves.split.any():
-        inputs_us = halves.inputs_us / runs + np.where(halves.split, forward * recomputations, 0.0)
+        inputs_us = halves.inputs_us / runs + np.where(halves.split, recomputed_us, 0.0)
         half_times = Halves(halves.split, inputs_us, halves.weights_us / runs + added)
     return LayerProfile(
         model_trace,
         "training" if training else "inference",
         forward,
-        backward + forward * recomputations + added,
+        backward + recomputed_us + added,
         *call_bytes(model, model_trace, training, gradients),
         memory[:-1],
         name=name,

@@ -8,13 +8,16 @@ read from the allocator's peak counter, call by call.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, record_function
@@ -50,7 +53,7 @@ class CallMemory:
     `saved_bytes` is everything else that it saves (dropout masks, statistics; not parameters). `backward_peak` is the most
     that its backward pass holds beyond what exists at its beginning, including the gradients that it makes. `level` and
     `backward_level` are the most that the whole step holds during the call and during its backward pass, beyond what exists
-    when the step begins; 0 if unknown.
+    when the step begins; 0 if unknown. `saves` is True if it saves anything, parameters too.
     """
 
     forward_temp: int = 0
@@ -61,6 +64,27 @@ class CallMemory:
     backward_peak: int = 0
     level: int = 0
     backward_level: int = 0
+    saves: bool = False
+
+    @property
+    def saves_only_inputs(self) -> bool:
+        """Whether all that it saves is there before it computes."""
+        return not self.saves_outputs and not self.saved_bytes
+
+
+def recomputations(trace: Trace, memory: Sequence[CallMemory]) -> NDArray[np.int64]:
+    """Returns how often each call runs again in the backward pass, int64[calls].
+
+    Non-reentrant checkpointing stops when all that its region saved is there again: at the last call that saves something,
+    and before that call computes if it saves only inputs.
+    """
+    last_saving = {call.region: i for i, call in enumerate(trace.calls) if memory[i].saves}
+    counts = np.array([call.recomputed for call in trace.calls], dtype=np.int64)
+    for i, call in enumerate(trace.calls):
+        last = last_saving.get(call.region, -1)
+        if not call.reentrant and (i > last or (i == last and memory[i].saves_only_inputs)):
+            counts[i] = 0
+    return counts
 
 
 def measure_memory(
@@ -128,8 +152,7 @@ class MemoryWatch(Handler):
         stop = inputs_of((args, kwargs))
         arguments = list(tensors((args, kwargs)))
         saved: list[torch.Tensor] = []
-        keep = lambda t: saved.append(t.detach()) or t.detach()  # type: ignore[func-returns-value]  # noqa: E731
-        with saved_tensors_hooks(keep, lambda t: t), self.window("f", op):
+        with saved_tensors_hooks(partial(self.keep, op, saved), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
         self._classify(op, arguments, list(tensors(outputs)), saved)
         saved.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
@@ -150,6 +173,13 @@ class MemoryWatch(Handler):
             _set_owner((outputs, written), op)
         return outputs
 
+    def keep(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Adds a tensor that call `op` saves to `saved`; -1 stands for no call. Returns it without its graph."""
+        if op >= 0:
+            self.memory[op].saves = True
+        saved.append(tensor.detach())
+        return tensor.detach()
+
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a checkpointed region without checkpointing; what another Function saves belongs to the calls in it."""
         if recomputes(region_kind, args):
@@ -161,7 +191,8 @@ class MemoryWatch(Handler):
         stop = inputs_of((args, kwargs))
         saved: list[torch.Tensor] = []
         try:
-            with saved_tensors_hooks(lambda t: saved.append(t.detach()) or t.detach(), lambda t: t):  # type: ignore[func-returns-value]
+            keep = lambda t: self.keep(self.called[-1][0] if self.called else -1, saved, t)  # noqa: E731
+            with saved_tensors_hooks(keep, lambda t: t):
                 outputs = run(*args, **kwargs)
         finally:
             calls, self.called = self.called, outer + self.called

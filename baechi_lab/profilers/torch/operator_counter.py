@@ -278,6 +278,12 @@ class WorkWatch(MemoryWatch):
         super().__init__(model, trace, training, cuda=False)
         self.counter = counter
         self.loss_of: tuple[int, ...] | None = None
+        self.rows_at_save: dict[int, int] = {}
+        """Call -> the kernels that had run when it saved its last tensor for the backward pass."""
+
+    def keep(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        self.rows_at_save[op] = len(self.counter.rows)
+        return super().keep(op, saved, tensor)
 
     def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         outputs = super().call(frame, key, run, args, kwargs, module)

@@ -711,23 +711,28 @@ def test_bug_a_region_that_splits_a_tensor_was_refused():
     assert all(len(column) == graph.n for column in graph.duration_by_kind.values())
 
 
-def test_recomputed_regions_are_computed_twice():
+@pytest.mark.parametrize("last", [nn.Tanh, nn.Identity])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_bug_regions_were_computed_twice_to_their_end(last, reentrant):
+    """Non-reentrant regions stop when all that they saved is there: a last layer's product, whose inputs are, is not repeated."""
     from torch.utils.checkpoint import checkpoint
+    from torch.utils.flop_counter import FlopCounterMode
 
     class Region(nn.Module):
-        def __init__(self, runs_again):
+        def __init__(self):
             super().__init__()
-            self.one, self.again = nn.Linear(8, 8), runs_again
+            self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), last())
 
         def forward(self, x):
-            return checkpoint(self.one, x, use_reentrant=False) if self.again else self.one(x)
+            return checkpoint(self.block, x, use_reentrant=reentrant)
 
-    x = torch.ones(4, 8, requires_grad=True)
+    model, x = Region(), torch.ones(4, 8, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    assert estimate_layers(model, x, mode="training").flops == counter.get_total_flops()
     product = 2 * 4 * 8 * 8
-    flops = [
-        estimate_layers(nn.Sequential(Region(runs_again)), x, mode="training").flops for runs_again in (False, True)
-    ]
-    assert flops == [3 * product, 4 * product]
+    stops_early = last is nn.Identity and not reentrant
+    assert counter.get_total_flops() == (7 if stops_early else 8) * product
 
 
 @pytest.mark.slow
