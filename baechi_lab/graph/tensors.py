@@ -44,6 +44,8 @@ NAMED = "Named"
 """Type of ops of PyTorch's steps that keep a tensor for as long as a variable names it (`passes.named_tensors`)."""
 RECOMPUTED = "Recomputed"
 """Type of PyTorch's ops that make again what an op of a checkpointed region made."""
+UNREPEATABLE = "unrepeatable"
+"""Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
 
 
 class TensorTable:

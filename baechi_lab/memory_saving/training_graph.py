@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import Bools, Ints, inverse
-from ..graph.tensors import NAMED, RECOMPUTED
+from ..graph.tensors import NAMED, RECOMPUTED, UNREPEATABLE
 from ..passes.forward_only import backward_ops
 from ..passes.roles import SETUP, UPDATE, roles
 
@@ -67,7 +68,20 @@ class TrainingGraph:
         hinders = (self.update & self.is_backward) | in_place | is_name
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
         repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
+        repeatable[[*self.unrepeatable]] = False
         return repeatable
+
+    @cached_property
+    def unrepeatable(self) -> dict[int, str]:
+        """The ops of which the profile says that they must not run twice, and why."""
+        names_by_reason = self.graph.info.get(UNREPEATABLE)
+        if not isinstance(names_by_reason, Mapping):  # a file may have anything there
+            return {}
+        index = self.graph.index
+        named = [
+            (name, str(why)) for why, names in names_by_reason.items() if isinstance(names, list) for name in names
+        ]
+        return {index[name]: why for name, why in named if isinstance(name, str) and name in index}
 
     def obstacle(self, op: int) -> str:
         """Returns the reason why an op may not be computed again, as the end of a sentence; empty if it may."""
@@ -86,7 +100,7 @@ class TrainingGraph:
             return "the model itself computes again from its output (torch.utils.checkpoint)"
         if np.any(self.update[self.readers(op)] & self.is_backward[self.readers(op)]):
             return "an update reads its output"
-        return ""
+        return self.unrepeatable.get(op, "")
 
     def readers(self, op: int) -> NDArray[np.int32]:
         """Returns the ops that read a data tensor of `op`, once per read, without control dependencies."""

@@ -39,7 +39,8 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
-from ...graph.tensors import NAMED, PARTS_TYPE, TensorTable
+from ...graph.tensors import NAMED, PARTS_TYPE, UNREPEATABLE, TensorTable
+from ...torch_steps.activation_rows import find_unrepeatable_calls
 from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
 from .memory import CallMemory
@@ -237,6 +238,7 @@ def layer_graph(
         forward_of=np.array(forward_of),
         name=profile.name,
         batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
+        info=_unrepeatable(trace) if backward else {},
         **writer.table.columns(),
     )
     # The most that the step held while each op ran, as measured.
@@ -249,6 +251,14 @@ def layer_graph(
     reentrant = {call.region for call in trace.calls if call.reentrant}
     graph = with_recomputed_regions(graph, recomputed_ops(trace, values, backward), reentrant)
     return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
+
+
+def _unrepeatable(trace: Trace) -> dict[str, dict[str, list[str]]]:
+    """Returns the entry of `OpGraph.info` with the calls that must not run twice: names by the reason."""
+    names_by_reason: dict[str, list[str]] = {}
+    for call, reason in sorted(find_unrepeatable_calls(trace).items()):
+        names_by_reason.setdefault(reason, []).append(trace.calls[call].key)
+    return {UNREPEATABLE: names_by_reason} if names_by_reason else {}
 
 
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
