@@ -29,7 +29,7 @@ function painted(traits) {
 
 const paint = painted({
   device: bytes("u1", [0, 1, 1]), time: bytes("f8", [2500, 4, 6]), notes: lines("3 ops · 2.50 ms", "", ""), critical: bytes("u1", [0, 1, 1]), sent: bytes("f8", [0, 8, 0]), received: bytes("f8", [0, 0, 8]),
-  mixed: bytes("i4", [0]), share: bytes("f4", [0.75, 0.25]), crossing: bytes("f8", [1000, 0]), critical_arrow: bytes("u1", [1, 0]),
+  mixed: bytes("i4", [0]), share: bytes("f4", [0.75, 0.25]), crossing: bytes("f8", [1000, -1]), critical_arrow: bytes("u1", [1, 0]),
 });
 
 test("boxes and frames are found by id", () => {

@@ -12,7 +12,7 @@ from baechi_lab.viz.nested.scene import build_paint, build_scene, covering, text
 from baechi_lab.viz.nested.scopes import BACKWARD, scope_paths
 from baechi_lab.viz.nested.segments import crossings as crossing_edges
 from baechi_lab.viz.nested.segments import repeats, segments
-from baechi_lab.viz.nested.svg import draw_scene
+from baechi_lab.viz.nested.svg import CROSSING, draw_scene
 from baechi_lab.viz.nested.tree import LEVEL, MOST_CHILDREN, OP, ROOT, SCOPE, build_tree
 
 
@@ -329,6 +329,19 @@ def test_paint_shares_transfers_and_the_chain(diamond):
     assert (paint.sent_bytes[at["a"]], paint.sent_bytes[at["s"]]) == (8, 8)
     assert (paint.received_bytes[at["s"]], paint.received_bytes[at["d"]]) == (8, 8)
     assert paint.crossing_bytes.tolist() == [8, 8] and paint.critical_arrow.all()
+
+
+def test_bug_a_tensor_of_0_bytes_to_another_device_seemed_to_stay():
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 0), (1, 2, 0)], names=["a", "b", "c"])
+    line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 1]))
+    scene = build_scene(graph, build_tree(graph), ())
+    paint = build_paint(graph, scene, line)
+    ends = [tuple(graph.names[op] for op in pair) for pair in zip(graph.edge_source, graph.consumers, strict=True)]
+    assert dict(zip(ends, paint.crossing_bytes[scene.arrows.edge_of].tolist(), strict=True)) == {
+        ("a", "b"): 0.0,
+        ("b", "c"): -1.0,
+    }
+    assert CROSSING in draw_scene(scene, ("#000000", "#111111"), paint.share, paint.crossing_bytes)
 
 
 def test_an_arrow_is_critical_only_if_an_edge_of_the_chain_crosses_it(diamond):

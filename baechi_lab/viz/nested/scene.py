@@ -274,7 +274,7 @@ class Paint:
     """The colours of a scene by device.
 
     Per box: its main device, the share of its ops' time (or count) on each device, that time and its note, bytes sent and
-    received, and whether it is on the critical path. Per arrow: bytes that go to another device, and whether it has an edge of
+    received, and whether it is on the critical path. Per arrow: bytes that go to another device (-1: all stay), and whether it has an edge of
     the critical path.
     """
 
@@ -345,11 +345,17 @@ def build_paint(
 
 
 def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[np.float64]:
-    """Returns the bytes of each arrow's tensors that are read on another device than their producer's."""
+    """Returns the bytes of each arrow's tensors that are read on another device than their producer's; -1 if all are read on it.
+
+    Tensors to another device may have 0 bytes, as in task graphs whose messages have no size.
+    """
     across = (device[graph.edge_source] != device[graph.consumers]) & (arrows.edge_of >= 0)
     tensors = max(graph.tensor_count, 1)
     key = np.unique(arrows.edge_of[across].astype(np.int64) * tensors + graph.edge_tensor[across])
-    return np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=len(arrows)).astype(np.float64)
+    total = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=len(arrows)).astype(np.float64)
+    crosses = np.zeros(len(arrows), dtype=np.bool_)
+    crosses[key // tensors] = True
+    return np.where(crosses, total, -1.0)
 
 
 def covering(scene: Scene, ops: Collection[int]) -> list[int]:

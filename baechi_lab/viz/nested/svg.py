@@ -27,7 +27,7 @@ def draw_scene(
     """Returns the body of an SVG from (0, 0) on: frames, arrows, boxes with labels, and bars of device shares."""
     elements = [_frame(scene, k) for k in range(len(scene.frames))]
     widest_first = np.argsort(-scene.arrows.bytes, kind="stable").tolist()
-    elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in widest_first]
+    elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] >= 0)) for k in widest_first]
     elements += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
     return "".join(elements)
 

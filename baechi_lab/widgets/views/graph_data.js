@@ -159,10 +159,10 @@ function titleOf(scene, node) {
 
 /** What is said about an arrow, as rows of name and value. @param {Scene} scene @param {Paint} paint @param {number} arrow */
 function arrowFacts(scene, paint, arrow) {
-  const moved = paint.fits ? paint.crossing[arrow] : 0;
+  const moved = paint.fits ? paint.crossing[arrow] : -1;
   return [
     ["tensors", scene.tensors[arrow].toLocaleString("en")], ["bytes", formatBytes(scene.bytes[arrow])],
-    ["of that to another device", moved > 0 ? formatBytes(moved) : ""],
+    ["of that to another device", moved >= 0 ? formatBytes(moved) : ""],
     ["critical path", paint.fits && paint.criticalArrow[arrow] ? "runs through it" : ""],
   ];
 }

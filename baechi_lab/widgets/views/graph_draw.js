@@ -13,7 +13,7 @@ const MINIMAP = 130;
 function arrowPaths(scene, paint, showCritical) {
   const groups = new Map();
   for (let a = 0; a < scene.source.length; a += 1) {
-    const kind = paint.fits && showCritical && paint.criticalArrow[a] ? "critical" : paint.fits && paint.crossing[a] > 0 ? "crossing" : "plain";
+    const kind = paint.fits && showCritical && paint.criticalArrow[a] ? "critical" : paint.fits && paint.crossing[a] >= 0 ? "crossing" : "plain";
     const weight = Math.min(Math.floor(((scene.stroke[a] - 0.8) / 3.2) * WEIGHTS), WEIGHTS - 1);
     const key = `${kind} ${weight}`;
     if (!groups.has(key)) groups.set(key, { kind, width: 0.8 + (3.2 * (weight + 0.5)) / WEIGHTS, line: new Path2D(), heads: new Path2D() });
@@ -53,7 +53,7 @@ function traceArrow(scene, a, line, heads) {
 function graphKeys(paint, colours, showCritical) {
   if (!paint.fits) return [];
   const keys = paint.crossing.length ? [lineKey("bl-within", "tensors within a device")] : [];
-  if (paint.crossing.some((bytes) => bytes > 0)) keys.push(lineKey("bl-moving", "tensors to another device"));
+  if (paint.crossing.some((bytes) => bytes >= 0)) keys.push(lineKey("bl-moving", "tensors to another device"));
   if (showCritical) keys.push(lineKey("bl-critical", "critical path"));
   if (paint.shares.size) {
     const bar = `background-image:linear-gradient(90deg, ${colours[0]} 60%, ${colours[1]} 60%)`;
