@@ -89,6 +89,8 @@ def torch_names(cluster: Cluster) -> list[str]:
 def _source_lines(setting: Setting, variable: str, built: Built | None, is_torch: bool) -> list[str]:
     options = f"hardware={setting.hardware!r}" if setting.profile == "estimated" else "mode='measured'"
     profile = f"graph = bl.profile(step, {options})"
+    if setting.is_program:
+        return [f"graph = bl.profile_program({setting.path!r}, hardware={setting.hardware!r})"]
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
     if setting.model or (variable == "step" and built is not None):
@@ -243,7 +245,7 @@ def _first(args: list[Any], line: int, meaning: str) -> Any:
     return args[0]
 
 
-CALLS = ("load_graph", "models.build", "profile", "optimize", "place", "move", "simulate", "export")
+CALLS = ("load_graph", "profile_program", "models.build", "profile", "optimize", "place", "move", "simulate", "export")
 """Functions of `bl` in the code of the workbench, besides those of the cluster and the replicas."""
 
 
@@ -251,6 +253,9 @@ def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict
     match name:
         case "load_graph":
             fields["source"] = f"file:{_first(args, line, 'the path')}"
+        case "profile_program":
+            fields["source"] = f"file:{_first(args, line, 'the path')}"
+            fields["hardware"] = options.get("hardware", Setting.hardware)
         case "models.build":
             fields["source"] = f"model:{_first(args, line, 'the model')}"
             fields["batch_size"] = options.pop("batch_size", None)

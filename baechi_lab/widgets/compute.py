@@ -230,7 +230,10 @@ def source(
     if setting.path:
         report(f"reading {setting.path}", 0.1)
         file = Path(setting.path)
-        return None, memo.recall("load", _load, setting.path, file.stat().st_mtime if file.is_file() else 0.0)[0]
+        modified = file.stat().st_mtime if file.is_file() else 0.0
+        if setting.is_program:
+            return None, memo.recall("load", _estimate, setting.path, modified, setting.hardware)[0]
+        return None, memo.recall("load", _load, setting.path, modified)[0]
     step = given_step(setting, subject, memo, report)
     if step is None:
         if not isinstance(subject, OpGraph):
@@ -267,6 +270,13 @@ class TorchProfile:
 def _load(path: str, modified: float) -> OpGraph:
     """Loads a stored graph; `modified` makes the cache read a changed file again."""
     return load_graph(path)
+
+
+def _estimate(path: str, modified: float, hardware: str) -> OpGraph:
+    """Estimates the operators of a program; `modified` makes the cache read a changed file again."""
+    from ..profilers.programs.estimation import profile_program
+
+    return profile_program(path, hardware=hardware)
 
 
 def given_step(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> TrainingStep | None:

@@ -14,6 +14,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link, Placement
 from ..graph.device import DEFAULT_MEMORY, default_memory
+from ..graph.formats.reading import program_kind
 from ..graph.hardware import HARDWARE, kind_named
 from ..graph.link import FREE, PCIE
 from ..graph.link_presets import LINKS as PRESETS
@@ -82,7 +83,7 @@ class Setting:
     """The values of all controls: the graph or model, the cluster, the passes, the placer and the schedule.
 
     Args:
-        source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph).
+        source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph, or a program: see `is_program`).
         model_params: parameters of the model other than its batch size; `batch_size` None means the model's own.
         profile, hardware: how a step gets its costs, see `bl.profile`.
         cluster: the devices and links.
@@ -131,6 +132,8 @@ class Setting:
             make_model(self.model, **{**self.model_params, **size})
         Profile(mode="estimated", hardware=self.hardware)
         Profile(mode=self.profile)
+        if self.is_program and self.profile == "measured":
+            raise InvalidInput(f"profile is 'measured'; the operators of {self.path!r} can only be estimated")
         make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
         pipeline_options(self.micro_batches, self.schedule)
         self.built_batch  # noqa: B018  (raises where the batch does not divide)
@@ -179,6 +182,15 @@ class Setting:
     def path(self) -> str:
         """The stored graph's path, or an empty text."""
         return self.source.partition(":")[2] if self.source.startswith("file:") else ""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the path is that of a program, whose operators are estimated (`bl.profile_program`).
+
+        >>> Setting(Cluster.uniform(1), "file:net.onnx").is_program, Setting(Cluster.uniform(1), "file:a.json").is_program
+        (True, False)
+        """
+        return bool(self.path) and program_kind(self.path, b"") is not None
 
     def same_graph(self, setting: Setting) -> bool:
         """Whether both settings have the same ops."""

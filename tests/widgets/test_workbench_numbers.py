@@ -80,6 +80,8 @@ def test_a_scheduler_and_a_schedule_take_each_other_s_place(diamond, pair):
     bench.setting.scheduler.value = "pct"
     assert bench.setting.schedule.value == "" and bench.model.setting.scheduler == "pct"
     assert bench.model.problem is None
+    # "as planned" is the order of the placement where it has one; "planned" beside it was an error where it has none.
+    assert "planned" not in [value for _, value in bench.setting.scheduler.options]
     bench.setting.schedule.value = "gpipe"
     assert bench.setting.scheduler.value == "" and bench.model.setting.schedule == "gpipe"
 

@@ -274,8 +274,8 @@ class Paint:
     """The colours of a scene by device.
 
     Per box: its main device, the share of its ops' time (or count) on each device, that time and its note, bytes sent and
-    received, and whether it is on the critical path. Per arrow: bytes that go to another device (-1: all stay), and whether it has an edge of
-    the critical path.
+    received, and whether it is on the critical path. Per arrow: bytes that go to another device (-1: all stay), and whether it
+    has an edge of the critical path.
     """
 
     main: NDArray[np.int64]

@@ -9,6 +9,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ...graph import COMMUNICATION_MODES, Cluster, Link, Step
+from ...graph.formats.reading import program_kind
 from ...graph.units import exact_bytes, format_us, plain_number
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
@@ -109,8 +110,9 @@ class SettingPanel:
         )
         self.file = _text(
             "or open file",
-            "path to a graph: .json, .json.gz, .stg",
-            "a graph of this package, of dnn-partitioning, or a task graph (.stg)",
+            "path: .json, .json.gz, .onnx, .stg, ...",
+            "a graph of this package, of dnn-partitioning or of PipeDream, a task graph (.stg), a trace of a profiler, or a "
+            "program (.onnx, .pt2), whose operators are estimated",
         )
         self.batch = _slider(SelectionSlider, "batch size", "samples of a step", options=BATCHES)
         self.hardware = _drop(
@@ -170,7 +172,7 @@ class SettingPanel:
         self.placer_note, self.curve = note(), ChartView(height=130)
         self.scheduler = _drop(
             "scheduler",
-            [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())],
+            [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names() if s != "planned")],
             "the order in which a device takes ops that are ready; as planned: the placer's own order",
         )
         self.micro = _text(
@@ -241,7 +243,8 @@ class SettingPanel:
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
-        return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
+        source = {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
+        return {**source, "profile": "estimated"} if program_kind(path.strip(), b"") else source
 
     def _preset(self, name: str) -> dict[str, object]:
         if name == OWN_CLUSTER:
@@ -252,12 +255,15 @@ class SettingPanel:
 
     def _stepless(self, setting: Setting) -> bool:
         """Whether the setting has a stored graph, whose ops have stored durations, and no step."""
-        return not setting.model and not (setting.source == GIVEN_SUBJECT and is_step(self.model.subject))
+        has_step = setting.source == GIVEN_SUBJECT and is_step(self.model.subject)
+        return not (setting.model or setting.is_program or has_step)
 
     def _fixed(self, setting: Setting) -> str:
         """Says which batch size and times no control can change; empty if all can be changed."""
         if self._stepless(setting):
             return f"batch size and times of ops are those in {setting.path or 'the given graph'}"
+        if setting.is_program:
+            return f"batch size is that in {setting.path}"
         subject = self.model.subject
         if setting.batch_size is not None or subject is None or setting.model:
             return ""
@@ -321,7 +327,7 @@ class SettingPanel:
             limits = "" if limit is None else f" It ends after {limit:g} s."
             say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0] + limits)
             self.params.show(cls, setting.params)
-            self.scheduler.value = setting.scheduler or ""
+            self.scheduler.value = "" if setting.scheduler in (None, "planned") else setting.scheduler
             self.micro.value = "" if setting.micro_batches is None else str(setting.micro_batches)
             if setting.schedule and setting.schedule not in [value for _, value in self.schedule.options]:
                 self.schedule.options = [*self.schedule.options, (shortened(setting.schedule, 24), setting.schedule)]
