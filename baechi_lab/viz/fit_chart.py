@@ -60,6 +60,7 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
             x=capacity_bytes / size,
             line={"color": LIMIT, "dash": "dash", "width": 1.5},
             annotation={"text": "memory of a device", "font": {"color": text_color(LIMIT)}},
+            annotation_position="bottom right",  # above are the names of slow options
         )
     figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
     per = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"

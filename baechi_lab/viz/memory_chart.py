@@ -11,12 +11,12 @@ from plotly.subplots import make_subplots
 
 from ..checks import check_text, check_whole
 from ..errors import InvalidInput
-from ..graph import MEMORY_CATEGORIES, Timeline
+from ..graph import Timeline
 from ..graph.units import format_bytes
 from .colors import INK, LIMIT, device_colors
 from .layout import BYTES, LEGEND, scale, styled
+from .shades import CATEGORY_NAMES, shades
 from .shades import LEGEND as GREYS
-from .shades import shades
 
 FAR = 1.6
 """A limit above this multiple of the largest peak is not drawn."""
@@ -60,7 +60,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         time, level = thin_levels(*timeline.memory.levels(device), max_points)
         time = np.append(time, timeline.makespan_us) / time_factor
         levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
-        for column, category in enumerate(MEMORY_CATEGORIES):
+        for column, category in enumerate(CATEGORY_NAMES):
             color = shades(colors[device])[column]
             figure.add_trace(
                 go.Scatter(
@@ -81,7 +81,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         if limit <= FAR * peak_bytes:  # a far larger limit would flatten the areas; the heading has it in any case
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
         figure.update_yaxes(title_text=f"memory ({unit})", range=[0, highest_bytes / factor], row=row, col=1)
-    figure.add_traces([_legend_entry(*entry) for entry in zip(MEMORY_CATEGORIES, GREYS, strict=True)])
+    figure.add_traces([_legend_entry(*entry) for entry in zip(CATEGORY_NAMES, GREYS, strict=True)])
     figure.update_xaxes(range=[0, timeline.makespan_us / time_factor or 1.0])
     figure.update_xaxes(title_text=f"time ({time_unit})", row=len(devices), col=1)
     heading = title or f"Memory of one step, {timeline.origin}"

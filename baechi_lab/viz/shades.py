@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Timeline
+from ..graph import MEMORY_CATEGORIES, Timeline
 
 PHASES = ("forward", "backward", "weight gradients")
 PHASE_MIX = (("#FFFFFF", 0.45), ("#000000", 0.25), ("#000000", 0.25))
@@ -13,6 +13,8 @@ PHASE_MIX = (("#FFFFFF", 0.45), ("#000000", 0.25), ("#000000", 0.25))
 HATCHED = 3
 """The value of `pipeline_phases` for gradients of weights."""
 
+CATEGORY_NAMES = tuple(name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES)
+"""Memory categories as legends name them."""
 MIX = (("#000000", 0.45), ("#000000", 0.0), ("#FFFFFF", 0.45), ("#FFFFFF", 0.78))
 """Per memory category (persistent, outputs, temporary, copies): the colour with which it is mixed, and its share."""
 

@@ -15,7 +15,7 @@ from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene
 from ..viz.nested.svg import draw_scene
-from ..viz.shades import LEGEND, shades
+from ..viz.shades import CATEGORY_NAMES, LEGEND, shades
 from .bars import Bars
 from .levels import Row, memory_rows, peaks, steps
 
@@ -120,9 +120,8 @@ def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
             y = y0 + tall * (1 - peak.measured_bytes / top)
             body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="black" stroke-dasharray="2 3"/>')
             body.append(_text(WIDTH - 10, y - 3, "measured peak", size=9, anchor="end"))
-    names = [name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES]
     height = len(rows) * (tall + 10)
-    legend, _ = _legend(names, LEGEND)
+    legend, _ = _legend(CATEGORY_NAMES, LEGEND)
     return "".join(body) + f'<g transform="translate(0 {height:g})">{legend}</g>', height + 16
 
 

@@ -312,7 +312,7 @@ def test_memory_areas_sum_to_the_peak(timeline):
     figure = viz.memory(timeline)
     for device in range(2):
         areas = figure.data[4 * device : 4 * device + 4]
-        assert [a.name for a in areas] == ["persistent", "outputs", "temporary", "copies"]
+        assert [a.name for a in areas] == ["persistent", "outputs", "temporary", "received copies"]
         total = sum(np.array(a.y) for a in areas)
         assert total.max() * 1000 == timeline.peak_bytes[device]  # drawn in kB
 
@@ -338,7 +338,7 @@ def test_memory_panels_have_one_scale_and_the_devices_colours(graph):
         "persistent",
         "outputs",
         "temporary",
-        "copies",
+        "received copies",
     ]
 
 
