@@ -31,7 +31,7 @@ def gradient_values(gradient: torch.Tensor) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The stages of one process and all that it needs to train them; see `torch.pipelines.worker.Pipeline`."""
+    """The stages of one process and all that it needs to train them; see `torch_steps.pipelines.worker.Pipeline`."""
 
     rank: int
     world: int

@@ -98,7 +98,7 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
     """Records one forward of `model` on `inputs` (as a `TorchStep` has them). The model is left unchanged.
 
     The calls of the program are those of `trace`. Its inputs are the tensors of `inputs` in the order of
-    `runtime.tree.tensors`.
+    `torch_runtime.tree.tensors`.
 
     Raises `InvalidInput` that names what no program can repeat.
     """
