@@ -374,7 +374,11 @@ class WorkbenchModel:
         outcome, indices = self.outcome, [int(i) for i in ops]
         if outcome is None or not indices:
             raise InvalidInput("select the ops to move first")
-        share = self.setting.share
+        share, count = self.setting.share, self.setting.cluster.n
+        if device >= count:  # the result on the screen is one of an earlier setting
+            raise InvalidInput(
+                f"{outcome.setting.cluster.names[device]} is no device of the setting, which has {count}; compute it first"
+            )
         if device >= share.n:
             raise InvalidInput(
                 f"{self.setting.cluster.names[device]} holds a replica: move what is on the first {share.n} devices"

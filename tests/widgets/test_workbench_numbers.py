@@ -103,6 +103,16 @@ def test_bug_explore_swept_whole_batches_beside_a_step_in_micro_batches():
     assert bench.explore.micro.value == "2, 8"
 
 
+def test_bug_a_move_to_a_device_that_the_setting_no_longer_has(diamond, pair):
+    """The result on the screen stays where the next setting has none: with its buttons for all of its devices."""
+    bench = bl.Workbench(diamond, pair.resized(3), placer="single", passes=())
+    bench.model.inline = True
+    bench.model.change(cluster=pair.with_memory(1))
+    assert bench.model.stale and bench.outcome.setting.cluster.n == 3
+    with pytest.raises(bl.InvalidInput, match="gpu:2 is no device of the setting, which has 2"):
+        bench.model.move([0], 2)
+
+
 def test_what_auto_says_agrees_with_a_step_that_does_not_fit(diamond, pair):
     """The answers that `auto` compares are steps of groups; the step on the screen is one of ops."""
     outcome = computed(diamond, pair, placer="auto", passes=()).outcome

@@ -243,8 +243,8 @@ class SettingPanel:
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
-        source = {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
-        return {**source, "profile": "estimated"} if program_kind(path.strip(), b"") else source
+        costs = {"profile": "estimated"} if program_kind(path.strip(), b"") else {}
+        return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}, **costs}
 
     def _preset(self, name: str) -> dict[str, object]:
         if name == OWN_CLUSTER:
