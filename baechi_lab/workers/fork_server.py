@@ -86,7 +86,7 @@ def _report_exit_codes(status: dict[int, int]) -> None:
 
 
 def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, object]:
-    """Sets up signals, files, environment, folder and cores of a worker as for a new program."""
+    """Sets up signals, files, environment, folder, path and cores of a worker as for a new program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent()
@@ -97,6 +97,7 @@ def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_file
     os.environ.update(request["environment"])
     if request["folder"] is not None:  # the caller's was deleted
         os.chdir(request["folder"])
+    sys.path[:] = request["path"]
     os.sched_setaffinity(0, request["cores"])
     os.write(files[3], b"pid %d\n" % os.getpid())
     for file in (*files, *inherited_files):

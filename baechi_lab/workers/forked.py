@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from typing import IO
 
 from ..frameworks import require_framework
@@ -25,7 +26,9 @@ from .isolated import child_path, current_folder, isolated_command
 
 SERVER = "baechi_lab.workers.fork_server"
 TENSORFLOW = "baechi_lab.workers.tensorflow_import"
-"""The module that TensorFlow workers are forked with: `start` imports TensorFlow through it."""
+TORCH_PIPELINE = "baechi_lab.executors.torch.pipeline_process"
+FRAMEWORKS = {TENSORFLOW: "tensorflow", TORCH_PIPELINE: "torch"}
+"""The modules that workers are forked with, and the package that each of them imports."""
 _PREFIXES = "DNNL_ GRPC_ KMP_ LD_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ TF_ TORCH_ XLA_"
 IMPORT_TIME_PREFIXES = tuple(_PREFIXES.split())
 """Prefixes of environment variables that are read when a framework is imported; another value needs another fork server."""
@@ -85,6 +88,7 @@ class Forked:
             "arguments": arguments,
             "environment": dict(environment),
             "folder": current_folder(),
+            "path": child_path(),
             "cores": sorted(os.sched_getaffinity(0)),
             "network": network,
         }
@@ -188,7 +192,8 @@ def _fork_server(environment: Mapping[str, str], imports: str) -> _ForkServer | 
     if not sys.platform.startswith("linux"):
         return None
     read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(IMPORT_TIME_PREFIXES)))
-    kind = (os.getpid(), read, tuple(child_path()))
+    framework = PathFinder.find_spec(FRAMEWORKS[imports], child_path())
+    kind = (os.getpid(), read, framework.origin if framework else None)
     with _lock:
         if imports == TENSORFLOW:
             _started[kind] = _started.get(kind, 0) + 1

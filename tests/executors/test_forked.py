@@ -72,6 +72,21 @@ def test_what_is_forked_finds_what_a_program_finds(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_one_server_serves_callers_in_any_folder_with_any_path(monkeypatch, tmp_path):
+    """Previously every change of the folder or of `sys.path` ended the server and imported TensorFlow twice again."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "own_module.py").write_text("print('own')")
+    printed("platform")
+    printed("platform")
+    servers = list(forked._running.values())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    (output, error, code), was_forked = printed("own_module")
+    assert (output, code, was_forked) == ("own\n", 0, True), error
+    assert list(forked._running.values()) == servers
+
+
+@pytest.mark.slow
 def test_a_forked_worker_runs_on_its_callers_cores():
     cores = os.sched_getaffinity(0)
     printed("platform")

@@ -14,9 +14,6 @@ from typing import IO
 from baechi_lab.workers import forked
 from baechi_lab.workers.client import worker_environment
 
-TORCH = "baechi_lab.executors.torch.pipeline_process"
-"""The module that processes of a pipeline are forked with: scripts are forked from the same process."""
-
 
 def start_script(
     folder: Path,
@@ -49,8 +46,8 @@ def run_script(
 
 
 def run_torch(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`run_script` of an exported PyTorch step, with environment variables."""
-    return run_script(folder, *arguments, imports=TORCH, variables=variables)
+    """`run_script` of an exported PyTorch step, with environment variables, forked as processes of a pipeline are."""
+    return run_script(folder, *arguments, imports=forked.TORCH_PIPELINE, variables=variables)
 
 
 class _WithoutBaechiLab:

@@ -25,6 +25,7 @@ from ...torch_runtime.tree import tensors
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines.cutting import StageModule, cut
 from ...torch_steps.pipelines.recording import Program, record
+from ...workers.forked import TORCH_PIPELINE
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
 from .placed_model import PlacedModel
@@ -165,7 +166,7 @@ def _collect_reports(
     """Returns the reports of all processes, or status and message of a failure, and ends all processes."""
     pickled_jobs = [_pickle_job(job) for job in jobs]
     # A process that is forked from one that knows CUDA cannot use it, and imports may ask for its devices.
-    imports = None if any(job.device.startswith("cuda") for job in jobs) else run_process.__module__
+    imports = None if any(job.device.startswith("cuda") for job in jobs) else TORCH_PIPELINE
     pool, ended = shared_pool or Pool(len(jobs), tries=1, imports=imports), False
     try:
         futures = [pool.submit(run_process, data, file) for data in pickled_jobs]

@@ -26,7 +26,6 @@ from torch_cases import ODD, SMALL  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
-from baechi_lab.executors.torch.pipeline_process import run_process  # noqa: E402
 from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline, wait_for_reports  # noqa: E402
 from baechi_lab.executors.torch.placed_model import place_model  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
@@ -711,7 +710,7 @@ def test_batch_statistics_are_warned_of_once(build, warned):
 @pytest.fixture(scope="module")
 def processes():
     """Three, for pipelines of two or three."""
-    with Pool(3, tries=1, imports=run_process.__module__) as pool:
+    with Pool(3, tries=1, imports=forked.TORCH_PIPELINE) as pool:
         yield pool
 
 
@@ -725,7 +724,7 @@ def test_processes_import_pytorch_once_and_draw_numbers_of_their_own(processes):
     tasks = [processes.submit(eval, f"({FACTS}, __import__('time').sleep(0.2))") for _ in range(6)]
     facts = [task.result()[0] for task in tasks]
     assert {parent for parent, _, _ in facts} == {
-        server.process.pid for (imports, _), server in forked._running.items() if imports == run_process.__module__
+        server.process.pid for (imports, _), server in forked._running.items() if imports == forked.TORCH_PIPELINE
     }
     assert len({process for _, process, _ in facts}) > 1 and len({number for _, _, number in facts}) == 6
 
