@@ -88,6 +88,10 @@ class UncountedWork(UserWarning):
     """A profile is too short, because the work of an operator or of a pass is not counted; the message names it."""
 
 
+class AssumedShares(UserWarning):
+    """An estimate gives what has the shapes of experts equal shares of the tokens; the message names it."""
+
+
 class BusyMachine(UserWarning):
     """Other programs ran during the measurement of a profile, or its repeats differ widely; the message says by how much."""
 

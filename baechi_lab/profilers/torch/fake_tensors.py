@@ -22,7 +22,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -43,7 +45,7 @@ from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
 from .recurrent import KINDS, gru_workspace, lstm_workspace_bytes, run_layers
-from .routing import EvenRouting, expert_counts
+from .routing import EvenRouting, expert_counts, experts_by_shape
 from .values_needed import NEEDS_VALUES, first_line, hook_without_values, refusal
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ def use_fake_tensors(
         for tensor, twin in fake.twins.values():
             if not isinstance(tensor, nn.Parameter) and tensor.numel() <= MOST_BUFFER_ELEMENTS:
                 _store_known(observer, twin, tensor)
-        observer.routing = EvenRouting(expert_counts(model), observer.values)
+        observer.routing = EvenRouting(expert_counts(model), observer.values, experts_by_shape(model))
         stack.enter_context(observer)
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
@@ -428,20 +430,26 @@ def _use_known_values(values: KnownValues) -> Iterator[None]:
         real = values.of(tensor) if tensor.dim() == 0 else None
         return object.__format__(tensor, spec) if real is None else format(real.tolist(), spec)
 
+    def array(tensor: torch.Tensor, *, force: bool = False) -> NDArray[Any]:
+        empty = torch.empty(0, dtype=tensor.dtype)
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            dtype = empty.numpy().dtype
+        return np.array(tensor.tolist(), dtype=dtype)
+
     def tensor_of_numbers(data: object, **options: Any) -> torch.Tensor:
         return new_tensor(_as_numbers(data) if isinstance(data, (list, tuple)) else data, **options)
 
     new_tensor, torch.tensor = torch.tensor, tensor_of_numbers
     library = sys.modules.get("transformers.utils.import_utils")
     before = getattr(library, "is_fake_tensor", None)
-    FakeTensor.__format__ = number  # type: ignore[method-assign]
+    FakeTensor.__format__, FakeTensor.numpy = number, array  # type: ignore[method-assign, assignment]
     if before is not None:
         library.is_fake_tensor = lambda x: before(x) and values.of(x) is None  # type: ignore[union-attr]
     try:
         yield
     finally:
         torch.tensor = new_tensor
-        del FakeTensor.__format__
+        del FakeTensor.__format__, FakeTensor.numpy
         if before is not None:
             library.is_fake_tensor = before  # type: ignore[union-attr]
 
@@ -489,7 +497,7 @@ class OperatorObserver(TorchDispatchMode):
             out = answer[0]
         else:
             self.values.propagate(func, args, kwargs, out)
-            self.routing.observe(func, args, out)
+            self.routing.observe(func, args, kwargs, out)
         if self.on_cpu and func in _DENSE_LIKE and out[0] is not None:
             out = (_dense_like(args[_DENSE_LIKE[func]], out[0]), *out[1:])
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:

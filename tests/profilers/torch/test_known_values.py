@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.errors import InvalidInput  # noqa: E402
+from baechi_lab.errors import AssumedShares, InvalidInput  # noqa: E402
 from baechi_lab.profilers.torch.known_values import MOST_ELEMENTS  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
-from baechi_lab.profilers.torch.routing import even_choice  # noqa: E402
+from baechi_lab.profilers.torch.routing import even_choice, experts_by_shape  # noqa: E402
 
 
 class Model(torch.nn.Module):
@@ -198,3 +198,61 @@ def test_bug_sizes_in_buffers_were_unknown():
     graph = bl.torch.profile(Padding(), torch.ones(2, 4, 16), hardware="cpu-core")
     assert graph.output_shapes[graph.index["convolution"]] == "f32[2,4,7]"
     assert graph.output_shapes[graph.index["pad"]] == "f32[2,4,17]"
+
+
+class HandWritten(torch.nn.Module):
+    """Four experts, two for each of 32 rows, written by hand as `route` says; they have no name that says so."""
+
+    def __init__(self, route):
+        super().__init__()
+        self.route, self.gate = route, torch.nn.Linear(8, 4)
+        self.mlps = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        return self.route(self.gate(x).softmax(-1), self.mlps, x)
+
+
+def by_positions(scores, experts, x):
+    weights, chosen = scores.topk(2)
+    y = torch.zeros_like(x)
+    for k, expert in enumerate(experts):
+        row, column = torch.where(chosen == k)
+        y.index_add_(0, row, expert(x[row]) * weights[row, column, None])
+    return y
+
+
+def by_order(scores, experts, x):
+    weights, chosen = scores.sort(-1, descending=True)
+    y = torch.zeros_like(x)
+    for k, expert in enumerate(experts):
+        row, column = (chosen[:, :2] == k).nonzero(as_tuple=True)
+        y = y.index_add(0, row, expert(x[row]) * weights[row, column, None])
+    return y
+
+
+def by_counts(scores, experts, x):
+    """As DeepSeek's own code: the counts of all experts are read at once, as an array of NumPy."""
+    weights, chosen = torch.topk(scores, 2, dim=-1, sorted=False)
+    order = chosen.flatten().argsort()
+    rows, counts = x[order // 2], chosen.new_zeros(len(x), 4).scatter_(1, chosen, 1).sum(0).cpu().numpy()
+    parts = [expert(part) for expert, part in zip(experts, rows.split(counts.tolist()), strict=True)]
+    y = torch.empty_like(rows)
+    y[order] = torch.cat(parts)
+    return (y.view(len(x), 2, -1) * weights[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("route", [by_positions, by_order, by_counts])
+def test_bug_mixtures_written_by_hand_were_refused(route):
+    """Every expert gets 32 * 2 / 4 = 16 rows; forward and both gradients have a product each."""
+    with pytest.warns(AssumedShares, match="'mlps' has the shapes of 4 experts"):
+        estimate = estimate_layers(HandWritten(route), torch.ones(32, 8, requires_grad=True), mode="training")
+    experts, router = 3 * 4 * 2 * 16 * 8 * 8, 3 * 2 * 32 * 8 * 4
+    assert estimate.flops == experts + router
+
+
+def test_shapes_of_experts_need_a_router():
+    alike = lambda: torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))  # noqa: E731
+    pair = lambda **parts: torch.nn.ModuleDict(parts)  # noqa: E731
+    assert experts_by_shape(pair(layers=alike(), head=torch.nn.Linear(8, 5))) == {}
+    assert experts_by_shape(pair(layers=alike(), gate=torch.nn.Linear(6, 4))) == {}
+    assert experts_by_shape(pair(block=pair(layers=alike(), gate=pair(w=torch.nn.Linear(8, 4))))) == {4: "block.layers"}
