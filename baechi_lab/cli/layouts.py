@@ -157,14 +157,14 @@ def _counts(table: Layouts) -> str:
     """Returns a sentence on the numbers of layouts that were simulated, that are slower, and that do not fit."""
     simulated = sum(row.fits and row.step_us is not None for row in table.rows)
     slower = sum(row.fits and row.step_us is None for row in table.rows)
-    parts = [f"{simulated} fit and are simulated"]
+    counts = [f"{simulated} fit and are simulated"]
     if slower:
-        parts.append(f"{slower} are slower than the best by their lower bounds")
+        counts.append(f"{slower} are slower than the best by their lower bounds")
     if simulated + slower < len(table):
-        parts.append(
+        counts.append(
             f"{len(table) - simulated - slower} need more than the {format_bytes(table.memory_bytes)} of a device"
         )
-    return f"{len(table)} legal layouts: {', '.join(parts)}."
+    return f"{len(table)} legal layouts: {', '.join(counts)}."
 
 
 def _cells(row: LayoutRow, fields: Sequence[str]) -> list[str]:

@@ -223,9 +223,10 @@ class LayoutStep:
         else:
             extra_micro_batches = (self.micro_batches - first) % step
             first += extra_micro_batches
-            one, peak = self._run(first)
-            two, later = self._run(first + step)
-            us, peak = one + (two - one) * rounds, np.maximum(peak, later + (later - peak) * (rounds - 1))
+            first_us, first_peak = self._run(first)
+            second_us, second_peak = self._run(first + step)
+            us = first_us + (second_us - first_us) * rounds
+            peak = np.maximum(first_peak, second_peak + (second_peak - first_peak) * (rounds - 1))
         return us, self._with_reserve(float(peak.max()))
 
     def _run(self, micro_batches: int) -> tuple[float, np.ndarray]:

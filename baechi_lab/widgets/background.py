@@ -44,10 +44,10 @@ class Ticket:
             raise Cancelled("cancelled")
 
 
-class Later:
+class DelayedCall:
     """Delays calls: only the last function of several calls runs, some seconds later; without an asyncio loop, at once.
 
-    >>> Later(1.0).call(lambda: print("now"))
+    >>> DelayedCall(1.0).call(lambda: print("now"))
     now
     """
 

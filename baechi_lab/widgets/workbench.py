@@ -12,7 +12,7 @@ import ipywidgets
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster
 from ..graph.units import format_us
-from .background import Later
+from .background import DelayedCall
 from .bars import lane_groups
 from .comparing import name_of
 from .compute import Outcome, Subject, source
@@ -85,7 +85,7 @@ class Workbench(PicturedBox):
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
         self.setting = SettingPanel(self.model, self.tasks)
-        self._listening, self._later = True, Later(PICTURE_SECONDS)
+        self._listening, self._later = True, DelayedCall(PICTURE_SECONDS)
         self._connect_parts()
         try:
             self.model.open()

@@ -59,8 +59,8 @@ def load_model(path: PathLike) -> ModelProto:
     check_versions(model, name_of(path))
     folder = os.path.dirname(absolute(path))
     for tensor in model.graph.initializer:
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        file = where.get("location")
+        external = {entry.key: entry.value for entry in tensor.external_data}
+        file = external.get("location")
         if file is None:
             continue
         if not os.path.isfile(os.path.join(folder, file)):
@@ -69,7 +69,7 @@ def load_model(path: PathLike) -> ModelProto:
             )
         element_bytes = {onnx.TensorProto.INT32: 4, onnx.TensorProto.INT64: 8}.get(tensor.data_type, 0)
         size = element_bytes * math.prod(tensor.dims)
-        if 0 < size <= LONGEST_SHAPE_BYTES and where.get("length") == str(size):
+        if 0 < size <= LONGEST_SHAPE_BYTES and external.get("length") == str(size):
             try:
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
             except (OSError, ValueError, onnx.checker.ValidationError) as error:

@@ -194,7 +194,7 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
     """
 
     @functools.cache
-    def part() -> Dispatcher:
+    def unwrapped_form() -> Dispatcher:
         function = kernel.py_func
         function_copy = FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -204,10 +204,10 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
 
     def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
         widened = [_widest(a) for a in arguments]
-        return part().get_call_template(widened, {name: _widest(a) for name, a in keywords.items()})
+        return unwrapped_form().get_call_template(widened, {name: _widest(a) for name, a in keywords.items()})
 
     kernel.get_call_template = resolve
-    kernel.get_overload = lambda signature: part().get_overload(signature)
+    kernel.get_overload = lambda signature: unwrapped_form().get_overload(signature)
     return kernel
 
 

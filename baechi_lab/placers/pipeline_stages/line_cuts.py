@@ -212,9 +212,9 @@ def _sweep_intervals(
 def _last_useful_device(chain: DeviceChain, work: NDArray[np.float64], i: int, count: float, bound: float) -> int:
     """The last device from which the units after place `i` fit on the remaining devices with no load above `bound`."""
     devices = len(chain.kind)
-    rest = count * least_work(work, i, len(work) - 1) * (1.0 - 1e-9)
+    remaining_load = count * least_work(work, i, len(work) - 1) * (1.0 - 1e-9)
     last = devices - 1
-    while last > 0 and rest > bound * (devices - last):
+    while last > 0 and remaining_load > bound * (devices - last):
         last -= 1
     return last
 

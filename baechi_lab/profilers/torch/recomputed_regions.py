@@ -53,24 +53,24 @@ def with_recomputed_regions(graph: OpGraph, region_of: RegionOf, reentrant: Coll
     for tensor, producer in enumerate(graph.tensor_producer.tolist()):
         label, size = graph.tensor_names[tensor], int(graph.tensor_bytes[tensor])
         readers = set(graph.tensor_consumers(tensor).tolist())
-        own = region_of.get(producer)
-        again: set[int] = set()
+        own_region = region_of.get(producer)
+        rerun_readers: set[int] = set()
         if label != "control":
             for op in readers & region_of.keys():  # the region computes from it once more
-                (again if region_of[op] == own else readers).add(companion[op])
-            if own is not None:
-                again |= {op for op in readers if region_of_backward.get(op) == own}
-            if label != "saved" and any(region_of.get(op, region_of_backward.get(op)) != own for op in readers):
-                outputs.setdefault(own, []).append((size, again))
+                (rerun_readers if region_of[op] == own_region else readers).add(companion[op])
+            if own_region is not None:
+                rerun_readers |= {op for op in readers if region_of_backward.get(op) == own_region}
+            if label != "saved" and any(region_of.get(op, region_of_backward.get(op)) != own_region for op in readers):
+                outputs.setdefault(own_region, []).append((size, rerun_readers))
         for op in readers & region_of_backward.keys():
             region = region_of_backward[op]
             if producer not in region_of and region_of_backward.get(producer) != region:
                 triggers.setdefault(region, set()).add(producer)
                 if label.startswith("gradient:"):
                     outputs.setdefault(region, []).append((size, readers))
-        table.add(producer, label, size, readers - again)
-        if again:
-            table.add(companion[producer], label, size, again)
+        table.add(producer, label, size, readers - rerun_readers)
+        if rerun_readers:
+            table.add(companion[producer], label, size, rerun_readers)
     for region, producers in triggers.items():
         for producer in producers:
             table.add(
