@@ -17,6 +17,7 @@ from ..errors import CycleError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole_numbers
 from .kernels.csr import Integers, distinct, frozen_array, inverse, offsets, topological_order, transpose
 from .pickling import Picklable
+from .units import format_us
 from .validation import check_ids, validate
 
 if TYPE_CHECKING:
@@ -305,10 +306,10 @@ class OpGraph(Picklable):
 
     def __repr__(self) -> str:
         coarse = f", of {len(self.group_of)} original ops" if self.group_of is not None else ""
-        total = float(self.duration_us.sum())
+        work = format_us(float(self.duration_us.sum()))
         return (
             f"<OpGraph {self.name!r}: {self.n} ops{coarse}, {self.tensor_count} tensors, "
-            f"{self.edge_count} edges, {total:.6g} us of work>"
+            f"{self.edge_count} edges, {work} of work>"
         )
 
     # -- parts ---------------------------------------------------------------------------------------

@@ -290,3 +290,7 @@ def test_columns_of_transfers_and_memory_fit_each_other():
         bl.Transfers([0], [0], [1], [0.0], [0.0], [])
     with pytest.raises(bl.InvalidInput, match=r"category\[0\] is 9"):
         MemoryLog([0], [0.0], [9], [8], [0])
+
+
+def test_bug_the_text_of_a_graph_had_its_work_in_microseconds_always():
+    assert repr(bl.OpGraph.from_edges([30_000.0, 6_343.8], name="g")).endswith("36.34 ms of work>")  # 36,343.8 us
