@@ -1045,7 +1045,7 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     sentences = (
         f"op 'b' needs {format_bytes(b)} while it runs",
         f"with {format_bytes(a)} that 1 other op of its colocation group keeps persistently on its device",
-        f"together {format_bytes(a + b)}, and the largest device that it may use has {format_bytes(8 << 30)}",
+        f"together {format_bytes(a + b)}, and the largest device that it may use has {format_bytes(8 * 10**9)}",
     )
     jb.eventually(page, lambda: _holds(page.locator('.bl-header [role="alert"]').inner_text(), *sentences))
     shot(page, "30-never-fits")
