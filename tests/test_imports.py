@@ -133,6 +133,7 @@ def imported_names() -> list[tuple[str, str, str]]:
     return names_found
 
 
+@pytest.mark.slow
 def test_every_name_that_a_function_imports_exists():
     without_torch = importlib.util.find_spec("torch") is None
     for module, target, name in imported_names():

@@ -213,6 +213,7 @@ def test_without_ray_the_package_is_named(monkeypatch):
         RayExecutor()
 
 
+@pytest.mark.slow
 def test_a_closed_dask_client_is_refused():
     distributed = pytest.importorskip("distributed")
     with distributed.Client(processes=False, n_workers=1, dashboard_address=":0") as client:

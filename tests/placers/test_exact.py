@@ -244,6 +244,7 @@ def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     assert len(placed.info["solves"]) <= 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_start_ends_the_proof(monkeypatch):
     from baechi_lab.placers.search.placer import Search
 

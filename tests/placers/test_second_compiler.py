@@ -93,6 +93,7 @@ def test_bug_programs_that_had_ended_kept_the_second_process_away(monkeypatch):
     assert second_compiler.running_threads() == 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_the_first_process_reads_what_the_second_compiled(tmp_path):
     """The tiny graph of the second process has the types of any graph: nothing is left to compile."""

@@ -439,7 +439,8 @@ def test_outputs_are_called_as_in_the_dict_that_is_returned():
     assert bl.trace(lambda x: x + 1, np.float32(3)).output_names == ()
 
 
-@pytest.mark.parametrize("built", fast([False, True], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("built", [False, True])
 def test_keras_models_under_a_mirrored_strategy(batch, make_mlp, built):
     """One replica trains as without a strategy; the optimizer's variables may not be there yet."""
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():

@@ -109,7 +109,7 @@ def _matrix_bytes(graph: bl.OpGraph, layer: str) -> int:
     return int(graph.persistent_bytes[ops].sum())
 
 
-@pytest.mark.parametrize("fields", fast([LLAMA, GPT, BERT, OPT], 2), ids=["llama", "gpt", "bert", "opt"])
+@pytest.mark.parametrize("fields", fast([GPT, LLAMA, BERT, OPT], 1), ids=["gpt", "llama", "bert", "opt"])
 def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> None:
     """Positions from a rotation, or from a table, of which each rank adds the rows of its share."""
     layout = bl.Layout(tp=4, sequence_parallel=True, micro_batch=BATCH)
