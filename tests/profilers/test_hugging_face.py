@@ -284,7 +284,7 @@ def test_models_that_were_refused(name):
 
 SMALL = {
     "hidden_size": H,
-    "num_hidden_layers": N,
+    "num_hidden_layers": 1,
     "num_attention_heads": HEADS,
     "intermediate_size": FF,
     "vocab_size": V,
@@ -292,8 +292,8 @@ SMALL = {
 }
 TWO_SIDES = {
     "d_model": H,
-    "encoder_layers": N,
-    "decoder_layers": N,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": HEADS,
     "vocab_size": V,
     "decoder_attention_heads": HEADS,
@@ -302,13 +302,13 @@ TWO_SIDES = {
     "attn_implementation": "eager",
 }
 LOOK = {
-    "longformer": {"architectures": ["LongformerForMaskedLM"], "attention_window": [8, 8], **SMALL},
-    "led": {"architectures": ["LEDForConditionalGeneration"], "attention_window": [8, 8], **TWO_SIDES},
+    "longformer": {"architectures": ["LongformerForMaskedLM"], "attention_window": [8], **SMALL},
+    "led": {"architectures": ["LEDForConditionalGeneration"], "attention_window": [8], **TWO_SIDES},
     "vilt": {"architectures": ["ViltForMaskedLM"], "image_size": 32, "patch_size": 8, **SMALL},
     "flaubert": {
         "architectures": ["FlaubertWithLMHeadModel"],
         "emb_dim": H,
-        "n_layers": N,
+        "n_layers": 1,
         "n_heads": HEADS,
         "vocab_size": V,
         "n_words": V,
@@ -367,8 +367,6 @@ EXPERTS = {
         "model_type": "nllb-moe",
         "architectures": ["NllbMoeForConditionalGeneration"],
         **TWO_SIDES,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
         "num_experts": 4,
         "encoder_sparse_step": 1,
         "decoder_sparse_step": 1,
