@@ -134,7 +134,9 @@ class SettingPanel:
         self.count = Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "number of devices"
         self.memory = _text(
-            "memory each", "8GB, or one per device: 8GB, 4GB", "one size for all devices, or one for each"
+            "memory each",
+            "8GB, or one per device: 8GB, 4GB",
+            "one size for all devices, or one for each; a GB is 10⁹ bytes, and GiB may be typed too",
         )
         self.speeds = _text(
             "speeds",
