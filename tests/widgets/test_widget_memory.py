@@ -58,3 +58,19 @@ def test_the_view_lists_what_is_live_and_forgets_it_with_its_timeline(line):
     view.show_live(1, 10.0)
     view.show(line)
     assert view.live == {}
+
+
+def test_a_limit_above_the_scale_leaves_room_over_the_peak(line):
+    """Such a limit is a line at the upper edge.."""
+    view = MemoryView()
+    view.show(line)
+    peak = int(line.peak_bytes.max())
+    assert 3 * peak < 1000 and view.largest_bytes == pytest.approx(1.25 * peak)
+    near = bl.simulate(*near_limit())
+    view.show(near)
+    assert view.largest_bytes >= 1.05 * near.memory_bytes.max()  # the limit is on the scale
+
+
+def near_limit():
+    graph = bl.OpGraph.from_edges([1.0], persistent_bytes=[80])
+    return graph, bl.Cluster.uniform(1, memory_bytes=100), bl.Placement(device=[0])

@@ -63,13 +63,15 @@ class MemoryView(CanvasView):
         limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in peak_list), default=0))
         colors = device_colors(max((row.device + 1 for row in rows), default=0))
         near = [x for x in limits if x <= LIMIT_IN_VIEW * peak]
+        # A limit above the scale is a line at the upper edge, which must not touch the peak of a device that has room.
+        headroom = 1.12 if len(near) == len(limits) else 1.25
         with self.hold_sync():
             self.devices = [short_device(row.timeline.device_names[row.device]) for row in rows]
             self.origins = [row.timeline.origin for row in rows]
             self.colors = [colors[row.device] for row in rows]
             self.shades = [shades(color) for color in self.colors]
             self.limit_bytes = limits
-            self.largest_bytes = max(peak * 1.12, max(near, default=0) * 1.05, 1.0)
+            self.largest_bytes = max(peak * headroom, max(near, default=0) * 1.05, 1.0)
             self.makespan_us = [row.timeline.makespan_us for row in rows]
             span = max((t.makespan_us for t in self.timelines), default=0.0) if span_us is None else span_us
             if self.span_us != span:
