@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import networkx as nx
+import pytest
 
 import baechi_lab
 
@@ -77,6 +78,7 @@ def test_no_arrow_goes_against_the_order():
     assert set(re.findall(r"^ *\w+ (\S*[-=.]\S*>\S*)", DIAGRAM, re.MULTILINE)) == {"-->"}
 
 
+@pytest.mark.slow
 def test_arrows_are_the_imports():
     """Imports between rooms form no circle; drawn are those that do not follow from others."""
     imports = nx.DiGraph(sorted(real_arrows(drawn_rooms())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fewer import slow
 
 from baechi_lab.parallel.layouts import MEAN_ERRORS
 from studies.layouts.measured import SOURCES
@@ -12,7 +13,7 @@ from studies.results import result
 ROWS = {"vtrain": 720, "bloom": 51, "mpt": 108, "b200": 14, "sailor": 14, "megatron": 26}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", slow(SOURCES, "megatron"))
 def test_every_row_is_a_legal_layout_of_its_devices(source: str) -> None:
     steps = SOURCES[source]()
     assert len(steps) == ROWS[source]
@@ -29,13 +30,14 @@ def test_the_smallest_and_the_largest_mean_error_of_every_hardware_are_said() ->
     assert {kind: (min(values), max(values)) for kind, values in errors.items()} == MEAN_ERRORS
 
 
+@pytest.mark.slow
 def test_24_rows_are_fitted_those_that_the_rule_chooses() -> None:
     fitted = {name: entry["fitted_rows"] for name, entry in result("layouts")["sources"].items()}
     assert sum(map(len, fitted.values())) == 24
     assert fitted == choose_rows()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", slow(SOURCES, "megatron"))
 def test_predictions_are_those_that_are_stored(source: str) -> None:
     steps = [step for step in SOURCES[source]() if step.seconds]
     stored = result("layouts")["sources"][source]["errors"]
