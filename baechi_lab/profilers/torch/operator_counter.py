@@ -53,6 +53,19 @@ _INTERMEDIATE_RESULTS = {
     "linalg_matrix_exp": 13,
 }
 """Operators -> tensors of the input's size that they make, the result among them if it is not reduced."""
+_ROW_OPERATORS = frozenset("native_layer_norm _softmax _log_softmax".split())
+_WINDOW_OPERATORS = frozenset(
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+    "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
+    "adaptive_max_pool2d adaptive_max_pool3d pixel_shuffle pixel_unshuffle im2col".split()
+)
+"""Operators that copy inputs whose numbers lie apart on a CPU, such as those of a transposed tensor.
+
+Backward passes copy such a gradient. Those of `_ROW_OPERATORS` copy such a second argument, too.
+"""
+_UPSAMPLING = frozenset("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d".split())
+LARGEST_UPSAMPLED = 128
+"""Height and width together up to which PyTorch upsamples pictures with channels last, other ones in copies."""
 _CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
 """Operators that convert inputs to one type, with or without an underscore."""
 _NOT_RUN = frozenset({"detach", "alias"})
@@ -101,7 +114,8 @@ class Counter(OperatorObserver):
                 return lstm_scratch_bytes(args[0], args[2], args[10])
             if name == "recurrent_layer_backward":  # gradients of weights beside their sum, and of all states
                 return 2 * int(args[2].nbytes + args[5].nbytes)
-            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
+            copied_bytes = _reordered_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
+            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision != "fp32"
         return intermediate_bytes + (int(kernel.moved_bytes) if is_convolution else 0)
@@ -143,6 +157,22 @@ def _converted_bytes(name: str, args: Args, out: object) -> int:
         return 0
     dtype = out.dtype  # type: ignore[attr-defined]
     return sum(t.numel() * dtype.itemsize for t in tensors(args) if t.dtype is not dtype and t.dim())
+
+
+def _reordered_bytes(name: str, args: Args, out: object) -> int:
+    """Returns the bytes of inputs that a CPU copies because their numbers lie apart, or its kernel reads channels last."""
+    forward_name, backward, _ = name.partition("_backward")
+    if forward_name in _UPSAMPLING and not backward:
+        is_copied = "bicubic" not in name and sum(out.shape[-2:]) <= LARGEST_UPSAMPLED  # type: ignore[attr-defined]
+        return (
+            args[0].nbytes + out.nbytes
+            if is_copied and not args[0].is_contiguous(memory_format=torch.channels_last)
+            else 0
+        )  # type: ignore[attr-defined, no-any-return]
+    if forward_name not in _ROW_OPERATORS | _WINDOW_OPERATORS | _UPSAMPLING:
+        return 0
+    inputs = args[: 2 if backward and forward_name in _ROW_OPERATORS else 1]
+    return sum(t.nbytes for t in inputs if not (t.is_contiguous() or channels_come_last(t)))
 
 
 def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:

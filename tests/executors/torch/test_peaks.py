@@ -274,6 +274,17 @@ class Masked(nn.Module):
         return torch.tanh(self.layer(x) * self.mask)
 
 
+class Transposed(nn.Module):
+    """A layer that reads transposed pictures."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(1)), layer
+
+    def forward(self, x):
+        return self.layer((x * self.scale).transpose(2, 3))
+
+
 def scaled_gradient():
     """A layer with a hook of its weight, which makes a second gradient."""
     layer = nn.Linear(256, 256)
@@ -282,6 +293,7 @@ def scaled_gradient():
 
 
 LARGE, LARGE_INPUTS = torch.full((256, 256), 0.5), torch.ones(256, 256)
+PICTURES_OF_8 = torch.ones(2, 8, 32, 32)
 HIDDEN_BYTES = {
     "mse_loss": (lambda: nn.Linear(256, 256), LARGE_INPUTS, functional.mse_loss),
     "smooth_l1_loss": (lambda: nn.Linear(256, 256), LARGE_INPUTS, functional.smooth_l1_loss),
@@ -297,6 +309,12 @@ HIDDEN_BYTES = {
     "distance": (lambda: nn.Linear(256, 256), LARGE_INPUTS, torch.dist),
     "mask": (Masked, LARGE_INPUTS, lambda y, targets: y.sum()),
     "hook": (scaled_gradient, torch.ones(4, 256), lambda y, targets: y.square().mean()),
+    "transposed": (partial(Transposed, nn.LayerNorm(64)), torch.ones(2, 8, 64, 64), lambda y, targets: y.sum()),
+    "upsampled": (
+        lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.Upsample(scale_factor=2)),
+        PICTURES_OF_8,
+        lambda y, _: y.sum(),
+    ),
     "channels last": (Permuted, torch.ones(2, 4, 4, 128), lambda y, targets: y.square().mean()),
 }
 
