@@ -70,6 +70,7 @@ _REDUCED_IN_PLACE = frozenset(
 """Losses whose mean or sum, one number, lies in memory as large as their input."""
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
+_COLUMNS_BACK = torch.ops.aten.col2im.default
 _RECURRENT = torch.ops.baechi_lab.recurrent_layer.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
@@ -512,6 +513,8 @@ class OperatorObserver(TorchDispatchMode):
             out = (*out[:4], torch.empty_like(out[3]), *out[5:])
         elif self.on_cpu and func is _RECURRENT and out[2].shape[-1] == 3 * out[0].shape[-1]:
             out = (*out[:2], gru_workspace(out[0]))
+        elif self.on_cpu and func is _COLUMNS_BACK and args[0].nbytes > out.nbytes:
+            out = args[0].new_empty(args[0].numel()).resize_(out.shape)  # lies in memory as large as the input
         elif func in _REDUCED_IN_PLACE and not out.dim() and self.values.of(out) is None:
             out = args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
         if self.finite and func._schema.is_mutable:

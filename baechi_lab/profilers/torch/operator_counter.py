@@ -57,11 +57,15 @@ _ROW_OPERATORS = frozenset("native_layer_norm _softmax _log_softmax".split())
 _WINDOW_OPERATORS = frozenset(
     "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
     "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
-    "adaptive_max_pool2d adaptive_max_pool3d pixel_shuffle pixel_unshuffle im2col".split()
+    "adaptive_max_pool2d adaptive_max_pool3d pixel_shuffle pixel_unshuffle im2col col2im median".split()
+)
+_CHOOSING_LOSSES = frozenset(
+    "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward multi_margin_loss_backward "
+    "multilabel_margin_loss_backward".split()
 )
 """Operators that copy inputs whose numbers lie apart on a CPU, such as those of a transposed tensor.
 
-Backward passes copy such a gradient. Those of `_ROW_OPERATORS` copy such a second argument, too.
+`_CHOOSING_LOSSES` copy every such tensor, others the first one, and backward passes of `_ROW_OPERATORS` the second, too.
 """
 _UPSAMPLING = frozenset("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d".split())
 LARGEST_UPSAMPLED = 128
@@ -160,19 +164,22 @@ def _converted_bytes(name: str, args: Args, out: object) -> int:
 
 
 def _reordered_bytes(name: str, args: Args, out: object) -> int:
-    """Returns the bytes of inputs that a CPU copies because their numbers lie apart, or its kernel reads channels last."""
+    """Returns the bytes of inputs that a CPU copies because their numbers lie apart, and of results that it makes twice."""
     forward_name, backward, _ = name.partition("_backward")
-    if forward_name in _UPSAMPLING and not backward:
-        is_copied = "bicubic" not in name and sum(out.shape[-2:]) <= LARGEST_UPSAMPLED  # type: ignore[attr-defined]
-        return (
-            args[0].nbytes + out.nbytes
-            if is_copied and not args[0].is_contiguous(memory_format=torch.channels_last)
-            else 0
-        )  # type: ignore[attr-defined, no-any-return]
-    if forward_name not in _ROW_OPERATORS | _WINDOW_OPERATORS | _UPSAMPLING:
+    twice_bytes = 0
+    if forward_name in _UPSAMPLING and not backward and isinstance(out, torch.Tensor):
+        if "bicubic" in name or sum(out.shape[-2:]) > LARGEST_UPSAMPLED:
+            return 0
+        return 0 if args[0].is_contiguous(memory_format=torch.channels_last) else int(args[0].nbytes + out.nbytes)
+    if name in _CHOOSING_LOSSES:
+        inputs = [t for t in args if isinstance(t, torch.Tensor)]
+    elif forward_name in _ROW_OPERATORS | _WINDOW_OPERATORS | _UPSAMPLING:
+        inputs = list(args[: 2 if backward and forward_name in _ROW_OPERATORS else 1])
+    else:
         return 0
-    inputs = args[: 2 if backward and forward_name in _ROW_OPERATORS else 1]
-    return sum(t.nbytes for t in inputs if not (t.is_contiguous() or channels_come_last(t)))
+    if name == "im2col" and isinstance(out, torch.Tensor) and out.nbytes > args[0].nbytes:
+        twice_bytes = args[0].nbytes  # the result is first as large as the input
+    return twice_bytes + sum(t.nbytes for t in inputs if not (t.is_contiguous() or channels_come_last(t)))
 
 
 def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
