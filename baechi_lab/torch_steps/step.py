@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -130,15 +131,33 @@ class TorchStep:
         """
         if self.optimizer_states is not None or self.optimizer is None:
             return self.optimizer_states or 0
-        parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))
-        parameter.grad = torch.ones_like(parameter)
-        try:
-            optimizer = self.optimizer([parameter])
-            optimizer.step()
-        except FAILURES:
-            return 0
-        state = optimizer.state.get(parameter, {})
-        return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in state.values())
+        for count in (1, 8):  # several, for optimizers that divide parameters into groups
+            parameters = [nn.Parameter(torch.zeros(3, 5, device="cpu")) for _ in range(count)]
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            try:
+                optimizer = self.optimizer(parameters)
+                optimizer.step()
+                states = [optimizer.state.get(parameter, {}).values() for parameter in parameters]
+            except FAILURES as error:
+                failure = error
+                continue
+            counts = {sum(isinstance(t, torch.Tensor) and t.shape == (3, 5) for t in state) for state in states}
+            fewest, most = min(counts), max(counts)
+            if fewest < most:
+                warnings.warn(
+                    f"the optimizer of step {self.name!r} keeps {fewest} tensors for some parameters and {most} for others; "
+                    f"{most} are counted for all",
+                    stacklevel=2,
+                )
+            return most
+        warnings.warn(
+            f"the optimizer of step {self.name!r} updates no parameters but its model's "
+            f"({type(failure).__name__}: {' '.join(str(failure).split()):.200}); its state is not counted: give "
+            "optimizer_states=",
+            stacklevel=2,
+        )
+        return 0
 
     def on(self, device: str) -> TorchStep:
         """Returns the same step with inputs and targets on another device."""

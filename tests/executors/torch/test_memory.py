@@ -303,6 +303,31 @@ def test_bug_the_state_of_a_steps_optimizer_was_not_counted(optimizer, states, m
     assert TorchStep("two", linear, (torch.ones(32, 64),), optimizer=optimizer, optimizer_states=5).kept_states == 5
 
 
+class TwoOptimizers:
+    """Adam for the first two parameters, descent with momentum for the others."""
+
+    def __init__(self, parameters):
+        first, second, *rest = parameters
+        self.parts = torch.optim.Adam([first, second]), torch.optim.SGD(rest, momentum=0.9)
+
+    @property
+    def state(self):
+        return {**self.parts[0].state, **self.parts[1].state}
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+
+def test_bug_optimizers_of_groups_of_parameters_kept_no_state_in_estimates():
+    """Tried on a single parameter, they fail; the peak of a step was estimated 61 % too low, without a word."""
+    step = TorchStep("two", linear, (torch.ones(32, 64),), optimizer=TwoOptimizers)
+    with pytest.warns(UserWarning, match="keeps 1 tensors for some parameters and 2 for others"):
+        assert step.kept_states == 2
+    with pytest.warns(UserWarning, match=r"LBFGS|closure"):
+        assert TorchStep("two", linear, (torch.ones(32, 64),), optimizer=torch.optim.LBFGS).kept_states == 0
+
+
 def test_the_peak_of_a_step_with_momentum_and_adam():
     """Outputs are most of it."""
     for optimizer in (partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam):
