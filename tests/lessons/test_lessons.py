@@ -75,7 +75,7 @@ RIGHT = {
     ("learning", 1): 244_140_625,
     ("learning", 2): 0.731,
     ("learning", 3): 0.1,
-    ("workbench", 1): 2.0469,
+    ("workbench", 1): 182.2 / 98.1,
     ("batch-size", 1): 807.57,
     ("batch-size", 2): 128,
     ("pipelines", 1): 0.2,

@@ -52,6 +52,14 @@ def test_a_chain_is_cut_at_its_lightest_tensor():
     assert [0, 0, 0, 1] in devices
 
 
+def test_bug_more_devices_made_contiguous_slower():
+    """Eight ops of 10 us, each of whose tensors takes 100 us to another device: of eight devices one is used."""
+    graph = OpGraph.from_edges([10] * 8, [(k, k + 1, 100) for k in range(7)])
+    for devices in (2, 4, 8, 12):
+        cluster = Cluster.uniform(devices, memory_bytes=10_000, link=Link(0.0, 1.0))
+        assert simulate(graph, cluster, place(graph, cluster, "contiguous")).makespan_us == 80
+
+
 def test_contiguous_keeps_groups_and_memory():
     graph = generators.random_dag(40, colocation_groups=3, persistent_bytes=(10, 50), size_bytes=10, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=int(0.75 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
