@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
@@ -110,7 +108,6 @@ def run(blocked, **environment):
     return json.loads(completed.stdout)
 
 
-@pytest.mark.slow
 def test_results_do_not_depend_on_numba_and_every_kernel_is_reached():
     without, switched_off, with_it = run(True), run(False, NUMBA_DISABLE_JIT="1"), run(False)
     assert switched_off == {key: without[key] for key in switched_off}

@@ -44,7 +44,7 @@ from .problem import allowed_group_devices, groups_of, transfer_us
 
 Positions = Mapping[str, NDArray[np.float64]]
 LEANINGS = (0.15, 0.35)
-"""Parts of the way to its forward op by which a backward op is moved in some lines. Chosen on profiles of GNMT."""
+"""Shares of the distance to its forward op by which a backward op is moved in some lines. Chosen on profiles of GNMT."""
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)  # of a device's work, over an equal share
 
 
@@ -193,8 +193,8 @@ def lines(graph: OpGraph) -> Positions:
 def _leaning_lines(graph: OpGraph) -> Positions:
     """Returns topological lines with every backward op a little nearer to its forward op; none without backward ops."""
     position, backward = graph.position.astype(np.float64), graph.forward_of >= 0
-    way = np.where(backward, position[graph.forward_of] - position, 0.0)
-    return {f"topological, leaning {part:g}": position + part * way for part in LEANINGS if backward.any()}
+    distance = np.where(backward, position[graph.forward_of] - position, 0.0)
+    return {f"topological, leaning {share:g}": position + share * distance for share in LEANINGS if backward.any()}
 
 
 def caps_for_fewer_devices(caps: Sequence[float], devices: int) -> tuple[float, ...]:

@@ -122,9 +122,9 @@ class TorchStep:
 
     @property
     def kept_states(self) -> int:
-        """Tensors of a parameter's size that the optimizer keeps: as given, otherwise counted on one small parameter.
+        """Tensors of a parameter's size that the optimizer keeps: as given, otherwise counted on small parameters.
 
-        An optimizer that cannot update a parameter alone counts as none.
+        An optimizer that updates neither one parameter nor eight counts as none, with a warning.
 
         >>> TorchStep("t", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=torch.optim.Adam).kept_states
         2
@@ -143,14 +143,14 @@ class TorchStep:
                 failure = error
                 continue
             counts = {sum(isinstance(t, torch.Tensor) and t.shape == (3, 5) for t in state) for state in states}
-            fewest, most = min(counts), max(counts)
-            if fewest < most:
+            fewest_states, most_states = min(counts), max(counts)
+            if fewest_states < most_states:
                 warnings.warn(
-                    f"the optimizer of step {self.name!r} keeps {fewest} tensors for some parameters and {most} for others; "
-                    f"{most} are counted for all",
+                    f"the optimizer of step {self.name!r} keeps {fewest_states} tensors for some parameters and "
+                    f"{most_states} for others; {most_states} are counted for all",
                     stacklevel=2,
                 )
-            return most
+            return most_states
         warnings.warn(
             f"the optimizer of step {self.name!r} updates no parameters but its model's "
             f"({type(failure).__name__}: {' '.join(str(failure).split()):.200}); its state is not counted: give "

@@ -431,6 +431,6 @@ def test_products_in_pieces_are_written_where_the_program_has_them():
         sentences = written(layout, format, overlap_products=True).unsupported
         assert sum("products in pieces" in sentence for sentence in sentences) == 1
     # Without sequence parallelism there are no such collectives.
-    whole = bl.Layout(tp=2, dp=2, zero=2)
+    whole_norms = bl.Layout(tp=2, dp=2, zero=2)
     for format in LAYOUT_FORMATS:
-        assert written(whole, format, overlap_products=True) == written(whole, format)
+        assert written(whole_norms, format, overlap_products=True) == written(whole_norms, format)

@@ -549,7 +549,7 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     point = page.locator(f'.bl-pane-fit .bl-chart-hit[aria-label*="{format_us(option.step_us)}"]')
     point.first.focus()
     page.keyboard.press("Enter")
-    words = page.locator(f'.bl-pane-fit .bl-note:has-text("{option.kind}, {option.choice}: ")')
+    words = page.locator(f'.bl-pane-fit .bl-note:has-text("{option.kind}, {option.choice_in_words}: ")')
     words.wait_for()
     page.wait_for_selector(f'.bl-pane-fit .bl-title:has-text("{format_us(option.step_us)}")')
     names = {"bl": bl, "graph": graph, "cluster": CLUSTER}

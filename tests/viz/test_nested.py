@@ -336,8 +336,10 @@ def test_bug_a_tensor_of_0_bytes_to_another_device_seemed_to_stay():
     line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 1]))
     scene = build_scene(graph, build_tree(graph), ())
     paint = build_paint(graph, scene, line)
-    ends = [tuple(graph.names[op] for op in pair) for pair in zip(graph.edge_source, graph.consumers, strict=True)]
-    assert dict(zip(ends, paint.crossing_bytes[scene.arrows.edge_of].tolist(), strict=True)) == {
+    names_of_edges = [
+        tuple(graph.names[op] for op in pair) for pair in zip(graph.edge_source, graph.consumers, strict=True)
+    ]
+    assert dict(zip(names_of_edges, paint.crossing_bytes[scene.arrows.edge_of].tolist(), strict=True)) == {
         ("a", "b"): 0.0,
         ("b", "c"): -1.0,
     }

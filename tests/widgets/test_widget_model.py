@@ -468,7 +468,7 @@ def test_guard_shows_our_sentences_plainly_and_lets_interrupts_pass():
     shown = []
     with Guard(shown.append) as guard:
         raise bl.InvalidInput("batch_size is 0")
-    assert guard.failed and shown[0].sentence == "batch_size is 0"
+    assert guard.failed and shown[0].sentence == "batch size is 0"  # the label on the screen
     with pytest.raises(KeyboardInterrupt), Guard(shown.append):
         raise KeyboardInterrupt
 

@@ -62,14 +62,14 @@ def experts_by_shape(model: nn.Module) -> dict[int, str]:
     """
     names: dict[int, str] = {}
     for prefix, module in model.named_modules():
-        for name, count, width in _alike(module):
-            routers = (p for other, p in module.named_parameters() if other.partition(".")[0] != name and p.dim() == 2)
-            if any(p.shape == (count, width) for p in routers):
+        for name, count, width in _repeated_matrices(module):
+            matrices = (p for path, p in module.named_parameters() if path.partition(".")[0] != name and p.dim() == 2)
+            if any(p.shape == (count, width) for p in matrices):
                 names.setdefault(count, f"{prefix}.{name}".lstrip("."))
     return names
 
 
-def _alike(module: nn.Module) -> Iterator[tuple[str, int, int]]:
+def _repeated_matrices(module: nn.Module) -> Iterator[tuple[str, int, int]]:
     """Yields lists of equal modules and parameters that are lists of matrices: name, number, columns of the first matrix."""
     for name, child in module.named_children():
         shapes = [[p.shape for p in entry.parameters()] for entry in child] if isinstance(child, nn.ModuleList) else []

@@ -307,16 +307,16 @@ class TwoOptimizers:
     """Adam for the first two parameters, descent with momentum for the others."""
 
     def __init__(self, parameters):
-        first, second, *rest = parameters
-        self.parts = torch.optim.Adam([first, second]), torch.optim.SGD(rest, momentum=0.9)
+        first, second, *remaining = parameters
+        self.optimizers = torch.optim.Adam([first, second]), torch.optim.SGD(remaining, momentum=0.9)
 
     @property
     def state(self):
-        return {**self.parts[0].state, **self.parts[1].state}
+        return {**self.optimizers[0].state, **self.optimizers[1].state}
 
     def step(self):
-        for part in self.parts:
-            part.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
 
 def test_bug_optimizers_of_groups_of_parameters_kept_no_state_in_estimates():

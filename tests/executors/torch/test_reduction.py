@@ -296,13 +296,13 @@ def script_losses(folder, count):
     variables = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     variables["MASTER_PORT"] = str(free_port())
     with ThreadPoolExecutor(count) as threads:
-        runs = [
+        processes = [
             threads.submit(run_torch, folder, "--steps", "2", RANK=str(k), LOCAL_RANK=str(k), **variables)
             for k in range(count)
         ]
-    for run in runs:
-        assert run.result().returncode == 0, run.result().stderr[-6000:]
-    lines = [line for run in runs for line in run.result().stdout.splitlines()]
+    for process in processes:
+        assert process.result().returncode == 0, process.result().stderr[-6000:]
+    lines = [line for process in processes for line in process.result().stdout.splitlines()]
     return [float(line.split("loss ")[1].split(",")[0]) for line in lines if line.startswith("step ")]
 
 

@@ -213,31 +213,31 @@ class HandWritten(torch.nn.Module):
 
 
 def by_positions(scores, experts, x):
-    weights, chosen = scores.topk(2)
+    weights, choices = scores.topk(2)
     y = torch.zeros_like(x)
     for k, expert in enumerate(experts):
-        row, column = torch.where(chosen == k)
+        row, column = torch.where(choices == k)
         y.index_add_(0, row, expert(x[row]) * weights[row, column, None])
     return y
 
 
 def by_order(scores, experts, x):
-    weights, chosen = scores.sort(-1, descending=True)
+    weights, choices = scores.sort(-1, descending=True)
     y = torch.zeros_like(x)
     for k, expert in enumerate(experts):
-        row, column = (chosen[:, :2] == k).nonzero(as_tuple=True)
+        row, column = (choices[:, :2] == k).nonzero(as_tuple=True)
         y = y.index_add(0, row, expert(x[row]) * weights[row, column, None])
     return y
 
 
 def by_counts(scores, experts, x):
     """As DeepSeek's own code: the counts of all experts are read at once, as an array of NumPy."""
-    weights, chosen = torch.topk(scores, 2, dim=-1, sorted=False)
-    order = chosen.flatten().argsort()
-    rows, counts = x[order // 2], chosen.new_zeros(len(x), 4).scatter_(1, chosen, 1).sum(0).cpu().numpy()
-    parts = [expert(part) for expert, part in zip(experts, rows.split(counts.tolist()), strict=True)]
+    weights, choices = torch.topk(scores, 2, dim=-1, sorted=False)
+    order = choices.flatten().argsort()
+    rows, counts = x[order // 2], choices.new_zeros(len(x), 4).scatter_(1, choices, 1).sum(0).cpu().numpy()
+    outputs = [expert(own_rows) for expert, own_rows in zip(experts, rows.split(counts.tolist()), strict=True)]
     y = torch.empty_like(rows)
-    y[order] = torch.cat(parts)
+    y[order] = torch.cat(outputs)
     return (y.view(len(x), 2, -1) * weights[..., None]).sum(1)
 
 
@@ -251,8 +251,10 @@ def test_bug_mixtures_written_by_hand_were_refused(route):
 
 
 def test_shapes_of_experts_need_a_router():
-    alike = lambda: torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))  # noqa: E731
-    pair = lambda **parts: torch.nn.ModuleDict(parts)  # noqa: E731
-    assert experts_by_shape(pair(layers=alike(), head=torch.nn.Linear(8, 5))) == {}
-    assert experts_by_shape(pair(layers=alike(), gate=torch.nn.Linear(6, 4))) == {}
-    assert experts_by_shape(pair(block=pair(layers=alike(), gate=pair(w=torch.nn.Linear(8, 4))))) == {4: "block.layers"}
+    layers = lambda: torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))  # noqa: E731
+    pair = lambda **modules: torch.nn.ModuleDict(modules)  # noqa: E731
+    assert experts_by_shape(pair(layers=layers(), head=torch.nn.Linear(8, 5))) == {}
+    assert experts_by_shape(pair(layers=layers(), gate=torch.nn.Linear(6, 4))) == {}
+    assert experts_by_shape(pair(block=pair(layers=layers(), gate=pair(w=torch.nn.Linear(8, 4))))) == {
+        4: "block.layers"
+    }

@@ -910,7 +910,7 @@ def test_bug_upsampling_held_no_copies(width, mode):
     """Kernels for channels last run up to 128 rows and columns together, on copies of input and output."""
     x = torch.ones(2, 8, 32, 32)
 
-    class Up(nn.Module):
+    class Upsampling(nn.Module):
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(1))
@@ -919,7 +919,7 @@ def test_bug_upsampling_held_no_copies(width, mode):
         def forward(self, x):
             return self.layer(x * self.scale)
 
-    step = bl.torch.TorchStep("step", Up, (x,), lambda y: y.sum(), mode="training")
+    step = bl.torch.TorchStep("step", Upsampling, (x,), lambda y: y.sum(), mode="training")
     copies = x.nbytes + 2 * 8 * 64 * width * 4 if width == 64 else 0
     for graph in (bl.torch.profile(step, hardware="cpu-core"), bl.torch.profile(step, warmup=0, runs=1)):
         small_buffers = 10_000
