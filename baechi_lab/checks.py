@@ -24,7 +24,7 @@ def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
     baechi_lab.errors.InvalidInput: runs is 0; it must be a whole number of at least 1
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be a whole number of at least {low}{also}")
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be a whole number of at least {low}{also}")
     return int(value)
 
 
@@ -50,7 +50,7 @@ def check_flag(field: str, value: object) -> bool:
     baechi_lab.errors.InvalidInput: moved is 2; it must be True or False
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be True or False")
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be True or False")
     return bool(value)
 
 
@@ -63,7 +63,7 @@ def check_text(field: str, value: object, choices: Iterable[str] | None = None) 
     """
     if not isinstance(value, str) or (choices is not None and value not in choices):
         allowed = "a text" if choices is None else f"one of {', '.join(choices)}"
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be {allowed}")
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be {allowed}")
 
 
 def is_list(value: object) -> bool:
@@ -103,7 +103,7 @@ def check_number(field: str, value: object, low: float = 0.0, high: float = inf)
 
 def in_short(value: object) -> str:
     """Returns what an error says of `value`; Python does not write out numbers of thousands of digits."""
-    return f"{value!r:.60}" if not isinstance(value, int) or value < 10**50 else "a number of more than 50 digits"
+    return f"{value!r:.60}" if not isinstance(value, int) or abs(value) < 10**50 else "a number of more than 50 digits"
 
 
 def check_timeout(timeout: object) -> None:
@@ -114,7 +114,7 @@ def check_timeout(timeout: object) -> None:
     baechi_lab.errors.InvalidInput: timeout is 0; it must be above 0 seconds, or None
     """
     if not (timeout is None or (isinstance(timeout, float) and timeout > 0) or (finite(timeout) or 0) > 0):
-        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
+        raise InvalidInput(f"timeout is {in_short(timeout)}; it must be above 0 seconds, or None")
 
 
 def check_callback(field: str, function: object, arguments: str) -> None:
@@ -127,7 +127,7 @@ def check_callback(field: str, function: object, arguments: str) -> None:
     if function is None:
         return
     if not callable(function):
-        raise InvalidInput(f"{field} is {function!r:.60}; it must be a function of {arguments}")
+        raise InvalidInput(f"{field} is {in_short(function)}; it must be a function of {arguments}")
     try:
         inspect.signature(function).bind(*arguments.split(", "))
     except TypeError:

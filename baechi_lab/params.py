@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .checks import finite
+from .checks import finite, in_short
 from .errors import InvalidInput
 
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
@@ -48,7 +48,7 @@ class Params:
             value, type_names = getattr(self, field.name), str(field.type).split(" | ")
             if set(type_names) <= set(_TYPES) and not any(_has_type(value, name) for name in type_names):
                 allowed_types = " or ".join(_TYPES[name] for name in type_names)
-                raise InvalidInput(f"{field.name}{self.owner_text()} is {value!r:.60}; it must be {allowed_types}")
+                raise InvalidInput(f"{field.name}{self.owner_text()} is {in_short(value)}; it must be {allowed_types}")
             if isinstance(value, int) and value >= 2**63:  # solvers count and draw with 64 bits
                 raise InvalidInput(f"{field.name}{self.owner_text()} is {value!s:.60}; it must be below 2**63")
         self.validate()
