@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.kernels.csr import Floats, Ints, distinct
+from ..graph.kernels.csr import Floats, Ints, distinct, frozen_array
 from ..graph.kernels.jit import njit
 from ..graph.opgraph import GROWS, OVERWRITES, VIEW, OpGraph
 from ..graph.timeline import MEMORY_CATEGORIES
@@ -108,8 +108,10 @@ def uses_of(
         producer_device=producer_device,
         send_count=send_count,
         uses=1 + send_count + np.bincount(tensors[is_local], minlength=count),
-        moved_tensor=moved_tensors,
-        target=target,
+        moved_tensor=frozen_array(
+            moved_tensors, np.int32
+        ),  # as those of a timeline: one compiled signature for all callers
+        target=frozen_array(target, np.int32),
         copy=np.where(target == producer_device[moved_tensors], moved_tensors, count + at),
         copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at],
         over_copies_us=over_copies_us,

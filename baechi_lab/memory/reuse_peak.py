@@ -34,7 +34,7 @@ def live_bytes_per_op(graph: OpGraph, order: NDArray[np.int64]) -> NDArray[np.in
     """
     none = np.zeros(0, dtype=np.int32)
     uses = uses_of(graph, np.zeros(graph.n, dtype=np.int64), none, none)
-    index, kind = np.repeat(order, 2), np.tile([START, END], len(order))
+    index, kind = np.repeat(np.asarray(order, dtype=np.int64), 2), np.tile([START, END], len(order))
     state = state_for(uses, kind, index)
     rows = apply_events(uses, state, np.arange(len(index), dtype=np.float64), kind, index)
     changes = np.bincount(state.time[:rows].astype(np.int64), state.delta[:rows], minlength=len(index))

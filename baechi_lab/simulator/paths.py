@@ -56,8 +56,9 @@ def heads_and_tails(
 
     `weight` float64[n] per op, `edge_weight` float64[E] per (tensor, consumer) pair (default 0). O(ops + edges).
     """
-    cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
-    node = np.ascontiguousarray(weight, dtype=np.float64)
+    # Copies: arrays that cannot be written are another signature, for which the kernels would be compiled again.
+    cost = np.zeros(graph.edge_count) if edge_weight is None else np.array(edge_weight, dtype=np.float64)
+    node = np.array(weight, dtype=np.float64)
     input_edge = np.argsort(graph.consumers, kind="stable")
     head = _heads(graph.order, node, cost, graph.inputs[0], input_edge, graph.edge_source)
     tail = tails(graph.order, node, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers)

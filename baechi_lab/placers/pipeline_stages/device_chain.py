@@ -123,8 +123,10 @@ def make_device_chain(
 
 
 def prefix_sums(columns: NDArray[Scalar]) -> NDArray[Scalar]:
-    """[n + 1, ...]: the sum of the rows before each, and of all of them."""
-    return np.concatenate([np.zeros((1, *columns.shape[1:]), dtype=columns.dtype), np.cumsum(columns, axis=0)])
+    """[n + 1, ...], row by row: the sum of the rows before each, and of all of them."""
+    sums = np.zeros((len(columns) + 1, *columns.shape[1:]), dtype=columns.dtype)
+    np.cumsum(columns, axis=0, out=sums[1:])
+    return sums
 
 
 def _neighbour_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Ints, offsets
+from ...graph.kernels.csr import Ints, frozen_array, offsets
 from ...passes.contraction import group_edges, grouped_sum, member_peak
 from ...simulator.paths import tails
 from ..evaluation.cost import Objective
@@ -88,7 +88,14 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
     lane[run] = model.lane
     ints = lambda a: a.astype(np.int32)  # noqa: E731
     edge_ptr, read = offsets(producer, count), ints(reader)
-    tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
+    tail = tails(  # the types of arrays that a graph has, for which this kernel is compiled anyway
+        frozen_array(order, np.int32),
+        table.min(axis=1),
+        np.zeros(len(reader)),
+        frozen_array(np.arange(count + 1), np.int64),
+        frozen_array(edge_ptr, np.int64),
+        frozen_array(read, np.int32),
+    )
     return model._replace(
         table=table,
         lane=lane,
