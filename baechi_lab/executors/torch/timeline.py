@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -193,7 +194,8 @@ class Measurement(Observer):
     def run_backward(self, loss: torch.Tensor) -> None:
         """The backward pass of a loss.
 
-        Autograd adds up gradients in place, except where a dispatch mode is active. So no mode is active between nodes.
+        Autograd adds up gradients in place, and its formulas write in place, except where a dispatch mode is active. So no mode
+        is active between nodes and in nodes of autograd's own.
         """
         if self.storages is None or self.on_gpus:
             loss.backward()
@@ -204,19 +206,27 @@ class Measurement(Observer):
             loss.backward()
 
     def _follow_node(self, node: Node, storages: StorageTracker) -> None:
-        local = self.local
+        local, is_function = self.local, isinstance(node, BackwardCFunction)
+
+        def add_mark(op: int, device: int) -> None:
+            storages.node_marks.append((time.perf_counter_ns(), device, op))
 
         def before(gradients: object) -> None:
-            if getattr(storages.local, "op", -1) >= 0:  # set by the first call of a thread
+            op = getattr(storages.local, "op", -1)
+            if op >= 0:  # set by the first call of a thread
                 local.node_device = storages.local.device
-            local.node_mode = storages.mode()
-            local.node_mode.__enter__()
+            if is_function:
+                local.node_mode = storages.mode()
+                local.node_mode.__enter__()
+            else:
+                add_mark(op, storages.local.device if op >= 0 else storages.device_of(gradients))
 
         def after(into: object, outof: object) -> None:
-            local.node_mode.__exit__(None, None, None)
-            storages.between_nodes.append(
-                (time.perf_counter_ns(), getattr(local, "node_device", storages.default_device))
-            )
+            if is_function:
+                local.node_mode.__exit__(None, None, None)
+            else:
+                storages.assign(tensors(into), storages.node_marks[-1][1])
+            add_mark(-1, getattr(local, "node_device", storages.default_device))
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -247,9 +257,13 @@ class Measurement(Observer):
             row, backward_call = int(rows[self.copies[op, run]]), getattr(self.local, "backward_call", None)
             with self.lock:
                 self.start_marks.setdefault(row, self._mark(op))
+            mode: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
             if self.storages is not None:
                 self.storages.call(row, self.session.plan.device[op])
-            yield
+                if not torch._C._len_torch_dispatch_stack():  # a node of autograd's own
+                    mode = self.storages.mode()
+            with mode:
+                yield
             self.stop_marks[row] = self._mark(op)
             if backward_call is None:
                 return

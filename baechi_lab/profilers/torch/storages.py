@@ -80,8 +80,8 @@ class StorageTracker:
         self.at: dict[int, StorageRecord] = {}
         """Address -> the last record at that address."""
         self.operator_records: list[StorageRecord] = []
-        self.between_nodes: list[tuple[int, int]] = []
-        """End of each node of the backward pass, and its device."""
+        self.node_marks: list[tuple[int, int, int]] = []
+        """Starts and ends of nodes of the backward pass, with the device and the op (-1: none) of what is allocated then."""
         self.by_events = False
 
     @contextmanager
@@ -100,7 +100,7 @@ class StorageTracker:
         self._read_blocks(profiler)
 
     def _read_blocks(self, profiler: torch.profiler.profile) -> None:
-        """Reads the ends of tracked storages, and the untracked allocations between two nodes."""
+        """Reads the ends of tracked storages, and what nodes of the backward pass allocate."""
         events = [e for e in profiler.profiler.kineto_results.events() if e.name().startswith(_LABEL)]
         running = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[len(_LABEL) :])) for e in events)
         if not running:
@@ -133,7 +133,7 @@ class StorageTracker:
                 matched_blocks.add(id(block))
                 record.size, record.end_ns = block.size, block.end_ns - ahead if block.end_ns >= 0 else -1
             self.records.append(record)
-        nodes = sorted(self.between_nodes)
+        nodes = sorted(self.node_marks)
         for block in (
             block for allocations in blocks.values() for block in allocations if id(block) not in matched_blocks
         ):
@@ -141,8 +141,9 @@ class StorageTracker:
             node = bisect_right(nodes, block.start_ns - ahead, key=lambda row: row[0]) - 1
             if node >= 0 and (at < 0 or block.start_ns > running[at][1]):
                 ended = block.end_ns - ahead if block.end_ns >= 0 else -1
-                device, started = nodes[node][1], block.start_ns - ahead
-                self.records.append(StorageRecord(device, block.size, -1, started, ended, persistent=ended < 0))
+                _, device, op = nodes[node]
+                started = block.start_ns - ahead
+                self.records.append(StorageRecord(device, block.size, op, started, ended, persistent=ended < 0))
 
     def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
         """Marks tracked tensors that are alive as persistent from their start."""
@@ -156,6 +157,12 @@ class StorageTracker:
             record = self._record_of(tensor)
             if record is not None and record.op < 0 and not (record.persistent or record.received):
                 record.device, record.op = device, CLAIMED
+
+    def assign(self, gradients: Iterable[torch.Tensor], device: int) -> None:
+        """Notes the device of gradients that a node has made; they are tracked by the allocator's events alone."""
+        for tensor in gradients:
+            if _has_storage(tensor):
+                self.at[_address(tensor)] = StorageRecord(device, tensor.nbytes, -1, time.perf_counter_ns())
 
     def start_operator(self, arguments: object) -> StorageRecord:
         """Records the start of an operator; its position in `operator_records` is its label."""
