@@ -1,4 +1,7 @@
-"""Fits the constants of a generation to measured kernels: Nelder and Mead's simplex over mean relative errors, by kind.
+"""Fits the constants of a generation to measured kernels: Nelder and Mead's simplex over mean errors, by kind.
+
+An error is the logarithm of predicted / measured, which treats too long and too short alike. Those of convolutions are so large
+that it is no longer the relative error, which the targets are of: theirs are relative.
 
 The tile is the best of those that the libraries of GPUs have. Every kind of kernel counts as much as its target is small, so that
 the many element-wise rows do not outweigh the few of others.
@@ -88,8 +91,9 @@ def _search(
             hardware = Hardware.named(device)
             for kind in kinds:
                 if (device, kind) in table:
-                    ratio = table[device, kind].predicted_us(hardware, generation) / table[device, kind].measured_us
-                    total += float(np.abs(np.log(ratio)).mean()) / TARGETS[kind]
+                    errors = table[device, kind].errors(hardware, generation)
+                    sizes = errors if kind == "convolution" else np.log1p(errors)
+                    total += float(np.abs(sizes).mean()) / TARGETS[kind]
         return total
 
     origin = np.log([getattr(start, key) for key in keys])
