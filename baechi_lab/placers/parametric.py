@@ -25,13 +25,13 @@ from ..graph.kernels.csr import inverse
 from ..simulator.ranks import downward_rank, total_rank, upward_rank
 from .base import Placer
 from .list_scheduling.insertion import (
-    EARLIEST,
-    EARLIEST_FINISH,
-    EARLIEST_START,
-    FASTEST,
-    FIRST_FREE,
-    READY_TIME,
-    STATIC,
+    DEVICE_BY_DURATION,
+    DEVICE_BY_FINISH,
+    DEVICE_BY_FREE_TIME,
+    DEVICE_BY_START,
+    OP_BY_KEY,
+    OP_BY_READY_TIME,
+    OP_BY_START,
     Plan,
     insertion_schedule,
     start_order,
@@ -50,7 +50,12 @@ PRIORITIES = {
     "earliest-start": "the op that can start earliest on the device it would get (ETF)",
 }
 """Which op comes next; name -> what it means."""
-CHOICES = {"earliest-finish": EARLIEST_FINISH, "earliest-start": EARLIEST, "fastest": FASTEST, "first-free": FIRST_FREE}
+CHOICES = {
+    "earliest-finish": DEVICE_BY_FINISH,
+    "earliest-start": DEVICE_BY_START,
+    "fastest": DEVICE_BY_DURATION,
+    "first-free": DEVICE_BY_FREE_TIME,
+}
 POINTS = {
     "heft": ("upward-rank", "earliest-finish", True),
     "mcp": ("latest-start", "earliest-start", True),
@@ -64,13 +69,13 @@ DIGITS = 12
 
 @dataclass(frozen=True)
 class ListScheduler(Placer):
-    """Compose a list scheduler of a priority, a choice of device, and insertion.
+    """A list scheduler composed of a priority, a choice of device, and insertion.
 
     Args:
         priority: one of `PRIORITIES`: upward-rank, computation-rank, latest-start, downward-rank, total-rank,
             topological, ready-time, earliest-start.
         choice: earliest-finish, earliest-start, fastest (shortest duration), first-free (whatever the inputs).
-        insertion: may an op fill a gap between ops that were scheduled before?
+        insertion: whether an op may fill a gap between ops that were scheduled before.
 
     >>> from baechi_lab import place
     >>> graph = OpGraph.from_edges([2, 2, 2], [(0, 1, 1), (0, 2, 1)])
@@ -102,7 +107,7 @@ class ListScheduler(Placer):
         return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful))
 
     def plan(self, graph: OpGraph, cluster: Cluster, careful: bool = False) -> Plan:
-        """Planned device, start and finish of every op; `careful` counts outputs and temporaries as held throughout."""
+        """Returns the schedule of every op; `careful` counts outputs and temporaries as bytes needed throughout the step."""
         self.validate()
         problem = make_problem(graph, cluster)
         need = problem.promised
@@ -110,9 +115,9 @@ class ListScheduler(Placer):
             need = need + np.bincount(problem.group, graph.output_bytes + graph.temp_bytes, minlength=len(need)).astype(
                 np.int64
             )
-        mode = {"ready-time": READY_TIME, "earliest-start": EARLIEST_START}.get(self.priority, STATIC)
+        op_rule = {"ready-time": OP_BY_READY_TIME, "earliest-start": OP_BY_START}.get(self.priority, OP_BY_KEY)
         return insertion_schedule(
-            problem, self.op_keys(graph, cluster), mode, CHOICES[self.choice], bool(self.insertion), need
+            problem, self.op_keys(graph, cluster), op_rule, CHOICES[self.choice], bool(self.insertion), need
         )
 
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:

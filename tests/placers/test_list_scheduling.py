@@ -231,7 +231,7 @@ def test_of_many_equal_devices_only_the_first_few_are_looked_at(placer, comm, mo
     graph = bl.generators.layered_dag(60, seed=3)
     cluster = bl.Cluster.uniform(24, memory_bytes=1 << 33, link=bl.Link(3.0, 1e-5), comm=comm)
     every = bl.place(graph, cluster, placer)
-    monkeypatch.setattr(schedule, "FEW", 2)
+    monkeypatch.setattr(schedule, "FIRST_DEVICES", 2)
     few = bl.place(graph, cluster, placer)
     assert few.device.tolist() == every.device.tolist() and few.rank.tolist() == every.rank.tolist()
     assert 2 < len(set(few.device.tolist())) < 24
@@ -240,7 +240,7 @@ def test_of_many_equal_devices_only_the_first_few_are_looked_at(placer, comm, mo
 def test_too_many_pairs_are_refused_before_the_work(monkeypatch):
     from baechi_lab.placers.list_scheduling import schedule
 
-    monkeypatch.setattr(schedule, "MOST_PAIRS", 100)
+    monkeypatch.setattr(schedule, "MAX_PAIRS", 100)
     graph, cluster = bl.OpGraph.from_edges([1.0] * 51), bl.Cluster.uniform(2)
     with pytest.raises(bl.InvalidInput, match="51 ops on 2 devices are 102 pairs"):
         bl.place(graph, cluster, "m-etf")

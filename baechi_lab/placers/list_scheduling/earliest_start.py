@@ -18,7 +18,7 @@ then finds the violation in simulation.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,14 @@ from ...graph.kernels.jit import njit, records
 from ..problem import Problem
 from .arrivals import PARALLEL, ROUNDING, arrival_of, may_run, queued_time, receiving_queue, waits_for_queue
 from .pair_heaps import ARRIVED, BEHIND, FOLLOWING, HEAPS, NOT_READY, PENDING, REMOVED, Heaps, insert, rekey, remove
-from .records import FETCH, WAITING, Records, Traffic, make_records
+from .records import FETCH, WAITING, Records, Schedule, ScheduleState, make_state
 
 
-class Freed(NamedTuple):
-    """A heap of when bytes become free: `time` float64, `code` int64 (tensor or group, and device), `size` int64[1]."""
+class Releases(NamedTuple):
+    """A heap of when bytes become free: `time` float64 in microseconds, `code` int64, and its length `size` int64[1].
+
+    `code` is `t * devices + p` for tensor `t` on device `p`, and `(tensors + g) * devices + p` for the reserve of group `g`.
+    """
 
     time: NDArray[np.float64]
     code: NDArray[np.int64]
@@ -41,6 +44,7 @@ class Freed(NamedTuple):
 
 @njit(cache=True, allocates=False)
 def _insert_by_bound(p: int, op: int, devices: Records, pairs: Records, heaps: Heaps) -> None:
+    """Inserts `op` into the heap of device `p` that its lower bound belongs to: *arrived* or *pending*."""
     start = max(devices[p].free, pairs[p, op].bound)
     if (start, op) < (devices[p].first_start, devices[p].first_op):
         devices[p].first_start, devices[p].first_op = start, op
@@ -51,10 +55,10 @@ def _insert_by_bound(p: int, op: int, devices: Records, pairs: Records, heaps: H
 
 
 @njit(cache=True, allocates=False)
-def _first(p: int, queue: float, devices: Records, pairs: Records, heaps: Heaps) -> int:
-    """The op of device `p` with the smallest (lower bound of its start, op), or -1.
+def _first_by_bound(p: int, queue: float, devices: Records, pairs: Records, heaps: Heaps) -> int:
+    """Returns the op of device `p` with the smallest (lower bound of its start, op), or -1.
 
-    Ops that arrive before the device is free are among the arrived ones afterwards.
+    Ops that arrive before the device is free are moved to the heap of arrived ops.
     """
     free, row, (waiting, size) = devices[p].free, HEAPS * p, heaps
     while True:
@@ -76,24 +80,24 @@ def _first(p: int, queue: float, devices: Records, pairs: Records, heaps: Heaps)
 
 
 @njit(cache=True, allocates=False)
-def _top(
-    p: int, latest: float, last_op: int, traffic: Traffic, groups: Records, pairs: Records, heaps: Heaps, fetch: Records
+def _earliest_on_device(
+    p: int, latest_us: float, last_op: int, state: ScheduleState, heaps: Heaps, fetches: Records
 ) -> int:
-    """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap.
+    """Returns the op that starts earliest on device `p` (ties by op), and moves it to the top of its heap.
 
-    Returns its op, or -1 if every pair of the device comes after (`latest`, `last_op`) in the order of (start, op).
-    The device's `first_start` and `first_op` are brought up to what is known afterwards.
+    Returns -1 if every pair of the device comes after (`latest_us`, `last_op`) in the order of (start, op).
+    Updates the device's lower bound (`first_start`, `first_op`).
     """
-    ops, devices, comm = traffic.ops, traffic.devices, traffic.comm
-    free, queue = devices[p].free, receiving_queue(p, comm, devices)
+    ops, devices, pairs = state.ops, state.devices, state.pairs
+    free, queue = devices[p].free, receiving_queue(p, state.comm, devices)
     while True:
-        op = _first(p, queue, devices, pairs, heaps)
+        op = _first_by_bound(p, queue, devices, pairs, heaps)
         is_early = op >= 0 and pairs[p, op].state == ARRIVED
         start = free if is_early else (np.inf if op < 0 else pairs[p, op].bound)
         devices[p].first_start, devices[p].first_op = start, op
-        if op < 0 or (start, op) > (latest, last_op):
+        if op < 0 or (start, op) > (latest_us, last_op):
             return -1
-        if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
+        if ops[op].device >= 0 or not may_run(op, p, state):
             remove(p, op, pairs, heaps)
             continue
         if pairs[p, op].exact:
@@ -102,14 +106,14 @@ def _top(
             remove(p, op, pairs, heaps)
             insert(p, op, BEHIND, pairs[p, op].queued, pairs, heaps)
             continue
-        arrival, count = arrival_of(op, p, False, traffic, fetch)
-        pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
+        arrival, count = arrival_of(op, p, False, state, fetches)
+        pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetches)
         if (is_early and arrival <= free) or (not is_early and arrival == pairs[p, op].bound):
             return op
         pairs[p, op].bound = arrival
-        if waits_for_queue(arrival, count, fetch):
+        if waits_for_queue(arrival, count, fetches):
             remove(p, op, pairs, heaps)
-            insert(p, op, FOLLOWING, fetch[0].cost, pairs, heaps)
+            insert(p, op, FOLLOWING, fetches[0].cost, pairs, heaps)
         elif pairs[p, op].state == PENDING:
             rekey(p, op, pairs, heaps)
         else:
@@ -118,29 +122,29 @@ def _top(
 
 
 @njit(cache=True, allocates=False)
-def _awake_for(p: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> int:
-    """The favourite child that device `p` stays awake for; -1 for none."""
-    ops, devices = traffic.ops, traffic.devices
-    if devices[p].last < 0:
+def _awake_for(p: int, state: ScheduleState, fetches: Records) -> int:
+    """Returns the favourite child that device `p` stays awake for; -1 for none."""
+    ops, devices = state.ops, state.devices
+    if devices[p].last_op < 0:
         return -1
-    j = ops[devices[p].last].child
-    if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not may_run(j, p, ops, groups, pairs):
+    j = ops[devices[p].last_op].child
+    if j < 0 or ops[j].missing_inputs > 0 or ops[j].device >= 0 or not may_run(j, p, state):
         return -1
-    start_here = max(devices[p].free, arrival_of(j, p, False, traffic, fetch)[0])
+    start_here = max(devices[p].free, arrival_of(j, p, False, state, fetches)[0])
     for d in range(len(devices)):
-        if d != p and may_run(j, d, ops, groups, pairs):
-            start_there = arrival_of(j, d, False, traffic, fetch)[0]
+        if d != p and may_run(j, d, state):
+            start_there = arrival_of(j, d, False, state, fetches)[0]
             if start_here >= max(devices[d].free, start_there):
                 return -1
     return j
 
 
 @njit(cache=True, allocates=False)
-def _urgent(op: int, time: float, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> bool:
-    """Its inputs are there by `time` on whichever device may run it."""
-    for d in range(len(traffic.devices)):
-        if may_run(op, d, traffic.ops, groups, pairs):
-            if arrival_of(op, d, False, traffic, fetch)[0] > time:
+def _is_urgent(op: int, time: float, state: ScheduleState, fetches: Records) -> bool:
+    """Whether the inputs of `op` arrive by `time` on every device that may run it."""
+    for d in range(len(state.devices)):
+        if may_run(op, d, state):
+            if arrival_of(op, d, False, state, fetches)[0] > time:
                 return False
     return True
 
@@ -149,43 +153,38 @@ def _urgent(op: int, time: float, traffic: Traffic, groups: Records, pairs: Reco
 def _best_while_awake(
     p: int,
     awaited: int,
-    latest: float,
+    latest_us: float,
     last_op: int,
-    traffic: Traffic,
-    groups: Records,
-    pairs: Records,
+    state: ScheduleState,
     heaps: Heaps,
-    fetch: Records,
-    held_pairs: NDArray[np.int64],
+    fetches: Records,
+    skipped_ops: NDArray[np.int64],
 ) -> int:
-    """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
-    devices, count = traffic.devices, 0
-    op = _top(p, latest, last_op, traffic, groups, pairs, heaps, fetch)
+    """Returns the earliest op of device `p`, which is awake for `awaited`: that op, or an urgent one; -1 for none."""
+    devices, pairs, count = state.devices, state.pairs, 0
+    op = _earliest_on_device(p, latest_us, last_op, state, heaps, fetches)
     while op >= 0 and op != awaited:
         start = max(devices[p].free, pairs[p, op].bound)
-        if _urgent(op, start, traffic, groups, pairs, fetch):
+        if _is_urgent(op, start, state, fetches):
             break
         remove(p, op, pairs, heaps)
-        held_pairs[count] = op
+        skipped_ops[count] = op
         count += 1
-        op = _top(p, latest, last_op, traffic, groups, pairs, heaps, fetch)
+        op = _earliest_on_device(p, latest_us, last_op, state, heaps, fetches)
     for k in range(count):
-        _insert_by_bound(p, held_pairs[k], devices, pairs, heaps)
+        _insert_by_bound(p, skipped_ops[k], devices, pairs, heaps)
     return op
 
 
 @njit(cache=True, allocates=False)
-def _choose(
-    favour: bool,
-    traffic: Traffic,
-    groups: Records,
-    pairs: Records,
-    heaps: Heaps,
-    fetch: Records,
-    held_pairs: NDArray[np.int64],
+def _choose_pair(
+    has_favourites: bool, state: ScheduleState, heaps: Heaps, fetches: Records, skipped_ops: NDArray[np.int64]
 ) -> tuple[int, int]:
-    """The smallest (start, op, not beside its favourite parent, device) over the devices."""
-    ops, devices = traffic.ops, traffic.devices
+    """Returns the op and device of the smallest (start, op, not beside its favourite parent, device).
+
+    The device with the smallest lower bound is searched first, since the others can then be skipped more often.
+    """
+    ops, devices, pairs = state.ops, state.devices, state.pairs
     best, best_p, best_start, best_without_parent = -1, -1, np.inf, True
     likely = 0
     for p in range(1, len(devices)):
@@ -193,16 +192,16 @@ def _choose(
             likely = p
     for k in range(len(devices)):
         p = likely if k == 0 else (k - 1 if k <= likely else k)
-        last_op = best if favour or p < best_p else best - 1
+        last_op = best if has_favourites or p < best_p else best - 1
         if (devices[p].first_start, devices[p].first_op) > (best_start, last_op):
             continue
         awaited = -1
-        if favour:
-            awaited = _awake_for(p, traffic, groups, pairs, fetch)
+        if has_favourites:
+            awaited = _awake_for(p, state, fetches)
         if awaited >= 0:
-            op = _best_while_awake(p, awaited, best_start, last_op, traffic, groups, pairs, heaps, fetch, held_pairs)
+            op = _best_while_awake(p, awaited, best_start, last_op, state, heaps, fetches, skipped_ops)
         else:
-            op = _top(p, best_start, last_op, traffic, groups, pairs, heaps, fetch)
+            op = _earliest_on_device(p, best_start, last_op, state, heaps, fetches)
         if op < 0:
             continue
         start = max(devices[p].free, pairs[p, op].bound)
@@ -213,69 +212,72 @@ def _choose(
 
 
 @njit(cache=True, allocates=False)
-def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Records, freed: Freed) -> bool:
+def _lacks_memory(op: int, p: int, state: ScheduleState, fetches: Records, releases: Releases) -> bool:
     """Whether starting `op` on `p` would exceed the device's memory, including promised bytes."""
-    ops, tensors, devices, (free_time, free_code, size) = traffic.ops, traffic.tensors, traffic.devices, freed
-    arrival, count = arrival_of(op, p, False, traffic, fetch)
+    ops, tensors, groups, devices = state.ops, state.tensors, state.groups, state.devices
+    release_time, release_code, size = releases
+    arrival, count = arrival_of(op, p, False, state, fetches)
     start = max(devices[p].free, arrival)
-    while size[0] > 0 and free_time[0] <= start:
-        item, d = free_code[0] // len(devices), free_code[0] % len(devices)
-        size[0] = pop(free_time, free_code, 0, size[0])
+    while size[0] > 0 and release_time[0] <= start:
+        item, d = release_code[0] // len(devices), release_code[0] % len(devices)
+        size[0] = pop(release_time, release_code, 0, size[0])
         last = len(tensors) - 1
-        devices[d].level -= tensors[item].size if item < last else groups[item - last].reserve
-    brought, arrives_early = 0, False
+        devices[d].used_bytes -= tensors[item].size_bytes if item < last else groups[item - last].reserve
+    copied_bytes, arrives_early = 0, False
     for k in range(count):
-        brought += tensors[fetch[k].tensor].size
-        arrives_early = arrives_early or fetch[k].receive < devices[p].free
+        copied_bytes += tensors[fetches[k].tensor].size_bytes
+        arrives_early = arrives_early or fetches[k].receive < devices[p].free
     g = ops[op].group
     promise = groups[g].promised + groups[g].reserve if groups[g].device < 0 else 0
-    own_bytes = max(ops[op].made + ops[op].temp - groups[g].reserve, 0)
-    if arrives_early and devices[p].last >= 0:
-        own_bytes = max(own_bytes, ops[devices[p].last].temp)  # the copy comes in while the last op still runs
-    return devices[p].level + promise + brought + own_bytes > devices[p].limit
+    own_bytes = max(ops[op].output_bytes + ops[op].temp_bytes - groups[g].reserve, 0)
+    if arrives_early and devices[p].last_op >= 0:
+        own_bytes = max(own_bytes, ops[devices[p].last_op].temp_bytes)  # the copy comes in while the last op still runs
+    return devices[p].used_bytes + promise + copied_bytes + own_bytes > devices[p].limit
 
 
 @njit(cache=True, allocates=False)
-def _free_at(time: float, bytes_: int, code: int, freed: Freed) -> None:
-    if bytes_ > 0:
-        freed.size[0] = push(freed.time, freed.code, 0, freed.size[0], time, code)
+def _schedule_release(time: float, size_bytes: int, code: int, releases: Releases) -> None:
+    """Releases `size_bytes` bytes at `time`; see `Releases` for `code`."""
+    if size_bytes > 0:
+        releases.size[0] = push(releases.time, releases.code, 0, releases.size[0], time, code)
 
 
 @njit(cache=True, allocates=False)
-def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: Records) -> int:
-    group_device, best = groups[ops[op].group].device, -1
+def _roomiest(op: int, state: ScheduleState) -> int:
+    """Returns the device with most free bytes of those that are allowed for `op`, whether or not the bytes suffice."""
+    devices, pairs = state.devices, state.pairs
+    group_device, best = state.groups[state.ops[op].group].device, -1
     for p in range(len(devices)):
         if pairs[p, op].allowed and (group_device < 0 or group_device == p):
-            if best < 0 or devices[p].limit - devices[p].level > devices[best].limit - devices[best].level:
+            if best < 0 or devices[p].limit - devices[p].used_bytes > devices[best].limit - devices[best].used_bytes:
                 best = p
     return best
 
 
 @njit(cache=True, allocates=False)
-def _commit(
-    op: int, p: int, step: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records, freed: Freed
-) -> int:
-    """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
-    ops, tensors, devices, copies, _, inputs, _ = traffic
+def _commit(op: int, p: int, step: int, state: ScheduleState, fetches: Records, releases: Releases) -> int:
+    """Starts `op` on `p`; returns how many tensors were fetched (listed in `fetches`)."""
+    ops, tensors, groups, devices, pairs = state.ops, state.tensors, state.groups, state.devices, state.pairs
+    copies, inputs = state.copies, state.inputs
     count = len(devices)
-    arrival, fetched = arrival_of(op, p, True, traffic, fetch)
+    arrival, fetched = arrival_of(op, p, True, state, fetches)
     finish = max(devices[p].free, arrival) + pairs[p, op].duration
     ops[op].start, ops[op].finish = max(devices[p].free, arrival), finish
     ops[op].device, ops[op].position = p, step
-    devices[p].free, devices[p].last = finish, op
+    devices[p].free, devices[p].last_op = finish, op
     g = ops[op].group
     if groups[g].device < 0:
         groups[g].device = p
-        devices[p].level += groups[g].promised + groups[g].reserve
-    groups[g].left -= 1
-    if groups[g].left == 0:
-        _free_at(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, freed)
+        devices[p].used_bytes += groups[g].promised + groups[g].reserve
+    groups[g].unplaced -= 1
+    if groups[g].unplaced == 0:
+        _schedule_release(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, releases)
     for k in range(fetched):
-        t = fetch[k].tensor
-        copies[t, p].there = fetch[k].end
-        devices[p].level += tensors[t].size
-        a = ops[tensors[t].producer].device
-        copies[t, a].last_use = max(copies[t, a].last_use, fetch[k].end)
+        t = fetches[k].tensor
+        copies[t, p].arrival = fetches[k].end
+        devices[p].used_bytes += tensors[t].size_bytes
+        sender = ops[tensors[t].producer].device
+        copies[t, sender].last_use = max(copies[t, sender].last_use, fetches[k].end)
     for e in range(ops[op].first_input, ops[op + 1].first_input):
         t = inputs[e]
         copies[t, p].last_use = max(copies[t, p].last_use, finish)
@@ -283,144 +285,113 @@ def _commit(
         if tensors[t].unread == 0:
             for d in range(count):
                 if copies[t, d].last_use >= 0:
-                    _free_at(copies[t, d].last_use, tensors[t].size, t * count + d, freed)
+                    _schedule_release(copies[t, d].last_use, tensors[t].size_bytes, t * count + d, releases)
     for t in range(ops[op].first_output, ops[op + 1].first_output):
-        devices[p].level += tensors[t].size
+        devices[p].used_bytes += tensors[t].size_bytes
         copies[t, p].last_use = finish
         if tensors[t].unread == 0:
-            _free_at(finish, tensors[t].size, t * count + p, freed)
+            _schedule_release(finish, tensors[t].size_bytes, t * count + p, releases)
     return fetched
 
 
 @njit(cache=True, allocates=False)
-def _enter(op: int, p: int, traffic: Traffic, pairs: Records, heaps: Heaps, fetch: Records) -> None:
+def _enter(op: int, p: int, state: ScheduleState, heaps: Heaps, fetches: Records) -> None:
     """Enters `op`, whose predecessors are all placed, into the heaps of device `p`."""
-    bound, count = arrival_of(op, p, False, traffic, fetch)
-    pairs[p, op].bound = bound
-    pairs[p, op].exact, pairs[p, op].queued = traffic.comm == PARALLEL or count == 0, queued_time(count, fetch)
-    _insert_by_bound(p, op, traffic.devices, pairs, heaps)
+    bound, count = arrival_of(op, p, False, state, fetches)
+    pair = state.pairs[p, op]
+    pair.bound, pair.queued = bound, queued_time(count, fetches)
+    pair.exact = state.comm == PARALLEL or count == 0
+    _insert_by_bound(p, op, state.devices, state.pairs, heaps)
 
 
 @njit(cache=True, allocates=False)
-def _reopen_group(
-    g: int,
-    p: int,
-    members: NDArray[np.int64],
-    traffic: Traffic,
-    groups: Records,
-    pairs: Records,
-    heaps: Heaps,
-    fetch: Records,
-) -> None:
-    """Add the dropped pairs of group `g` on device `p` again, since the device's memory is now promised to the group."""
+def _reopen_group(g: int, p: int, state: ScheduleState, heaps: Heaps, fetches: Records) -> None:
+    """Adds the dropped pairs of group `g` on device `p` again, since the device's memory is now promised to the group."""
+    groups, pairs = state.groups, state.pairs
     for k in range(groups[g].first_member, groups[g + 1].first_member):
-        i = members[k]
+        i = state.members[k]
         if pairs[p, i].dropped:
             pairs[p, i].dropped = False
-            if pairs[p, i].state == REMOVED and traffic.ops[i].device < 0:
-                _enter(i, p, traffic, pairs, heaps, fetch)
+            if pairs[p, i].state == REMOVED and state.ops[i].device < 0:
+                _enter(i, p, state, heaps, fetches)
 
 
 @njit(cache=True, allocates=False)
 def _rekey_readers(
-    p: int,
-    fetched: int,
-    consumers: NDArray[np.int32],
-    traffic: Traffic,
-    pairs: Records,
-    heaps: Heaps,
-    fetch: Records,
-    other_fetch: Records,
+    p: int, fetched: int, state: ScheduleState, heaps: Heaps, fetches: Records, other_fetches: Records
 ) -> None:
-    """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
-    ops, tensors = traffic.ops, traffic.tensors
+    """Lowers the bounds of the ready ops that read a tensor just fetched: it is cached on `p`, so they may start earlier."""
+    tensors, pairs = state.tensors, state.pairs
     for k in range(fetched):
-        t = fetch[k].tensor
+        t = fetches[k].tensor
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
-            j = consumers[e]
-            if ops[j].device < 0 and FOLLOWING <= pairs[p, j].state <= PENDING:
+            j = state.consumers[e]
+            if state.ops[j].device < 0 and FOLLOWING <= pairs[p, j].state <= PENDING:
                 remove(p, j, pairs, heaps)
-                _enter(j, p, traffic, pairs, heaps, other_fetch)
+                _enter(j, p, state, heaps, other_fetches)
 
 
-@njit(cache=True, interpreted_if=lambda favour, traffic, groups, pairs, *_: pairs.size < 30_000)
-def _schedule(
-    favour: bool,
-    traffic: Traffic,
-    groups: Records,
-    pairs: Records,
-    consumers: NDArray[np.int32],
-    members: NDArray[np.int64],
-) -> int:
+@njit(cache=True, interpreted_if=lambda has_favourites, state: state.pairs.size < 30_000)
+def _schedule(has_favourites: bool, state: ScheduleState) -> int:
     """Chooses a pair of op and device in every step, in place; returns how many ops exceed the memory of their device."""
-    ops, tensors, devices, comm = traffic.ops, traffic.tensors, traffic.devices, traffic.comm
+    ops, tensors, groups, devices, pairs = state.ops, state.tensors, state.groups, state.devices, state.pairs
+    consumers = state.consumers
     n, count, most_inputs = len(ops) - 1, len(devices), 1
     for i in range(n):
         most_inputs = max(most_inputs, ops[i + 1].first_input - ops[i].first_input)
-    fetch = records(np.empty(most_inputs, FETCH))
-    other_fetch = records(np.empty(most_inputs, FETCH))
-    held_pairs = np.empty(n, np.int64)
+    fetches = records(np.empty(most_inputs, FETCH))
+    other_fetches = records(np.empty(most_inputs, FETCH))
+    skipped_ops = np.empty(n, np.int64)
     heaps = Heaps(records(np.empty((HEAPS * count, n), WAITING)), np.zeros(HEAPS * count, np.int64))
     heap_size = len(tensors) + len(consumers) + len(groups) + 1
-    freed = Freed(np.empty(heap_size), np.empty(heap_size, np.int64), np.zeros(1, np.int64))
+    releases = Releases(np.empty(heap_size), np.empty(heap_size, np.int64), np.zeros(1, np.int64))
     for p in range(count):
         devices[p].first_start, devices[p].first_op = np.inf, n
         for i in range(n):
             pairs[p, i].state = NOT_READY
     for i in range(n):
-        if ops[i].missing == 0:
+        if ops[i].missing_inputs == 0:
             for p in range(count):
                 if pairs[p, i].allowed:
-                    _enter(i, p, traffic, pairs, heaps, fetch)
+                    _enter(i, p, state, heaps, fetches)
     overflows = 0
     for step in range(n):
         while True:
-            op, p = _choose(favour, traffic, groups, pairs, heaps, fetch, held_pairs)
-            if not _lacks_memory(op, p, traffic, groups, fetch, freed):
+            op, p = _choose_pair(has_favourites, state, heaps, fetches, skipped_ops)
+            if not _lacks_memory(op, p, state, fetches, releases):
                 break
             pairs[p, op].dropped = True  # it stays in its heap and is skipped when it comes to the top
             any_allowed = False
             for d in range(count):
-                any_allowed = any_allowed or may_run(op, d, ops, groups, pairs)
+                any_allowed = any_allowed or may_run(op, d, state)
             if not any_allowed:
-                p = _roomiest(op, ops, devices, groups, pairs)
+                p = _roomiest(op, state)
                 overflows += 1
                 break
-        first = groups[ops[op].group].device < 0
-        fetched = _commit(op, p, step, traffic, groups, pairs, fetch, freed)
-        if first:
-            _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other_fetch)
-        if comm != PARALLEL:
-            _rekey_readers(p, fetched, consumers, traffic, pairs, heaps, fetch, other_fetch)
+        group_is_new = groups[ops[op].group].device < 0
+        fetched = _commit(op, p, step, state, fetches, releases)
+        if group_is_new:
+            _reopen_group(ops[op].group, p, state, heaps, other_fetches)
+        if state.comm != PARALLEL:
+            _rekey_readers(p, fetched, state, heaps, fetches, other_fetches)
         for t in range(ops[op].first_output, ops[op + 1].first_output):
             for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
                 i = consumers[e]
-                ops[i].missing -= 1
-                if ops[i].missing == 0:
+                ops[i].missing_inputs -= 1
+                if ops[i].missing_inputs == 0:
                     for d in range(count):
-                        if may_run(i, d, ops, groups, pairs):
-                            _enter(i, d, traffic, pairs, heaps, other_fetch)
+                        if may_run(i, d, state):
+                            _enter(i, d, state, heaps, other_fetches)
     return overflows
 
 
-def earliest_start(problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32]) -> Any:
-    """Schedule every op.
-
-    `child` and `parent` int32[n] are favourites (-1 for none), or empty for plain ETF. Returns device int32[n],
-    planned start and finish float64[n], position int64[n], and how many ops had to be put where memory is lacking.
-    """
+def earliest_start(problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32]) -> Schedule:
+    """Schedules every op; `child` and `parent` int32[n] are favourites (-1 for none), or empty for plain ETF."""
     n = len(problem.table)
-    traffic, groups, pairs = make_records(problem)
-    ops, favour = traffic.ops, len(child) > 0
-    ops["child"], ops["parent"] = -1, -1
-    if favour:
-        ops["child"][:n], ops["parent"][:n] = child, parent
-    overflows = _schedule(favour, traffic, groups, pairs, problem.consumers, problem.members)
-    scheduled = ops[:n]
-    return (
-        scheduled["device"].copy(),
-        scheduled["start"].copy(),
-        scheduled["finish"].copy(),
-        scheduled["position"].copy(),
-        int(overflows),
-    )
+    state = make_state(problem)
+    has_favourites = len(child) > 0
+    if has_favourites:
+        state.ops["child"][:n], state.ops["parent"][:n] = child, parent
+    overflows = _schedule(has_favourites, state)
+    device, start, finish, position = (state.ops[name][:n].copy() for name in ("device", "start", "finish", "position"))
+    return Schedule(device, start, finish, position, int(overflows))

@@ -6,14 +6,15 @@ Used by the tests (identical results) and for `explain=True` (the decision log).
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.csr import inverse
 from ..problem import Problem
+from .records import Schedule
 
 
 @dataclass(frozen=True)
@@ -36,63 +37,77 @@ class Decision:
     reason: str
 
 
-@dataclass
-class _State:
-    problem: Problem
-    child: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    device: list[int] = field(default_factory=list)
-    start: list[float] = field(default_factory=list)
-    finish: list[float] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)
+class Fetch(NamedTuple):
+    """A transfer that an op needs: the tensor, and when the receiver starts and ends receiving it, in microseconds."""
 
-    def __post_init__(self) -> None:
-        n, devices = self.problem.table.shape
+    tensor: int
+    receive: float
+    end: float
+
+
+class Pair(NamedTuple):
+    """An op and a device that it could start on; pairs are sorted in the order in which the scheduler prefers them."""
+
+    start_us: float
+    op: int
+    without_parent: bool
+    device: int
+
+
+class ReferenceState:
+    """A schedule under construction: the placed ops, when devices and queues are free, and the bytes on each device."""
+
+    def __init__(self, problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32]) -> None:
+        n, devices = problem.table.shape
+        self.problem, self.child, self.parent = problem, child, parent
         self.device, self.start, self.finish = [-1] * n, [0.0] * n, [0.0] * n
-        self.free, self.last = [0.0] * devices, [-1] * devices
-        self.queues = [[0.0] * devices, [0.0] * devices]
+        self.order: list[int] = []
+        self.free, self.last_op = [0.0] * devices, [-1] * devices
+        self.queues = [[0.0] * devices, [0.0] * devices]  # of sending, or of both; of receiving
         self.group_device = [-1] * len(self.problem.promised)
         self.copy_arrival: dict[tuple[int, int], float] = {}  # (tensor, device) -> arrival of the cached copy
-        self.level = [0] * devices
-        self.frees: list[tuple[float, int, int]] = []
+        self.used_bytes = [0] * devices
+        self.releases: list[tuple[float, int, int]] = []  # heap of (time, device, bytes)
         self.unread = [int(k) for k in np.diff(self.problem.consumer_ptr)]
         self.last_use: dict[tuple[int, int], float] = {}
-        self.left = [int(k) for k in self.problem.group_size]
+        self.unplaced_members = [int(k) for k in self.problem.group_size]
         self.dropped: dict[tuple[int, int], str] = {}
 
-    def arrival(self, op: int, p: int) -> tuple[float, list[tuple[int, float, float]], list[list[float]]]:
-        """Returns when all inputs of `op` are on `p`; the transfers (tensor, receive start, end); the queues after."""
+    def arrival(self, op: int, p: int) -> tuple[float, list[Fetch], list[list[float]]]:
+        """Returns when all inputs of `op` are on `p`, the transfers, and the queues after them."""
         q = self.problem
-        queues, latest, fresh = [list(x) for x in self.queues], 0.0, []
+        queues, latest, fetches = [list(queue) for queue in self.queues], 0.0, list[Fetch]()
         for t in q.inputs[q.input_ptr[op] : q.input_ptr[op + 1]].tolist():
             source = int(q.producer[t])
-            a, finish_us = self.device[source], self.finish[source]
-            if a != p and (t, p) in self.copy_arrival:
+            sender, finish_us = self.device[source], self.finish[source]
+            if sender != p and (t, p) in self.copy_arrival:
                 finish_us = self.copy_arrival[t, p]
-            elif a != p:
-                cost = float(q.latency[a, p] + q.per_byte[a, p] * q.size_bytes[t])
+            elif sender != p:
+                cost = float(q.latency[sender, p] + q.per_byte[sender, p] * q.size_bytes[t])
                 receive = finish_us
                 if q.comm != 0:
-                    incoming = 0 if q.comm == 1 else 1
-                    send = max(finish_us, queues[0][a])
-                    queues[0][a] = send + cost
-                    receive = max(send, queues[incoming][p])
-                    queues[incoming][p] = receive + cost
+                    receiving_queue = 0 if q.comm == 1 else 1
+                    send = max(finish_us, queues[0][sender])
+                    queues[0][sender] = send + cost
+                    receive = max(send, queues[receiving_queue][p])
+                    queues[receiving_queue][p] = receive + cost
                 finish_us = receive + cost
-                fresh.append((t, receive, finish_us))
+                fetches.append(Fetch(t, receive, finish_us))
             latest = max(latest, finish_us)
-        return latest, fresh, queues
+        return latest, fetches, queues
 
     def earliest(self, op: int, p: int) -> float:
+        """Returns the earliest start of `op` on device `p`, in microseconds."""
         return max(self.free[p], self.arrival(op, p)[0])
 
     def may_run(self, op: int, p: int) -> bool:
+        """Whether device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped."""
         group_device = self.group_device[self.problem.group[op]]
         return bool(self.problem.allowed[op, p]) and group_device in (-1, p) and (op, p) not in self.dropped
 
     def awake_for(self, p: int, ready: list[int]) -> int:
         """Returns the favourite child that device `p` waits for: ready, unscheduled, and first to start here; -1 for none."""
-        last = self.last[p]
+        last = self.last_op[p]
         j = int(self.child[last]) if last >= 0 else -1
         if j < 0 or j not in ready or not self.may_run(j, p):
             return -1
@@ -100,112 +115,113 @@ class _State:
         other_devices = [q for q in range(len(self.free)) if q != p and self.may_run(j, q)]
         return j if all(start_here < self.earliest(j, q) for q in other_devices) else -1
 
-    def urgent(self, op: int, time: float) -> bool:
-        """Its inputs are there by `time` on whichever device may run it."""
+    def is_urgent(self, op: int, time: float) -> bool:
+        """Whether the inputs of `op` arrive by `time` on every device that may run it."""
         return all(self.arrival(op, q)[0] <= time for q in range(len(self.free)) if self.may_run(op, q))
 
     def lacks_memory(self, op: int, p: int) -> str:
+        """Says how many bytes `op` lacks on `p`; empty if it fits. Releases the bytes that are free when it would start."""
         q = self.problem
-        latest, fresh, _ = self.arrival(op, p)
+        latest, fetches, _ = self.arrival(op, p)
         start = max(self.free[p], latest)
-        while self.frees and self.frees[0][0] <= start:
-            _, d, size = heapq.heappop(self.frees)
-            self.level[d] -= size
+        while self.releases and self.releases[0][0] <= start:
+            _, d, size = heapq.heappop(self.releases)
+            self.used_bytes[d] -= size
         g = q.group[op]
-        copies = sum(int(q.size_bytes[t]) for t, _, _ in fresh)
+        copied_bytes = sum(int(q.size_bytes[fetch.tensor]) for fetch in fetches)
         promise = int(q.promised[g] + q.reserve[g]) if self.group_device[g] < 0 else 0
-        own_bytes = int(q.output_bytes[op] + q.temp[op])
-        need = promise + copies + max(own_bytes - int(q.reserve[g]), 0)
-        running = 0
-        if self.last[p] >= 0 and any(receive < self.free[p] for _, receive, _ in fresh):
-            running = int(q.temp[self.last[p]])
-        need = max(need, promise + copies + running)
-        if self.level[p] + need <= q.limit[p]:
+        own_bytes = max(int(q.output_bytes[op] + q.temp[op] - q.reserve[g]), 0)
+        if self.last_op[p] >= 0 and any(fetch.receive < self.free[p] for fetch in fetches):
+            own_bytes = max(own_bytes, int(q.temp[self.last_op[p]]))  # the copy arrives while the last op still runs
+        need = promise + copied_bytes + own_bytes
+        if self.used_bytes[p] + need <= q.limit[p]:
             return ""
-        return f"needs {need} bytes, {max(int(q.limit[p]) - self.level[p], 0)} left"
+        return f"needs {need} bytes, {max(int(q.limit[p]) - self.used_bytes[p], 0)} left"
 
-    def free_at(self, time: float, d: int, size: int) -> None:
+    def schedule_release(self, time: float, d: int, size: int) -> None:
         if size > 0:
-            heapq.heappush(self.frees, (time, d, size))
+            heapq.heappush(self.releases, (time, d, size))
 
     def commit(self, op: int, p: int) -> None:
+        """Starts `op` on device `p` as early as possible."""
         q = self.problem
-        latest, fresh, self.queues = self.arrival(op, p)
+        latest, fetches, self.queues = self.arrival(op, p)
         self.start[op] = max(self.free[p], latest)
         self.finish[op] = self.free[p] = self.start[op] + float(q.table[op, p])
-        self.device[op], self.last[p] = p, op
+        self.device[op], self.last_op[p] = p, op
         self.order.append(op)
         g = int(q.group[op])
         if self.group_device[g] < 0:
             self.group_device[g] = p
-            self.level[p] += int(q.promised[g] + q.reserve[g])
+            self.used_bytes[p] += int(q.promised[g] + q.reserve[g])
             for i in np.flatnonzero(q.group == g).tolist():
-                self.dropped.pop((i, p), None)  # the promise is paid now: look at the device again
-        self.left[g] -= 1
-        if self.left[g] == 0:
-            self.free_at(self.finish[op], p, int(q.reserve[g]))
-        for t, _, end in fresh:
+                self.dropped.pop((i, p), None)  # the memory is promised now
+        self.unplaced_members[g] -= 1
+        if self.unplaced_members[g] == 0:
+            self.schedule_release(self.finish[op], p, int(q.reserve[g]))
+        for t, _, end in fetches:
             self.copy_arrival[t, p] = end
-            self.level[p] += int(q.size_bytes[t])
-            a = self.device[int(q.producer[t])]
-            self.last_use[t, a] = max(self.last_use[t, a], end)
+            self.used_bytes[p] += int(q.size_bytes[t])
+            sender = self.device[int(q.producer[t])]
+            self.last_use[t, sender] = max(self.last_use[t, sender], end)
         for t in q.inputs[q.input_ptr[op] : q.input_ptr[op + 1]].tolist():
             self.last_use[t, p] = max(self.last_use.get((t, p), 0.0), self.finish[op])
             self.unread[t] -= 1
             if self.unread[t] == 0:
                 for d in range(len(self.free)):
                     if (t, d) in self.last_use:
-                        self.free_at(self.last_use[t, d], d, int(q.size_bytes[t]))
+                        self.schedule_release(self.last_use[t, d], d, int(q.size_bytes[t]))
         for t in range(int(q.output_ptr[op]), int(q.output_ptr[op + 1])):
-            self.level[p] += int(q.size_bytes[t])
+            self.used_bytes[p] += int(q.size_bytes[t])
             self.last_use[t, p] = self.finish[op]
             if self.unread[t] == 0:
-                self.free_at(self.finish[op], p, int(q.size_bytes[t]))
+                self.schedule_release(self.finish[op], p, int(q.size_bytes[t]))
 
 
-def _pairs(state: _State, ready: list[int]) -> list[tuple[float, int, bool, int]]:
-    """Every (op, device) pair that may be chosen, best first: earliest start, op, its favourite parent's device, device."""
+def startable_pairs(state: ReferenceState, ready: list[int]) -> list[Pair]:
+    """Returns every pair of a ready op and a device that may run it, best first."""
     pairs = []
     for op in ready:
         parent = int(state.parent[op])
         parent_device = state.device[parent] if parent >= 0 else -1
         pairs += [
-            (state.earliest(op, p), op, p != parent_device, p) for p in range(len(state.free)) if state.may_run(op, p)
+            Pair(state.earliest(op, p), op, p != parent_device, p)
+            for p in range(len(state.free))
+            if state.may_run(op, p)
         ]
     return sorted(pairs)
 
 
-def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate], str, bool]:
-    """Returns the pair to schedule, the candidates, the reason, and whether memory had to be exceeded."""
-    ruled_out: list[Candidate] = []
+def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Candidate], str, bool]:
+    """Returns the chosen pair, all candidates, the reason, and whether the pair exceeds the memory of its device."""
+    without_memory: list[Candidate] = []
     while True:
-        pairs = _pairs(state, ready)
-        awake = [state.awake_for(p, ready) for p in range(len(state.free))]
-        blocked = []
+        pairs = startable_pairs(state, ready)
+        awaited = [state.awake_for(p, ready) for p in range(len(state.free))]
+        not_urgent = []
         for start, op, _, p in pairs:
-            if awake[p] in (-1, op) or state.urgent(op, start):
+            if awaited[p] in (-1, op) or state.is_urgent(op, start):
                 break
-            blocked.append(Candidate(op, p, start, f"device awake for op {awake[p]}, op not urgent"))
+            not_urgent.append(Candidate(op, p, start, f"device awake for op {awaited[p]}, op not urgent"))
         lack = state.lacks_memory(op, p)
         if not lack:
             reason = f"earliest start {start:g} us"
-            if awake[p] == op:
+            if awaited[p] == op:
                 reason += ", favourite child of the device's last op"
-            elif awake[p] != -1:
+            elif awaited[p] != -1:
                 reason += ", urgent on a device that is awake for another op"
-            skip = {(c.op, c.device) for c in blocked}
-            open_pairs = [Candidate(o, d, s) for s, o, _, d in pairs if (o, d) not in skip]
-            return Candidate(op, p, start), [*open_pairs, *blocked, *ruled_out], reason, False
+            candidates = [Candidate(pair.op, pair.device, pair.start_us) for pair in pairs[len(not_urgent) :]]
+            return Candidate(op, p, start), [*candidates, *not_urgent, *without_memory], reason, False
         state.dropped[op, p] = lack
-        ruled_out.append(Candidate(op, p, start, lack))
+        without_memory.append(Candidate(op, p, start, lack))
         if not any(state.may_run(op, q) for q in range(len(state.free))):
             # The device with most free bytes of those that are allowed for `op`.
             problem, group_device = state.problem, state.group_device[state.problem.group[op]]
             allowed_devices = [d for d in range(len(state.free)) if problem.allowed[op, d] and group_device in (-1, d)]
-            p = max(allowed_devices, key=lambda d: (int(problem.limit[d]) - state.level[d], -d))
+            p = max(allowed_devices, key=lambda d: (int(problem.limit[d]) - state.used_bytes[d], -d))
             return (
                 Candidate(op, p, state.earliest(op, p)),
-                ruled_out,
+                without_memory,
                 "no device has the memory; this one has most",
                 True,
             )
@@ -213,9 +229,9 @@ def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate]
 
 def earliest_start_reference(
     problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32], explain: bool = False
-) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], NDArray[Any], int, tuple[Decision, ...]]:
-    """Same inputs and results as `earliest_start`, plus the decision log where `explain`."""
-    state = _State(problem, child, parent)
+) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Returns the same schedule as `earliest_start`, and the log of decisions, which is empty unless `explain`."""
+    state = ReferenceState(problem, child, parent)
     missing = [int(k) for k in np.diff(problem.input_ptr)]
     ready = [i for i in range(len(missing)) if missing[i] == 0]
     overflows, log = 0, []
@@ -231,5 +247,6 @@ def earliest_start_reference(
                 missing[i] -= 1
                 if missing[i] == 0:
                     ready.append(i)
-    order = inverse(np.array(state.order, dtype=np.int64))
-    return np.array(state.device, np.int32), np.array(state.start), np.array(state.finish), order, overflows, tuple(log)
+    position = inverse(np.array(state.order, dtype=np.int64))
+    device, start, finish = np.array(state.device, np.int32), np.array(state.start), np.array(state.finish)
+    return Schedule(device, start, finish, position, overflows), tuple(log)

@@ -1,6 +1,6 @@
 """The list scheduler behind HEFT and `bl.ListScheduler`, compiled: which op next, on which device, in which gap.
 
-Idea: of the ops whose producers are all scheduled, take the one of the least key; or, for `EARLIEST_START`, the pair of op
+Idea: of the ops whose producers are all scheduled, take the one of the least key; or, for `OP_BY_START`, the pair of op
 and device that can start earliest. Look up on every feasible device when its inputs are there and when the device has time
 for it, and choose a device. With insertion an op may use a gap between ops scheduled before (HEFT, MCP). Otherwise it goes
 behind the last one (ETF, FIFO).
@@ -17,7 +17,7 @@ members only get their time. Devices that are not allowed or lack the promised b
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +28,22 @@ from ...graph.kernels.jit import njit
 from ..partition import DeviceUsage, assign_unit, emptiest, feasible
 from ..problem import Problem
 
-STATIC, READY_TIME, EARLIEST_START = 0, 1, 2
-"""How the next op is taken: by a key known before, by the time it became ready, or by the earliest start of any pair."""
+OP_BY_KEY, OP_BY_READY_TIME, OP_BY_START = 0, 1, 2
+"""Rules for the next op: the least of given keys, the first that became ready, or that of the pair that can start earliest."""
 
-EARLIEST_FINISH, EARLIEST, FASTEST, FIRST_FREE = 0, 1, 2, 3
-"""How its device is chosen: earliest finish, earliest start, shortest duration, or free first whatever the inputs."""
+DEVICE_BY_FINISH, DEVICE_BY_START, DEVICE_BY_DURATION, DEVICE_BY_FREE_TIME = 0, 1, 2, 3
+"""Rules for its device: earliest finish, earliest start, shortest duration, or the first to be free whatever the inputs."""
 
 
 class Plan(NamedTuple):
-    """Device int32[n], start and finish float64[n], sequence int64[n] (ops in the order scheduled), overflows."""
+    """A planned schedule of n ops.
+
+    Args:
+        device: int32[n].
+        start, finish: float64[n], microseconds.
+        sequence: int64[n], the ops in the order in which they were scheduled.
+        overflows: the number of groups put on a device that lacks the memory.
+    """
 
     device: NDArray[np.int32]
     start: NDArray[np.float64]
@@ -48,8 +55,8 @@ class Plan(NamedTuple):
 class Rule(NamedTuple):
     """The rule that chooses the next op and its device, and whether the op may fill a gap between scheduled ops."""
 
-    mode: int
-    choice: int
+    op_rule: int
+    device_rule: int
     insertion: bool
 
 
@@ -65,20 +72,27 @@ class Sources(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """The busy intervals of each device: `start`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
+    """The busy intervals of each device: `start`, `end` float64[D, ..] of the first `intervals` int64[D], ascending."""
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    count: Any
+    intervals: NDArray[np.int64]
 
 
 def insertion_schedule(
-    problem: Problem, key: NDArray[np.float64], mode: int, choice: int, insertion: bool, need: NDArray[np.int64]
+    problem: Problem, key: NDArray[np.float64], op_rule: int, device_rule: int, insertion: bool, need: NDArray[np.int64]
 ) -> Plan:
-    """Schedule every op. `key` float64[n]: least first, equal keys by index; `need` int64[G] bytes that a group counts."""
+    """Schedules every op.
+
+    Args:
+        key: float64[n], for `OP_BY_KEY`: the ready op of the least key is next, of equal keys that of the least index.
+        op_rule: `OP_BY_KEY`, `OP_BY_READY_TIME` or `OP_BY_START`.
+        device_rule: `DEVICE_BY_FINISH`, `DEVICE_BY_START`, `DEVICE_BY_DURATION` or `DEVICE_BY_FREE_TIME`.
+        insertion: whether an op may use a gap between ops scheduled before.
+        need: int64[groups], the bytes by which a device that lacks memory is chosen where none has enough.
+    """
     key = np.ascontiguousarray(key, dtype=np.float64)
-    device, start, finish, sequence, overflows = _schedule(problem, Rule(mode, choice, insertion), key, need)
-    return Plan(device, start, finish, sequence, int(overflows))
+    return _schedule(problem, Rule(op_rule, device_rule, insertion), key, need)
 
 
 def start_order(plan: Plan) -> NDArray[np.int64]:
@@ -106,9 +120,9 @@ def _arrivals(
 
 
 @njit(cache=True)
-def _gap(
-    begin_us: NDArray[np.float64],
-    end: NDArray[np.float64],
+def _earliest_gap(
+    busy_start: NDArray[np.float64],
+    busy_end: NDArray[np.float64],
     count: int,
     arrival_us: float,
     duration: float,
@@ -116,13 +130,16 @@ def _gap(
     tail: float,
     latest_us: float,
 ) -> float:
-    """The earliest start from `arrival_us` on beside the busy intervals; infinite where start + `tail` would pass `latest_us`."""
+    """Returns the earliest start from `arrival_us` on that fits between the busy intervals.
+
+    It is infinite if start + `tail` exceeds `latest_us`: then the device is no better than another.
+    """
     if not insertion:
-        return max(arrival_us, end[count - 1]) if count > 0 else arrival_us
+        return max(arrival_us, busy_end[count - 1]) if count > 0 else arrival_us
     low, high = 0, count
-    while low < high:  # the first interval that ends after `arrival`
+    while low < high:  # bisects for the first interval that ends after the arrival
         middle = (low + high) >> 1
-        if end[middle] > arrival_us:
+        if busy_end[middle] > arrival_us:
             high = middle
         else:
             low = middle + 1
@@ -130,38 +147,40 @@ def _gap(
     for k in range(low, count):
         if start + tail > latest_us:
             return np.inf
-        if start + duration <= begin_us[k]:
+        if start + duration <= busy_start[k]:
             return start
-        start = end[k]
+        start = busy_end[k]
     return start
 
 
 @njit(cache=True)
-def _occupy(begin_us: NDArray[np.float64], end: NDArray[np.float64], count: int, start: float, finish: float) -> int:
+def _occupy(
+    busy_start: NDArray[np.float64], busy_end: NDArray[np.float64], count: int, start: float, finish: float
+) -> int:
     """Adds an interval, which may have no length, merged with those that it touches; returns the new count."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if begin_us[middle] >= finish:
+        if busy_start[middle] >= finish:
             high = middle
         else:
             low = middle + 1
-    after = low < count and begin_us[low] == finish
-    before = low > 0 and end[low - 1] == start
-    if before and after:
-        end[low - 1] = end[low]
+    touches_next = low < count and busy_start[low] == finish
+    touches_previous = low > 0 and busy_end[low - 1] == start
+    if touches_previous and touches_next:
+        busy_end[low - 1] = busy_end[low]
         for k in range(low, count - 1):
-            begin_us[k], end[k] = begin_us[k + 1], end[k + 1]
+            busy_start[k], busy_end[k] = busy_start[k + 1], busy_end[k + 1]
         return count - 1
-    if before:
-        end[low - 1] = finish
+    if touches_previous:
+        busy_end[low - 1] = finish
         return count
-    if after:
-        begin_us[low] = start
+    if touches_next:
+        busy_start[low] = start
         return count
     for k in range(count, low, -1):
-        begin_us[k], end[k] = begin_us[k - 1], end[k - 1]
-    begin_us[low], end[low] = start, finish
+        busy_start[k], busy_end[k] = busy_start[k - 1], busy_end[k - 1]
+    busy_start[low], busy_end[low] = start, finish
     return count + 1
 
 
@@ -169,31 +188,33 @@ def _occupy(begin_us: NDArray[np.float64], end: NDArray[np.float64], count: int,
 def _best_device(
     rule: Rule, arrival_us: NDArray[np.float64], duration: NDArray[np.float64], mask: NDArray[np.bool_], busy: Busy
 ) -> tuple[int, float]:
-    """Device and start of an op by the rule; ties by start, then device index."""
-    choice, insertion = rule.choice, rule.insertion
-    begin_us, end, count = busy
+    """Returns the device and start of an op by the rule; ties by start, then device index."""
+    device_rule, insertion = rule.device_rule, rule.insertion
+    busy_start, busy_end, count = busy
     best, best_start, least = -1, 0.0, np.inf
     for d in range(len(mask)):
         if not mask[d]:
             continue
-        cutoff_us = least if choice in (EARLIEST_FINISH, EARLIEST) else np.inf
-        tail = duration[d] if choice == EARLIEST_FINISH else 0.0
-        start = _gap(begin_us[d], end[d], count[d], arrival_us[d], duration[d], insertion, tail, cutoff_us)
+        cutoff_us = least if device_rule in (DEVICE_BY_FINISH, DEVICE_BY_START) else np.inf
+        tail = duration[d] if device_rule == DEVICE_BY_FINISH else 0.0
+        start = _earliest_gap(
+            busy_start[d], busy_end[d], count[d], arrival_us[d], duration[d], insertion, tail, cutoff_us
+        )
         score = start
-        if choice == EARLIEST_FINISH:
+        if device_rule == DEVICE_BY_FINISH:
             score = start + duration[d]
-        elif choice == FASTEST:
+        elif device_rule == DEVICE_BY_DURATION:
             score = duration[d]
-        elif choice == FIRST_FREE:
-            score = end[d, count[d] - 1] if count[d] > 0 else 0.0
+        elif device_rule == DEVICE_BY_FREE_TIME:
+            score = busy_end[d, count[d] - 1] if count[d] > 0 else 0.0
         if best < 0 or score < least or (score == least and start < best_start):
             best, best_start, least = d, start, score
     return best, best_start
 
 
 @njit(cache=True)
-def _candidates(g: int, memory: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
-    """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
+def _mark_candidates(g: int, memory: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
+    """Sets `mask` to the devices that group `g` may go to; returns False if none has the promised bytes: then the emptiest."""
     if memory.unit_device[g] >= 0:
         mask[:] = False
         mask[memory.unit_device[g]] = True
@@ -220,20 +241,20 @@ def _earliest_pair(
     mask: NDArray[np.bool_],
 ) -> int:
     """Returns the position in `ready` of the op that can start earliest on its device; ties by op index."""
-    at, first = 0, np.inf
+    best_place, earliest_us = 0, np.inf
     for k in range(size):
         i = ready[k]
-        _candidates(group[i], memory, mask)
+        _mark_candidates(group[i], memory, mask)
         _, start = _best_device(rule, arrival_us[i], table[i], mask, busy)
-        if start < first or (start == first and i < ready[at]):
-            at, first = k, start
-    return at
+        if start < earliest_us or (start == earliest_us and i < ready[best_place]):
+            best_place, earliest_us = k, start
+    return best_place
 
 
 @njit(cache=True, interpreted_if=lambda problem, rule, key, *_: len(key) < 2000)
-def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDArray[np.int64]) -> Any:
-    """Returns the fields of a `Plan`; arguments as in `insertion_schedule`."""
-    table, allowed, group, mode = problem.table, problem.allowed, problem.group, rule.mode
+def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDArray[np.int64]) -> Plan:
+    """Schedules every op; arguments as in `insertion_schedule`."""
+    table, allowed, group, op_rule = problem.table, problem.allowed, problem.group, rule.op_rule
     producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr
     consumer_ptr, consumers = problem.consumer_ptr, problem.consumers
     sources = Sources(producer, problem.size_bytes, input_ptr, inputs, problem.latency, problem.per_byte)
@@ -241,13 +262,13 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
     device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
     group_allowed, unit_device = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
-    used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_held, used, unit_device)
+    used_persistent, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
+    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_persistent, used, unit_device)
     width = 16
-    begin_us, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
-    busy = Busy(begin_us, end, count)
+    busy_start, busy_end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
+    busy = Busy(busy_start, busy_end, count)
     ready_key, ready, waiting = np.empty(n), np.empty(n, np.int64), 0
-    arrival_us = np.empty((n if mode == EARLIEST_START else 1, devices))
+    arrival_us = np.empty((n if op_rule == OP_BY_START else 1, devices))
     overflows = 0
     for i in range(n):
         for d in range(devices):
@@ -256,14 +277,14 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
         missing[i] = input_ptr[i + 1] - input_ptr[i]
     for i in range(n):
         if missing[i] == 0:
-            if mode == EARLIEST_START:
+            if op_rule == OP_BY_START:
                 arrival_us[i] = 0.0
                 ready[waiting] = i
                 waiting += 1
             else:
-                waiting = push(ready_key, ready, 0, waiting, key[i] if mode == STATIC else 0.0, i)
+                waiting = push(ready_key, ready, 0, waiting, key[i] if op_rule == OP_BY_KEY else 0.0, i)
     for scheduled_count in range(n):
-        if mode == EARLIEST_START:
+        if op_rule == OP_BY_START:
             at = _earliest_pair(ready, waiting, rule, arrival_us, table, group, memory, busy, mask)
             i = ready[at]
             waiting -= 1
@@ -275,7 +296,7 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
             row = 0
             _arrivals(i, device, finish, sources, arrival_us[0])
         g = group[i]
-        if not _candidates(g, memory, mask):
+        if not _mark_candidates(g, memory, mask):
             overflows += 1
         d, start_us = _best_device(rule, arrival_us[row], table[i], mask, busy)
         if unit_device[g] < 0:
@@ -285,25 +306,25 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
             wider = np.empty((2, devices, 2 * width))
             for q in range(devices):
                 for k in range(width):
-                    wider[0, q, k], wider[1, q, k] = begin_us[q, k], end[q, k]
-            begin_us, end, width = wider[0], wider[1], 2 * width
-            busy = Busy(begin_us, end, count)
-        count[d] = _occupy(begin_us[d], end[d], count[d], start_us, finish[i])
+                    wider[0, q, k], wider[1, q, k] = busy_start[q, k], busy_end[q, k]
+            busy_start, busy_end, width = wider[0], wider[1], 2 * width
+            busy = Busy(busy_start, busy_end, count)
+        count[d] = _occupy(busy_start[d], busy_end[d], count[d], start_us, finish[i])
         for t in range(output_ptr[i], output_ptr[i + 1]):
             for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
                 v = consumers[e]
                 missing[v] -= 1
                 if missing[v] > 0:
                     continue
-                if mode == EARLIEST_START:
+                if op_rule == OP_BY_START:
                     _arrivals(v, device, finish, sources, arrival_us[v])
                     ready[waiting] = v
                     waiting += 1
                 else:
-                    pair_key = key[v]
-                    if mode == READY_TIME:
-                        pair_key = 0.0
+                    op_key = key[v]
+                    if op_rule == OP_BY_READY_TIME:
+                        op_key = 0.0
                         for k in range(input_ptr[v], input_ptr[v + 1]):
-                            pair_key = max(pair_key, finish[producer[inputs[k]]])
-                    waiting = push(ready_key, ready, 0, waiting, pair_key, v)
-    return device, start, finish, sequence, overflows
+                            op_key = max(op_key, finish[producer[inputs[k]]])
+                    waiting = push(ready_key, ready, 0, waiting, op_key, v)
+    return Plan(device, start, finish, sequence, overflows)

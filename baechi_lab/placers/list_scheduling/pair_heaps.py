@@ -47,10 +47,10 @@ def _sift_up(pairs: Records, heap: Records, at: int) -> None:
         if heap[above].key < key or (heap[above].key == key and parent_op < op):
             break
         heap[at].key, heap[at].op = heap[above].key, parent_op
-        pairs[parent_op].place = at
+        pairs[parent_op].heap_position = at
         at = above
     heap[at].key, heap[at].op = key, op
-    pairs[op].place = at
+    pairs[op].heap_position = at
 
 
 @njit(cache=True, allocates=False)
@@ -70,20 +70,20 @@ def _sift_down(pairs: Records, heap: Records, size: int, at: int) -> None:
         if key < least or (key == least and op < child_op):
             break
         heap[at].key, heap[at].op = least, child_op
-        pairs[child_op].place = at
+        pairs[child_op].heap_position = at
         at = below
     heap[at].key, heap[at].op = key, op
-    pairs[op].place = at
+    pairs[op].heap_position = at
 
 
 @njit(cache=True, allocates=False)
 def rekey(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
     """The bound of the pending `op` has changed, in either direction."""
-    row, at = HEAPS * p + PENDING, pairs[p, op].place
+    row, at = HEAPS * p + PENDING, pairs[p, op].heap_position
     heap = heaps.waiting[row]
     heap[at].key = pairs[p, op].bound
     _sift_up(pairs[p], heap, at)
-    _sift_down(pairs[p], heap, heaps.size[row], pairs[p, op].place)
+    _sift_down(pairs[p], heap, heaps.size[row], pairs[p, op].heap_position)
 
 
 @njit(cache=True, allocates=False)
@@ -100,7 +100,7 @@ def insert(p: int, op: int, state: int, key: float, pairs: Records, heaps: Heaps
 @njit(cache=True, allocates=False)
 def remove(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
     """Take `op` out of its heap of device `p`."""
-    row, at = HEAPS * p + pairs[p, op].state, pairs[p, op].place
+    row, at = HEAPS * p + pairs[p, op].state, pairs[p, op].heap_position
     heap, last = heaps.waiting[row], heaps.size[row] - 1
     pairs[p, op].state = REMOVED
     heaps.size[row] = last
@@ -108,4 +108,4 @@ def remove(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
         last_op = heap[last].op
         heap[at].key, heap[at].op = heap[last].key, last_op
         _sift_up(pairs[p], heap, at)
-        _sift_down(pairs[p], heap, last, pairs[p, last_op].place)
+        _sift_down(pairs[p], heap, last, pairs[p, last_op].heap_position)

@@ -1,11 +1,11 @@
-"""A placement as a list of decisions, whoever made it: each op in turn, where it could have started, and where it went.
+"""A placement of any placer as a list of decisions: for each op, where it could have started and where it was put.
 
-The ops are committed one after the other by the readable list scheduler (`earliest_start_reference.py`), which gives
-every step the state that the ones before left: free devices, transfer queues, bytes. A step is worked out only when it is
-asked for, from the nearest state kept before it, so that a log of 20,000 ops opens at once. O((ops + edges) x devices) for
-a look at all steps, plus (ready ops x devices) per step looked at.
+The readable list scheduler (`earliest_start_reference.py`) schedules the ops one after the other as the placement says. So
+each step knows which devices are free, the transfer queues and the bytes in use. A step is computed only on access, from the
+nearest stored state before it: a log of 20,000 ops opens at once. O((ops + edges) x devices) for all steps, and (ready ops x
+devices) per step on access.
 
-What a replay cannot know is why a rule chose as it did; the rules that tell it themselves take `explain=True`.
+A replay does not know why a rule chose a device. Placers with a parameter `explain` log their own reasons.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.csr import inverse
 from ...graph.units import format_us
 from ..problem import make_problem
-from .earliest_start_reference import Candidate, Decision, _pairs, _State
+from .earliest_start_reference import Candidate, Decision, Pair, ReferenceState, startable_pairs
 
 SNAPSHOTS = 24
-"""States kept along the way: a step is at most a twenty-fourth of the ops away from one."""
+"""How many states are stored: a step is at most a twenty-fourth of the ops after one."""
 
 
 class Replay(Sequence[Decision]):
@@ -47,7 +47,7 @@ class Replay(Sequence[Decision]):
         self.order: NDArray[np.int64] = np.asarray(order, dtype=np.int64)
         self.problem = make_problem(graph, cluster)
         none = np.full(graph.n, -1, dtype=np.int32)
-        self._states: dict[int, _State] = {0: _State(self.problem, none, none)}
+        self._states: dict[int, ReferenceState] = {0: ReferenceState(self.problem, none, none)}
         self._stride = max(1, -(-graph.n // SNAPSHOTS))
         self._step_of = inverse(self.order)
         # The step from which on each op is ready: the one after its last input's producer.
@@ -71,36 +71,37 @@ class Replay(Sequence[Decision]):
             raise IndexError(f"step {step} of {len(self)}")
         if self._last is None or self._last.step != number:
             op = int(self.order[number])
-            state, p = self._state(number), self.device[op]
+            state, p = self._state_before(number), self.device[op]
             ready = np.flatnonzero((self._ready_from <= number) & (self._step_of >= number)).tolist()
-            pairs = _pairs(state, ready)
-            open_pairs = [Candidate(o, d, start) for start, o, _, d in pairs]
+            pairs = startable_pairs(state, ready)
+            open_pairs = [Candidate(pair.op, pair.device, pair.start_us) for pair in pairs]
             decision = Candidate(op, p, state.earliest(op, p))
-            refused = [
+            of_this_op = [
                 Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)
             ]
-            excluded = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
+            excluded = {(c.op, c.device): c for c in of_this_op if c.excluded and c.device != p}
             candidates = [excluded.pop((c.op, c.device), c) for c in open_pairs]
-            self._last = Decision(
-                number, (*candidates, *excluded.values()), decision, self._reason(decision, pairs, refused)
-            )
+            reason = self._reason(decision, pairs, of_this_op)
+            self._last = Decision(number, (*candidates, *excluded.values()), decision, reason)
         return self._last
 
-    def _why_not(self, state: _State, op: int, d: int) -> str:
+    def _why_not(self, state: ReferenceState, op: int, d: int) -> str:
+        """Says why device `d` is excluded for `op`; empty if it is not."""
         q = self.problem
         group_device = state.group_device[q.group[op]]
         if not q.allowed[op, d]:
             return "not allowed there"
         if group_device not in (-1, d):
             return f"colocated with ops on {self.cluster.names[group_device]}"
-        return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
+        return _copy(state).lacks_memory(op, d)  # a copy, since the check releases bytes
 
-    def _reason(self, decision: Candidate, pairs: list[tuple[float, int, bool, int]], excluded: list[Candidate]) -> str:
+    def _reason(self, decision: Candidate, pairs: list[Pair], of_this_op: list[Candidate]) -> str:
+        """Compares the decision with all startable pairs, and with the chosen op on the other devices."""
         name = self.cluster.names[decision.device]
-        if pairs and decision.start_us <= pairs[0][0]:
+        if pairs and decision.start_us <= pairs[0].start_us:
             return "Nothing could start earlier, on any device."
         earlier_candidates = [
-            c for c in excluded if c.device != decision.device and not c.excluded and c.start_us < decision.start_us
+            c for c in of_this_op if c.device != decision.device and not c.excluded and c.start_us < decision.start_us
         ]
         if not earlier_candidates:
             return f"No device could start it earlier than {name}."
@@ -111,8 +112,8 @@ class Replay(Sequence[Decision]):
             f"{self.cluster.names[best.device]} could have started it {sooner} earlier."
         )
 
-    def _state(self, step: int) -> _State:
-        """Returns the state before `step`; states on the way to it are kept."""
+    def _state_before(self, step: int) -> ReferenceState:
+        """Returns the state before `step`, and stores some of the states that lead to it."""
         at = max(k for k in self._states if k <= step)
         state = _copy(self._states[at])
         for k in range(at, step):
@@ -123,7 +124,7 @@ class Replay(Sequence[Decision]):
         return state
 
 
-def _copy(state: _State) -> _State:
+def _copy(state: ReferenceState) -> ReferenceState:
     """Returns the state with lists and tables of its own; the problem is shared."""
     state_copy = copy.copy(state)
     for key, value in vars(state).items():

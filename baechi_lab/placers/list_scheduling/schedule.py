@@ -1,4 +1,4 @@
-"""From records to the list-scheduling kernel and back: what ETF, SCT and their memory-aware forms share."""
+"""`schedule` places a graph by the earliest-start list scheduler: the common part of ETF, SCT, m-ETF and m-SCT."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...graph.kernels.csr import Integers
 from ...graph.units import format_bytes
 from ..problem import devices_are_equal, make_problem
 
-FEW = 64
-"""Devices that are tried first where all are equal."""
-MOST_PAIRS, MOST_FAVOURED = 100_000_000, 20_000_000
-"""Pairs of ops and devices that are scheduled, without and with favourites: each takes about 100 bytes."""
+FIRST_DEVICES = 64
+"""The number of devices that are tried first where all are equal."""
+MAX_PAIRS, MAX_PAIRS_WITH_FAVOURITES = 100_000_000, 20_000_000
+"""The most pairs of ops and devices that are scheduled: each takes about 100 bytes."""
 
-_NOBODY: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+_NO_FAVOURITES: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 def schedule(
@@ -29,24 +29,32 @@ def schedule(
     reservation: bool = False,
     explain: bool = False,
 ) -> Placement:
-    """Plans with `earliest_start`; `child` and `parent` int32[n] are favourites (-1: none).
+    """Places `graph` by earliest starts.
 
-    Of equal devices with equal links the lowest unused one is as good as any other, so a plan for the first few of them is the
-    plan for all as long as it leaves one unused.
+    Of equal devices with equal links the lowest unused one is as good as any other. So a plan for the first few devices is
+    the plan for all, provided that it leaves one of them unused.
 
-    Raises `InvalidInput` where there are too many pairs of ops and devices.
+    Args:
+        child, parent: int32[n], the favourite child and parent of each op, or -1 (SCT); None for ETF.
+        limited: keep to the devices' memory.
+        reservation: keep room for each group's largest temporary and output too (paper B section 4.2).
+        explain: also log the decisions. The readable twin then schedules, which takes far longer.
 
-    `info` of the result: `planned_makespan_us`, `overflows` (ops put where memory is lacking) and, where `explain`,
-    `decisions`: the log made by the readable twin, which takes far longer.
+    Returns:
+        A placement with an order. Its `info` has `planned_makespan_us`, `overflows` (the number of ops put on a device that
+        lacks the memory) and, with `explain`, `decisions`.
+
+    Raises:
+        InvalidInput: there are too many pairs of ops and devices.
     """
-    few = FEW
-    while few < cluster.n and not explain and devices_are_equal(graph, cluster):
+    count = FIRST_DEVICES
+    while count < cluster.n and not explain and devices_are_equal(graph, cluster):
         link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
-        first_devices = Cluster(cluster.devices[:few], link, cluster.comm)
+        first_devices = Cluster(cluster.devices[:count], link, cluster.comm)
         plan = _plan(graph, first_devices, child, parent, limited, reservation, False)
-        if plan.device.max(initial=-1) < few - 1:
+        if plan.device.max(initial=-1) < count - 1:
             return plan
-        few *= 4
+        count *= 4
     return _plan(graph, cluster, child, parent, limited, reservation, explain)
 
 
@@ -59,8 +67,8 @@ def _plan(
     reservation: bool,
     explain: bool,
 ) -> Placement:
-    """Plans on these devices; see `schedule`."""
-    max_pairs = MOST_PAIRS if child is None else MOST_FAVOURED
+    """Places `graph` on all devices of `cluster`; see `schedule`."""
+    max_pairs = MAX_PAIRS if child is None else MAX_PAIRS_WITH_FAVOURITES
     if graph.n * cluster.n > max_pairs:
         raise InvalidInput(
             f"{graph.n:,} ops on {cluster.n:,} devices are {graph.n * cluster.n:,} pairs, which would take about "
@@ -74,11 +82,11 @@ def _plan(
 
         none = np.full(graph.n, -1, dtype=np.int32)
         favourites = (none if child is None else child, none if parent is None else parent)
-        device, _, finish, position, overflows, info["decisions"] = earliest_start_reference(problem, *favourites, True)
+        plan, info["decisions"] = earliest_start_reference(problem, *favourites, True)
     else:
         from .earliest_start import earliest_start
 
-        favourites = (_NOBODY if child is None else child, _NOBODY if parent is None else parent)
-        device, _, finish, position, overflows = earliest_start(problem, *favourites)
-    info |= {"planned_makespan_us": float(finish.max(initial=0.0)), "overflows": int(overflows)}
-    return Placement(device=device, order=position, info=info)
+        favourites = (_NO_FAVOURITES if child is None else child, _NO_FAVOURITES if parent is None else parent)
+        plan = earliest_start(problem, *favourites)
+    info |= {"planned_makespan_us": float(plan.finish.max(initial=0.0)), "overflows": plan.overflows}
+    return Placement(device=plan.device, order=plan.position.astype(np.float64), info=info)
