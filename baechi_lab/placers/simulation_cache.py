@@ -16,7 +16,7 @@ from ..simulator.validity import constraint_violations
 
 
 class SimulatedPlan(NamedTuple):
-    """Makespan in microseconds, peak bytes int64[devices], whether these fit, and the order of the ops: float64[n] or None."""
+    """Makespan in microseconds, peak bytes int64[devices], whether these fit, and the order of the ops [n] or None."""
 
     makespan_us: float
     peak_bytes: NDArray[np.int64]
@@ -25,9 +25,9 @@ class SimulatedPlan(NamedTuple):
 
 
 class SimulationCache:
-    """Simulates placements of one graph on one cluster and remembers what came out.
+    """Simulates placements of one graph on one cluster, and stores the results.
 
-    Groups whose ops are known are simulated as these, in the order that the scheduler gave the groups.
+    If the original graph of a coarse graph is known, its ops are simulated in the order that the scheduler gave the groups.
     """
 
     def __init__(self, graph: OpGraph, cluster: Cluster):
@@ -35,7 +35,7 @@ class SimulationCache:
         self._plans: dict[tuple[str | bytes, ...], SimulatedPlan] = {}
 
     def simulate(self, placement: Placement, scheduler: str) -> tuple[SimulatedPlan, Placement]:
-        """Returns what the simulation gives, and the placement with the choices of `scheduler` as its plan."""
+        """Returns the simulated plan, and the placement with the choices of `scheduler` as its plan."""
         columns = placement.device, placement.order, placement.priority, placement.member_order
         digests = (b"" if column is None else hashlib.sha256(column.tobytes()).digest() for column in columns)
         key: tuple[str | bytes, ...] = (scheduler, *digests)
@@ -52,7 +52,7 @@ class SimulationCache:
             order = order_of_starts(graph, timeline.start_us, timeline.end_us) if has_dynamic_order else None
             return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
         placed = placement.checked(graph, cluster.n)
-        state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
+        state = run_kernel(graph, cluster, placed, scheduler, keep_log=False).state
         start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
         order = order_of_starts(graph, start_us, end_us) if has_dynamic_order else None
         if graph.original is not None:
@@ -78,9 +78,12 @@ def order_of_starts(graph: OpGraph, start_us: NDArray[np.float64], end_us: NDArr
 def simulate_ops(
     graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: str | None = None
 ) -> tuple[float, NDArray[np.int64], bool]:
-    """Returns makespan, peaks and whether it fits. Shared buffers are counted only where it does not fit without."""
-    us, peak = makespan_and_peak(graph, cluster, placement, scheduler)
+    """Returns the makespan in microseconds, peak bytes int64[devices], and whether these fit.
+
+    Outputs share buffers (`graph.reuse`) only if the placement does not fit without.
+    """
+    makespan_us, peak = makespan_and_peak(graph, cluster, placement, scheduler)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
-        return us, peak, bool((peak <= cluster.memory_bytes).all())
+        return makespan_us, peak, bool((peak <= cluster.memory_bytes).all())
     timeline = simulate_step(graph, cluster, placement, scheduler)
     return timeline.makespan_us, timeline.peak_bytes, timeline.feasible

@@ -33,22 +33,22 @@ def apply_buffer_reuse(
 ) -> Timeline:
     """Returns the timeline with memory, peaks and memory violations counted by the buffers of `graph.reuse`.
 
-    With `over_copies_us`, ops that start at least so long after a copy was received overwrite it, too. This is no rule of the
+    With `over_copies_us`, ops that start at least so long after a copy was received overwrite it too. This is no rule of the
     simulator; TensorFlow does it.
     """
-    place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
-    place[timeline.op] = timeline.device
-    uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
+    op_device, transfers = np.zeros(graph.n, dtype=np.int64), timeline.transfers
+    op_device[timeline.op] = timeline.device
+    uses = uses_of(graph, op_device, transfers.tensor, transfers.target, over_copies_us)
     time, kind, index = _ordered_events(graph, timeline)
     state = state_for(uses, kind, index)
-    rows = apply_events(uses, state, time, kind, index)
-    lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
+    log_length = apply_events(uses, state, time, kind, index)
+    permanent_ops = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
     log = MemoryLog(
-        device=np.concatenate([place[lasting], state.device[:rows]]),
-        time_us=np.concatenate([np.zeros(len(lasting)), state.time[:rows]]),
-        category=np.concatenate([np.full(len(lasting), PERSISTENT), state.log_category[:rows]]),
-        delta=np.concatenate([graph.persistent_bytes[lasting], state.delta[:rows]]),
-        op=np.concatenate([lasting, state.op[:rows]]),
+        device=np.concatenate([op_device[permanent_ops], state.device[:log_length]]),
+        time_us=np.concatenate([np.zeros(len(permanent_ops)), state.time[:log_length]]),
+        category=np.concatenate([np.full(len(permanent_ops), PERSISTENT), state.log_category[:log_length]]),
+        delta=np.concatenate([graph.persistent_bytes[permanent_ops], state.delta[:log_length]]),
+        op=np.concatenate([permanent_ops, state.op[:log_length]]),
     )
     return with_memory(
         timeline,
@@ -61,34 +61,38 @@ def apply_buffer_reuse(
     )
 
 
-def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
+def _ordered_events(
+    graph: OpGraph, timeline: Timeline
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns (time, kind, index) of all events in order. Within an instant, ends and arrivals precede starts, by turns.
 
-    An op without duration ends within its turn, and its messages begin then.
+    An op without duration ends within its turn, and its messages start then.
     """
-    transfers = line.transfers
-    turn_of_op, producer = line.turn, graph.tensor_producer[transfers.tensor]
+    transfers = timeline.transfers
+    turn_of_op, producer = timeline.turn, graph.tensor_producer[transfers.tensor]
     if turn_of_op is None:  # of ops that start at one instant, those with a duration start last
         lasting = np.zeros(graph.n, dtype=bool)
-        lasting[line.op] = line.end_us > line.start_us
+        lasting[timeline.op] = timeline.end_us > timeline.start_us
         turn_of_op = np.where(lasting, graph.n, 0) + graph.position
     start, end = np.zeros(graph.n), np.zeros(graph.n)
-    start[line.op], end[line.op] = line.start_us, line.end_us
+    start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
     # The turn at which an op frees bytes, within the instant of its end.
     release_turn = np.where(end > start, -1.0, turn_of_op + 0.5)
-    ops, moves = len(line.op), len(transfers)
-    time = np.concatenate([line.start_us, line.end_us, transfers.receive_us, transfers.end_us])
-    kind = np.repeat([START, END, RECEIVE, ARRIVED], [ops, ops, moves, moves])
-    index = np.concatenate([line.op, line.op, np.arange(moves), np.arange(moves)])
-    sent_at, made_at = release_turn[producer], end[producer]
-    within = np.concatenate(
+    op_count, transfer_count = len(timeline.op), len(transfers)
+    time = np.concatenate([timeline.start_us, timeline.end_us, transfers.receive_us, transfers.end_us])
+    kind = np.repeat([START, END, RECEIVE, ARRIVED], [op_count, op_count, transfer_count, transfer_count])
+    index = np.concatenate([timeline.op, timeline.op, np.arange(transfer_count), np.arange(transfer_count)])
+    send_turn, produced_us = release_turn[producer], end[producer]
+    turn = np.concatenate(
         [
-            turn_of_op[line.op],
-            release_turn[line.op],
-            np.where(transfers.receive_us > made_at, -1.0, sent_at),
-            np.where(transfers.end_us > made_at, -1.0, sent_at),
+            turn_of_op[timeline.op],
+            release_turn[timeline.op],
+            np.where(transfers.receive_us > produced_us, -1.0, send_turn),
+            np.where(transfers.end_us > produced_us, -1.0, send_turn),
         ]
     )
-    gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
-    order = np.lexsort((kind, gives, within, time))
+    precedence = np.concatenate(
+        [np.full(op_count, 3), np.zeros(op_count), np.full(transfer_count, 2), np.ones(transfer_count)]
+    )
+    order = np.lexsort((kind, precedence, turn, time))
     return time[order], kind[order], index[order]

@@ -22,7 +22,8 @@ from ..graph.kernels.heaps import pop, push
 from ..graph.kernels.jit import njit, records
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
-BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3  # how a scheduler chooses the next op
+BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3
+"""How a scheduler chooses the next op; see `Scheduler`."""
 _PERSISTENT, _OUTPUTS, _TEMPORARY, _COPIES = 0, 1, 2, 3  # positions in `MEMORY_CATEGORIES`
 
 # Events of one instant come in this order: what ends frees memory before what starts takes it.
@@ -36,12 +37,12 @@ OP = np.dtype(
     [
         ("device", "i4"),
         ("lane", "i4"),
-        ("missing", "i4"),
+        ("missing_inputs", "i4"),
         ("duration", "f8"),
         ("rank", "f8"),
-        ("temp", "i8"),
-        ("persistent", "i8"),
-        ("made", "i8"),
+        ("temp_bytes", "i8"),
+        ("persistent_bytes", "i8"),
+        ("output_bytes", "i8"),
         ("first_output", "i8"),
         ("first_input", "i8"),
         ("start", "f8"),
@@ -50,36 +51,44 @@ OP = np.dtype(
         ("turn", "i8"),
     ]
 )
+"""`missing_inputs` counts inputs that have not arrived; `unit` is that of a schedule, and `turn` counts the rounds of starts."""
 TENSOR = np.dtype(
     [
         ("producer", "i4"),
-        ("local_left", "i4"),
+        ("local_readers_left", "i4"),
         ("sends_left", "i4"),
-        ("size", "i8"),
+        ("size_bytes", "i8"),
         ("first_consumer", "i8"),
         ("first_send", "i8"),
     ]
 )
+"""A tensor's bytes are freed on its producer's device once no reader there and no send are left."""
 SEND = np.dtype(
-    [("tensor", "i4"), ("target", "i4"), ("copy_left", "i4"), ("start", "f8"), ("receive", "f8"), ("end", "f8")]
+    [("tensor", "i4"), ("target", "i4"), ("copy_readers_left", "i4"), ("start", "f8"), ("receive", "f8"), ("end", "f8")]
 )
+"""A tensor sent to a device, where its copy is freed once no reader is left; `receive` is when receiving starts."""
 DEVICE = np.dtype(
     [
         ("limit", "i8"),
-        ("level", "i8"),
+        ("used_bytes", "i8"),
         ("peak", "i8"),
-        ("broken_at", "f8"),
-        ("broken_by", "i4"),
+        ("violation_us", "f8"),
+        ("violation_op", "i4"),
         ("running", "b1"),
         ("ready_first", "i8"),
         ("ready_size", "i8"),
         ("out_queue", "f8"),
         ("in_queue", "f8"),
         ("unit", "i4"),
-        ("unit_left", "i8"),
+        ("unit_ops_left", "i8"),
     ]
 )
+"""A lane of a device. `violation_us` and `violation_op` are the first moment above `limit` and its op, -1 if there is none.
+
+`ready_first` and `ready_size` are its slice of the heap `Ready`; the queues are times at which they become free.
+"""
 CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", "f8"), ("delta", "i8")])
+"""A change of the bytes in use on a device."""
 
 
 class Scheduler(NamedTuple):
@@ -137,15 +146,15 @@ class Ready(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The heap of events; `size` holds the number of events and of log entries."""
+    """The heap of events; `counts` int64[2] holds the number of events and of log entries."""
 
     time: Floats
     code: Ints
-    size: Ints
+    counts: Ints
 
 
 def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Floats | Ints | None = None) -> State:
-    """Record arrays for a graph, its placement and, where devices choose by rank, `rank` float64[n]."""
+    """Returns the record arrays of a graph, its placement and, if devices choose by rank, `rank` float64[n]."""
     n, tensor_count = graph.n, graph.tensor_count
     ops, tensors = np.zeros(n + 1, OP), np.zeros(tensor_count + 1, TENSOR)
     lane = lanes(graph, cluster, placement.device)
@@ -154,11 +163,11 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Flo
     ops["duration"][:n] = placed_durations(graph, cluster, placement.device)
     if rank is not None and len(rank):
         ops["rank"][:n] = rank
-    ops["temp"][:n], ops["persistent"][:n] = graph.temp_bytes, graph.persistent_bytes
+    ops["temp_bytes"][:n], ops["persistent_bytes"][:n] = graph.temp_bytes, graph.persistent_bytes
     ops["first_output"], ops["first_input"] = graph.output_ptr, graph.inputs[0]
     bytes_before = np.concatenate([[0], np.cumsum(graph.tensor_bytes)])  # tensors are sorted by producer
-    ops["made"][:n] = np.diff(bytes_before[graph.output_ptr])
-    tensors["producer"][:tensor_count], tensors["size"][:tensor_count] = graph.tensor_producer, graph.tensor_bytes
+    ops["output_bytes"][:n] = np.diff(bytes_before[graph.output_ptr])
+    tensors["producer"][:tensor_count], tensors["size_bytes"][:tensor_count] = graph.tensor_producer, graph.tensor_bytes
     tensors["first_consumer"] = graph.consumer_ptr
     devices["limit"][: cluster.n] = cluster.memory_bytes
     return State(records(ops), records(tensors), records(devices), graph.consumers, graph.inputs[1])
@@ -188,7 +197,7 @@ def plan_sends(state: State) -> NDArray[np.void]:
             readers[d] += 1
             if d != producer_device and readers[d] == 1:
                 count += 1
-        tensors[t].local_left, tensors[t].sends_left = readers[producer_device], count - first
+        tensors[t].local_readers_left, tensors[t].sends_left = readers[producer_device], count - first
         tensors[t + 1].first_send = count
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             readers[ops[consumers[e]].device] = 0
@@ -201,7 +210,7 @@ def plan_sends(state: State) -> NDArray[np.void]:
             readers[ops[consumers[e]].device] += 1
         for d in range(devices):
             if readers[d] > 0 and d != ops[tensors[t].producer].device:
-                sends[k].tensor, sends[k].target, sends[k].copy_left = t, d, readers[d]
+                sends[k].tensor, sends[k].target, sends[k].copy_readers_left = t, d, readers[d]
                 k += 1
             readers[d] = 0
     return sends
@@ -211,7 +220,7 @@ def plan_sends(state: State) -> NDArray[np.void]:
 def _change_memory(
     devices: NDArray[np.void],
     log: NDArray[np.void],
-    size: Ints,
+    counts: Ints,
     d: int,
     category: int,
     delta: int,
@@ -221,20 +230,21 @@ def _change_memory(
     """Changes the live bytes of device `d`; updates its peak, its first violation and, if there is space, the log."""
     if delta == 0:
         return
-    level = devices[d].level + delta
-    devices[d].level = level
-    if level > devices[d].peak:
-        devices[d].peak = level
-        if level > devices[d].limit and devices[d].broken_by < 0:
-            devices[d].broken_at, devices[d].broken_by = now_us, op
-    k = size[1]
+    used_bytes = devices[d].used_bytes + delta
+    devices[d].used_bytes = used_bytes
+    if used_bytes > devices[d].peak:
+        devices[d].peak = used_bytes
+        if used_bytes > devices[d].limit and devices[d].violation_op < 0:
+            devices[d].violation_us, devices[d].violation_op = now_us, op
+    k = counts[1]
     if k < len(log):
         log[k].device, log[k].category, log[k].op, log[k].time, log[k].delta = d, category, op, now_us, delta
-        size[1] = k + 1
+        counts[1] = k + 1
 
 
 @njit(cache=True, allocates=False)
 def _make_ready(i: int, now_us: float, ops: NDArray[np.void], devices: NDArray[np.void], ready: Ready) -> None:
+    """Adds op `i` to the ready ops of its lane."""
     d = ops[i].lane
     key = ops[i].rank if ready.by_rank else now_us
     devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
@@ -242,18 +252,18 @@ def _make_ready(i: int, now_us: float, ops: NDArray[np.void], devices: NDArray[n
 
 @njit(cache=True, allocates=False)
 def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
-    """Tensor `t` arrives on device `d`: its consumers there miss one input less."""
+    """Records that tensor `t` arrives on device `d`: its consumers there miss one input less."""
     ops, tensors, devices, consumers = state.ops, state.tensors, state.devices, state.consumers
     for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
         i = consumers[e]
         if ops[i].device == d:
-            ops[i].missing -= 1
-            if ops[i].missing == 0:
+            ops[i].missing_inputs -= 1
+            if ops[i].missing_inputs == 0:
                 _make_ready(i, now_us, ops, devices, ready)
 
 
 @njit(cache=True, allocates=False)
-def take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler: Scheduler) -> int:
+def pop_highest_score(d: int, devices: NDArray[np.void], ready: Ready, scheduler: Scheduler) -> int:
     """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes.
 
     Ties: the lowest op. The heap is ordered by the highest score that is possible, then by op. Its nodes are visited from
@@ -289,14 +299,14 @@ def take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler:
 
 @njit(cache=True, allocates=False)
 def _request_sends(t: int, now_us: float, links: Links, state: State, sends: NDArray[np.void], events: Events) -> None:
-    """Every other device that reads a tensor requests it at the instant at which it is produced."""
+    """Sends tensor `t`, which is produced now, to every other device that reads it."""
     mode, latency, per_byte = links.comm, links.latency, links.per_byte
     ops, tensors, devices = state.ops, state.tensors, state.devices
-    event_time, event_code, size = events.time, events.code, events.size
+    event_time, event_code, counts = events.time, events.code, events.counts
     d = ops[tensors[t].producer].device
     for k in range(tensors[t].first_send, tensors[t + 1].first_send):
         q = sends[k].target
-        cost = latency[d, q] + per_byte[d, q] * tensors[t].size
+        cost = latency[d, q] + per_byte[d, q] * tensors[t].size_bytes
         start = receive = now_us
         if mode != PARALLEL:
             start = max(now_us, devices[d].out_queue)
@@ -308,13 +318,13 @@ def _request_sends(t: int, now_us: float, links: Links, state: State, sends: NDA
             else:
                 devices[q].in_queue = receive + cost
         sends[k].start, sends[k].receive, sends[k].end = start, receive, receive + cost
-        size[0] = push(event_time, event_code, 0, size[0], receive, (_RECEIVE_START << _SHIFT) | k)
-        size[0] = push(event_time, event_code, 0, size[0], receive + cost, (_TRANSFER_END << _SHIFT) | k)
+        counts[0] = push(event_time, event_code, 0, counts[0], receive, (_RECEIVE_START << _SHIFT) | k)
+        counts[0] = push(event_time, event_code, 0, counts[0], receive + cost, (_TRANSFER_END << _SHIFT) | k)
 
 
 @njit(cache=True, allocates=False)
 def _release_inputs(
-    op: int, now_us: float, state: State, sends: NDArray[np.void], log: NDArray[np.void], size: Ints
+    op: int, now_us: float, state: State, sends: NDArray[np.void], log: NDArray[np.void], counts: Ints
 ) -> None:
     """After the end of an op, frees inputs that no other op waits for, here or as a received copy."""
     ops, tensors, devices, inputs = state.ops, state.tensors, state.devices, state.inputs
@@ -323,29 +333,29 @@ def _release_inputs(
         t = inputs[e]
         producer = tensors[t].producer
         if ops[producer].device == d:
-            tensors[t].local_left -= 1
-            if tensors[t].local_left == 0 and tensors[t].sends_left == 0:
-                _change_memory(devices, log, size, d, _OUTPUTS, -tensors[t].size, producer, now_us)
+            tensors[t].local_readers_left -= 1
+            if tensors[t].local_readers_left == 0 and tensors[t].sends_left == 0:
+                _change_memory(devices, log, counts, d, _OUTPUTS, -tensors[t].size_bytes, producer, now_us)
         else:
             k = tensors[t].first_send
             while sends[k].target != d:
                 k += 1
-            sends[k].copy_left -= 1
-            if sends[k].copy_left == 0:
-                _change_memory(devices, log, size, d, _COPIES, -tensors[t].size, producer, now_us)
+            sends[k].copy_readers_left -= 1
+            if sends[k].copy_readers_left == 0:
+                _change_memory(devices, log, counts, d, _COPIES, -tensors[t].size_bytes, producer, now_us)
 
 
 @njit(cache=True, allocates=False)
-def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.void], size: Ints) -> None:
+def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.void], counts: Ints) -> None:
     """Sets all that a run changes: missing inputs, empty queues, slices of the ready heaps, persistent bytes."""
     for d in range(len(devices)):
-        devices[d].level = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
-        devices[d].broken_at, devices[d].broken_by, devices[d].running = np.nan, -1, False
+        devices[d].used_bytes = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
+        devices[d].violation_us, devices[d].violation_op, devices[d].running = np.nan, -1, False
         devices[d].out_queue = devices[d].in_queue = 0.0
     for i in range(len(ops) - 1):
-        ops[i].missing = ops[i + 1].first_input - ops[i].first_input
+        ops[i].missing_inputs = ops[i + 1].first_input - ops[i].first_input
         devices[ops[i].lane].ready_first += 1
-        _change_memory(devices, log, size, ops[i].device, _PERSISTENT, ops[i].persistent, i, 0.0)
+        _change_memory(devices, log, counts, ops[i].device, _PERSISTENT, ops[i].persistent_bytes, i, 0.0)
     first = 0
     for d in range(len(devices)):
         count = devices[d].ready_first
@@ -358,7 +368,7 @@ def _enter_unit(d: int, unit: int, devices: NDArray[np.void], scheduler: Schedul
     """Makes this unit the current one of device `d`."""
     at = scheduler.unit_ptr[d] + unit
     devices[d].unit = unit
-    devices[d].unit_left = scheduler.unit_size[at] if at < scheduler.unit_ptr[d + 1] else 0
+    devices[d].unit_ops_left = scheduler.unit_size[at] if at < scheduler.unit_ptr[d + 1] else 0
 
 
 @njit(cache=True, allocates=False)
@@ -381,13 +391,13 @@ def _run(
     log = records(np.empty(4 * n + len(tensors) + 2 * len(sends) if keep_log else 0, CHANGE))
     event_time, event_code = np.empty(n + 2 * len(sends) + 1), np.empty(n + 2 * len(sends) + 1, np.int64)
     ready_key, ready_op = np.empty(n), np.empty(n, np.int64)
-    size = np.zeros(2, np.int64)  # events, log entries
-    ready, events = Ready(ready_key, ready_op, mode != BY_READY_TIME), Events(event_time, event_code, size)
-    _prepare(ops, devices, log, size)
+    counts = np.zeros(2, np.int64)  # events, log entries
+    ready, events = Ready(ready_key, ready_op, mode != BY_READY_TIME), Events(event_time, event_code, counts)
+    _prepare(ops, devices, log, counts)
     if mode == BY_UNIT:
         _begin_units(ops, devices, scheduler)
     for i in range(n):
-        if ops[i].missing == 0:
+        if ops[i].missing_inputs == 0:
             _make_ready(i, 0.0, ops, devices, ready)
     now_us, turn_number = 0.0, 0
     while True:
@@ -396,57 +406,57 @@ def _run(
             if devices[d].running or devices[d].ready_size == 0:
                 continue
             if mode == BY_IDLENESS:
-                op = take_most_wanted(d, devices, ready, scheduler)
+                op = pop_highest_score(d, devices, ready, scheduler)
             else:
                 op = ready_op[devices[d].ready_first]
                 if mode == BY_UNIT:
                     if ops[op].unit != devices[d].unit:
                         continue  # an op of an earlier unit is still to come
-                    devices[d].unit_left -= 1
-                    if devices[d].unit_left == 0:
+                    devices[d].unit_ops_left -= 1
+                    if devices[d].unit_ops_left == 0:
                         _enter_unit(d, devices[d].unit + 1, devices, scheduler)
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
             devices[d].running = True
             ops[op].start, ops[op].end, ops[op].turn = now_us, now_us + ops[op].duration, turn_number
-            _change_memory(devices, log, size, ops[op].device, _OUTPUTS, ops[op].made, op, now_us)
-            _change_memory(devices, log, size, ops[op].device, _TEMPORARY, ops[op].temp, op, now_us)
-            size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)
-        if size[0] == 0:
-            return sends, log, size[1]
+            _change_memory(devices, log, counts, ops[op].device, _OUTPUTS, ops[op].output_bytes, op, now_us)
+            _change_memory(devices, log, counts, ops[op].device, _TEMPORARY, ops[op].temp_bytes, op, now_us)
+            counts[0] = push(event_time, event_code, 0, counts[0], ops[op].end, (_OP_END << _SHIFT) | op)
+        if counts[0] == 0:
+            return sends, log, counts[1]
         now_us = event_time[0]
-        while size[0] > 0 and event_time[0] == now_us:
+        while counts[0] > 0 and event_time[0] == now_us:
             kind, k = event_code[0] >> _SHIFT, event_code[0] & _MASK
-            size[0] = pop(event_time, event_code, 0, size[0])
+            counts[0] = pop(event_time, event_code, 0, counts[0])
             if kind == _OP_END:
                 d = ops[k].device
                 devices[ops[k].lane].running = False
-                _change_memory(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now_us)
-                _release_inputs(k, now_us, state, sends, log, size)
+                _change_memory(devices, log, counts, d, _TEMPORARY, -ops[k].temp_bytes, k, now_us)
+                _release_inputs(k, now_us, state, sends, log, counts)
                 for t in range(ops[k].first_output, ops[k + 1].first_output):
                     _request_sends(t, now_us, links, state, sends, events)
-                    if tensors[t].local_left == 0 and tensors[t].sends_left == 0:  # nobody reads it
-                        _change_memory(devices, log, size, d, _OUTPUTS, -tensors[t].size, k, now_us)
+                    if tensors[t].local_readers_left == 0 and tensors[t].sends_left == 0:  # nobody reads it
+                        _change_memory(devices, log, counts, d, _OUTPUTS, -tensors[t].size_bytes, k, now_us)
                     _arrive(t, d, now_us, state, ready)
             elif kind == _TRANSFER_END:
                 t = sends[k].tensor
                 tensors[t].sends_left -= 1
-                if tensors[t].sends_left == 0 and tensors[t].local_left == 0:
+                if tensors[t].sends_left == 0 and tensors[t].local_readers_left == 0:
                     producer = tensors[t].producer
                     _change_memory(
-                        devices, log, size, ops[producer].device, _OUTPUTS, -tensors[t].size, producer, now_us
+                        devices, log, counts, ops[producer].device, _OUTPUTS, -tensors[t].size_bytes, producer, now_us
                     )
                 _arrive(t, sends[k].target, now_us, state, ready)
             else:
                 t = sends[k].tensor
                 _change_memory(
-                    devices, log, size, sends[k].target, _COPIES, tensors[t].size, tensors[t].producer, now_us
+                    devices, log, counts, sends[k].target, _COPIES, tensors[t].size_bytes, tensors[t].producer, now_us
                 )
 
 
 def run(
     state: State, latency: Floats, per_byte: Floats, comm: str, scheduler: Scheduler, keep_log: bool
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Simulate one step: results are in `state.ops` and `state.devices`; returns sends (SEND) and log (CHANGE).
+    """Simulates one step: results are in `state.ops` and `state.devices`; returns sends (SEND) and log (CHANGE).
 
     `latency` and `per_byte` are float64[D, D]. A state may be run again, with other durations if they are set before.
     """

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
-from ..graph.kernels.csr import Floats, Ints
+from ..graph.kernels.csr import Ints
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
 
@@ -35,7 +35,7 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
 
     `timeline` is one of `graph` on `cluster`. The log has edges of a device's own producers as outputs, received ones as copies.
     """
-    log = _memory_log(*_edge_intervals(graph, timeline))
+    log = _edge_log(graph, timeline)
     recounted = with_memory(
         timeline,
         log,
@@ -72,36 +72,34 @@ def with_memory(
     return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
 
 
-def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
-    """Device, start, end, bytes, producer and category of every interval in which an edge is live."""
-    device = np.empty(graph.n, dtype=np.int64)
-    start, finish = np.empty(graph.n), np.empty(graph.n)
-    device[timeline.op], start[timeline.op], finish[timeline.op] = timeline.device, timeline.start_us, timeline.end_us
-    source, target, size = graph.edge_source, graph.consumers, graph.tensor_bytes[graph.edge_tensor]
-    source_device, target_device = device[source], device[target]
+def _edge_log(graph: OpGraph, timeline: Timeline) -> MemoryLog:
+    """Returns the start and end of every interval in which an edge is live, in time order, releases first within an instant.
+
+    An edge between two devices has an interval on each. Intervals without duration are left out.
+    """
+    op_device = np.empty(graph.n, dtype=np.int64)
+    op_start, op_end = np.empty(graph.n), np.empty(graph.n)
+    op_device[timeline.op] = timeline.device
+    op_start[timeline.op], op_end[timeline.op] = timeline.start_us, timeline.end_us
+    source, target, edge_bytes = graph.edge_source, graph.consumers, graph.tensor_bytes[graph.edge_tensor]
+    source_device, target_device = op_device[source], op_device[target]
     remote, transfers = source_device != target_device, timeline.transfers
     width = len(timeline.device_names)
-    arrived = np.full(graph.tensor_count * width, np.nan)
-    arrived[transfers.tensor.astype(np.int64) * width + transfers.target] = transfers.end_us
-    arrival = arrived[graph.edge_tensor[remote].astype(np.int64) * width + target_device[remote]]
-    end = start[target].copy()
-    end[remote] = arrival
-    return (
-        np.concatenate([source_device, target_device[remote]]),
-        np.concatenate([finish[source], arrival]),
-        np.concatenate([end, start[target][remote]]),
-        np.concatenate([size, size[remote]]),
-        np.concatenate([source, source[remote]]),
-        np.repeat([_OUTPUTS, _COPIES], [len(source_device), int(remote.sum())]),
-    )
-
-
-def _memory_log(device: Ints, start: Floats, end: Floats, size: Ints, op: Ints, kind: Ints) -> MemoryLog:
-    """Changes in time order; releases come first within an instant. Intervals without duration are left out."""
+    copy_arrival = np.full(graph.tensor_count * width, np.nan)
+    copy_arrival[transfers.tensor.astype(np.int64) * width + transfers.target] = transfers.end_us
+    arrival = copy_arrival[graph.edge_tensor[remote].astype(np.int64) * width + target_device[remote]]
+    source_end = op_start[target].copy()
+    source_end[remote] = arrival
+    device = np.concatenate([source_device, target_device[remote]])
+    start = np.concatenate([op_end[source], arrival])
+    end = np.concatenate([source_end, op_start[target][remote]])
+    size = np.concatenate([edge_bytes, edge_bytes[remote]])
+    producer = np.concatenate([source, source[remote]])
+    category = np.repeat([_OUTPUTS, _COPIES], [len(source_device), int(remote.sum())])
     lasting = np.flatnonzero((end > start) & (size > 0))
     time = np.concatenate([end[lasting], start[lasting]])
     is_start = np.repeat([0, 1], len(lasting))
     order = np.lexsort((is_start, time))
     interval = np.concatenate([lasting, lasting])[order]
     delta = np.where(is_start[order] == 1, size[interval], -size[interval])
-    return MemoryLog(device[interval], time[order], kind[interval], delta, op[interval])
+    return MemoryLog(device[interval], time[order], category[interval], delta, producer[interval])

@@ -41,9 +41,9 @@ def _turn_of_op(
 
 
 def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_rows: bool) -> Iterator[Violation]:
-    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release).
+    """Yields devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release).
 
-    With `has_valid_rows`, also peaks and logs of the timeline that are not those of the intervals.
+    With `has_valid_rows`, it also yields peaks and logs of the timeline that are not those of the intervals.
     """
     graph, cluster, timeline = step.graph, step.cluster, step.timeline
     is_comparable = has_valid_rows and timeline.info.get("memory_rule", "tensors") == "tensors"
@@ -51,10 +51,10 @@ def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_ro
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
-    intervals = _held_intervals(step, transfer, turn_of_op)
+    intervals = _live_intervals(step, transfer, turn_of_op)
     for d in range(cluster.n):
         rows = np.flatnonzero((intervals.device == d) & (intervals.size > 0))
-        peak, who = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
+        peak, peak_row = _peak_interval(intervals.start[rows], intervals.release[rows], intervals.size[rows])
         if is_comparable and peak != timeline.peak_bytes[d]:
             message = (
                 f"device {cluster.names[d]} holds at most {peak} bytes; the timeline says {timeline.peak_bytes[d]}"
@@ -63,7 +63,7 @@ def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_ro
         if is_comparable and len(timeline.memory):
             yield from _log_violations(step, d, intervals, rows)
         if peak > cluster.memory_bytes[d]:
-            op, at = int(intervals.op[rows[who]]), float(intervals.start_us[rows[who]])
+            op, at = int(intervals.op[rows[peak_row]]), float(intervals.start_us[rows[peak_row]])
             message = (
                 f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
                 f"it has {int(cluster.memory_bytes[d])}"
@@ -72,9 +72,9 @@ def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_ro
 
 
 def _log_violations(
-    step: TimedStep, device: int, intervals: _HeldIntervals, rows: NDArray[np.intp]
+    step: TimedStep, device: int, intervals: _LiveIntervals, rows: NDArray[np.intp]
 ) -> Iterator[Violation]:
-    """A log of memory that at some time does not hold what the intervals in `rows` hold.
+    """Yields the first time at which the log of a device differs from the intervals in `rows`.
 
     Levels are compared in the middle between two instants, so that rounding of times does not matter.
     """
@@ -86,8 +86,8 @@ def _log_violations(
     order = np.argsort(time, kind="stable")
     instant, difference = time[order], np.cumsum(change[order])
     # The last change of an instant, unless the next instant follows within the rounding error.
-    lasts = np.flatnonzero(np.diff(instant, append=np.inf) > 2 * step.slack)
-    for k in lasts[difference[lasts] != 0][:1].tolist():
+    last_changes = np.flatnonzero(np.diff(instant, append=np.inf) > 2 * step.slack)
+    for k in last_changes[difference[last_changes] != 0][:1].tolist():
         message = (
             f"the log of memory of device {step.cluster.names[device]} is {-int(difference[k])} bytes off what is held "
             f"after {instant[k]} us"
@@ -95,8 +95,8 @@ def _log_violations(
         yield Violation("memory", message, device, float(instant[k]))
 
 
-class _HeldIntervals(NamedTuple):
-    """Bytes that devices hold from event `start` to event `release`, and when these are; `op` takes them."""
+class _LiveIntervals(NamedTuple):
+    """Bytes that `op` takes on `device` at event `start` and that are released at event `release`, and the times of both."""
 
     device: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -107,42 +107,42 @@ class _HeldIntervals(NamedTuple):
     release_us: NDArray[np.float64]
 
 
-def _held_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _HeldIntervals:
+def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _LiveIntervals:
     """Returns the intervals of persistent bytes, temporaries, outputs and received copies, in this order."""
     graph, placed = step.graph, step.placed
     timeline, start_us, end_us = step.timeline, step.start, step.end
     transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
     producer = graph.tensor_producer[transfers.tensor]
     end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
-    within = (
+    event_turns = (
         2 * turn_of_op,
         end_turn,
         np.where(transfers.receive_us > end_us[producer], -1, end_turn[producer]),
         np.where(transfers.end_us > end_us[producer], -1, end_turn[producer]),
     )
     pairs = np.stack(
-        [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(within)]
+        [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(event_turns)]
     )
     moments, moment = np.unique(pairs, axis=1, return_inverse=True)
     moment = moment.reshape(-1)
-    n, moves = graph.n, len(transfers)
-    start, end, received, arrived = tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
+    n, transfer_count = graph.n, len(transfers)
+    start, end, received, received_end = tuple(np.split(moment, [n, 2 * n, 2 * n + transfer_count]))
     release = end[graph.tensor_producer].copy()
     local = transfer == -1
     np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])
-    np.maximum.at(release, transfers.tensor, arrived)
-    copy_release = arrived.copy()
+    np.maximum.at(release, transfers.tensor, received_end)
+    copy_release = received_end.copy()
     remote = transfer >= 0
     np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
     device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
-    always = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
-    start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])
-    release_event = np.concatenate([always[1], end, release, copy_release])
+    throughout = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
+    start_event = np.concatenate([throughout[0], start, start[graph.tensor_producer], received])
+    release_event = np.concatenate([throughout[1], end, release, copy_release])
     size = np.concatenate(
         [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[transfers.tensor]]
     )
-    cause = np.concatenate(
+    op = np.concatenate(
         [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[transfers.tensor]]
     )
     start_time = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], transfers.receive_us])
@@ -155,22 +155,22 @@ def _held_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: ND
             target=transfers.target,
             start_us=transfers.start_us,
             receive_us=received.astype(np.float64),
-            end_us=arrived.astype(np.float64),
+            end_us=received_end.astype(np.float64),
         )
-        first = 2 * graph.n
-        size[first:], release_event[first:] = merge_reused_intervals(
-            graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
+        first_output = 2 * graph.n
+        size[first_output:], release_event[first_output:] = merge_reused_intervals(
+            graph, placed, transfer_events, (start, end), size[first_output:], release_event[first_output:]
         )
     release_us = np.append(moments[0], np.inf)[release_event]
-    return _HeldIntervals(device, start_event, release_event, size, cause, start_time, release_us)
+    return _LiveIntervals(device, start_event, release_event, size, op, start_time, release_us)
 
 
 def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:
-    """Highest level, and the interval that reaches it. At one event number, releases precede starts."""
+    """Returns the most bytes, and the interval that reaches them. At one event number, releases precede starts."""
     if len(size) == 0:
         return 0, -1
-    change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
-    order = np.lexsort((starts, np.concatenate([release, start])))
+    change, is_start = np.concatenate([-size, size]), np.repeat([False, True], len(size))
+    order = np.lexsort((is_start, np.concatenate([release, start])))
     level = np.cumsum(change[order])
-    top = int(np.argmax(level))
-    return int(level[top]), int(order[top]) - len(size)
+    peak_event = int(np.argmax(level))
+    return int(level[peak_event]), int(order[peak_event]) - len(size)

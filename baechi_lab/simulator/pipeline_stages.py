@@ -1,4 +1,4 @@
-"""Pipeline stages: which stage of the pipeline each op of a placed graph belongs to, and whether it is F, B or W."""
+"""Pipeline stages of a placed graph: the stage of each op, and whether it is F, B or W."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ class _StageAssigner:
         )
 
     def _device_successors(self, without_forward: set[int]) -> list[set[int]]:
-        """Successors of each device by forward tensors; devices `without_forward` ops are ordered by their gradients."""
-        after = [set[int]() for _ in range(self.cluster.n)]
-        for x, y in self._device_pairs(self.forward_edges):
-            after[x].add(y)
+        """Returns the successors of each device by forward tensors; devices `without_forward` ops are ordered by gradients."""
+        successors = [set[int]() for _ in range(self.cluster.n)]
+        for source, target in self._device_pairs(self.forward_edges):
+            successors[source].add(target)
         if without_forward:
-            for x, y in self._device_pairs(self.backward_edges):
-                if (x in without_forward or y in without_forward) and y not in after[x]:
-                    after[y].add(x)
-        return after
+            for source, target in self._device_pairs(self.backward_edges):
+                if (source in without_forward or target in without_forward) and target not in successors[source]:
+                    successors[target].add(source)
+        return successors
 
     def _device_pairs(self, edges: Ints) -> list[tuple[int, int]]:
         """Returns the pairs of different devices between which these edges lead, ascending."""
@@ -130,14 +130,15 @@ class _StageAssigner:
             line = None if line is None else line + sorted(without_forward)
         return line
 
-    def _sort_devices(self, unsorted: set[int], after: list[set[int]]) -> list[int] | None:
+    def _sort_devices(self, unsorted: set[int], successors: list[set[int]]) -> list[int] | None:
+        """Returns the devices in topological order, ties by number; None if they form a cycle."""
         line: list[int] = []
         while unsorted:
-            free = [d for d in sorted(unsorted) if not any(d in after[x] for x in unsorted)]
-            if not free:
+            first_devices = [d for d in sorted(unsorted) if not any(d in successors[other] for other in unsorted)]
+            if not first_devices:
                 return None
-            line.append(free[0])
-            unsorted = unsorted - {free[0]}
+            line.append(first_devices[0])
+            unsorted = unsorted - {first_devices[0]}
         return line
 
     def is_chain(self) -> bool:
@@ -145,7 +146,7 @@ class _StageAssigner:
         return self._pipeline_order() is not None
 
     def number_chain(self) -> tuple[Ints, Ints]:
-        """Stage per op and device per stage, one stage per device."""
+        """Returns the stage of each op and the device of each stage, with one stage per device."""
         line = self._pipeline_order()
         number = np.full(self.cluster.n, -1, dtype=np.int64)
         number[self._devices_by_reach() if line is None else line] = np.arange(len(self.used))
@@ -157,23 +158,23 @@ class _StageAssigner:
         return stage, np.array(line, dtype=np.int64)
 
     def _devices_by_reach(self) -> list[int]:
-        """Used devices by the fewest device changes on the way to their ops; ops count as late as their readers allow."""
+        """Returns the used devices by the fewest device changes on the way to their ops, which count as late as readers allow."""
         graph, hop = self.graph, np.zeros(self.graph.n, dtype=np.int64)
-        before, after = _neighbours(graph, self.forward_edges)
+        predecessors, successors = _neighbours(graph, self.forward_edges)
         order = [i for i in graph.order.tolist() if self.forward[i]]
         device = self.device.tolist()
         for i in order:
-            hop[i] = max((hop[k] + (device[k] != device[i]) for k in before[i]), default=0)
+            hop[i] = max((hop[k] + (device[k] != device[i]) for k in predecessors[i]), default=0)
         for i in reversed(order):  # an op that is early without need, as an input of the last layer, does not count
-            if after[i]:
-                hop[i] = min(hop[k] - (device[k] != device[i]) for k in after[i])
-        first = dict.fromkeys(self.used.tolist(), np.inf)
+            if successors[i]:
+                hop[i] = min(hop[k] - (device[k] != device[i]) for k in successors[i])
+        least_hops = dict.fromkeys(self.used.tolist(), np.inf)
         for i in order:
-            first[device[i]] = min(first[device[i]], hop[i])
-        return sorted(first, key=lambda d: (first[d], d))
+            least_hops[device[i]] = min(least_hops[device[i]], hop[i])
+        return sorted(least_hops, key=lambda d: (least_hops[d], d))
 
     def number_rounds(self, shape: str) -> tuple[Ints, Ints]:
-        """Stage per op and device per stage, several stages per device."""
+        """Returns the stage of each op and the device of each stage, with several stages per device."""
         graph, line = self.graph, self._devices_by_reach()
         p = len(line)
         line_position = [line.index(d) if d in line else -1 for d in self.device.tolist()]
@@ -183,17 +184,19 @@ class _StageAssigner:
             return stage % p if shape == "loop" else min(stage, 2 * p - 1 - stage)
 
         stage = np.full(graph.n, -1, dtype=np.int64)
-        before, _ = _neighbours(graph, self.forward_edges)
+        predecessors, _ = _neighbours(graph, self.forward_edges)
         for i in graph.order.tolist():
             if self.forward[i]:
-                least = max((int(stage[k]) for k in before[i]), default=0)
+                earliest = max((int(stage[k]) for k in predecessors[i]), default=0)
                 fitting = (
-                    s for s in range(least, min(least + 2 * p, stage_limit)) if position_of_stage(s) == line_position[i]
+                    s
+                    for s in range(earliest, min(earliest + 2 * p, stage_limit))
+                    if position_of_stage(s) == line_position[i]
                 )
                 stage[i] = next(fitting, -1)
                 if stage[i] < 0:
                     stage[i] = line_position[i]
-                    source = max(before[i], key=lambda k: stage[k])
+                    source = max(predecessors[i], key=lambda k: stage[k])
                     is_edge = (self.graph.edge_source == source) & (self.graph.consumers == i)
                     raise self.turning_edge_error(int(np.flatnonzero(is_edge)[0]), stage, "forward")
         self._move_inputs_to_readers(stage, [position_of_stage(s) for s in range(int(stage.max(initial=-1)) + 1)])
@@ -218,31 +221,34 @@ class _StageAssigner:
 
     def _move_inputs_to_readers(self, stage: Ints, position_of_stage: list[int]) -> None:
         """Moves inputs, and ops that their device computes from inputs alone, to the first stage that reads them."""
-        before, after = _neighbours(self.graph, self.forward_edges)
+        predecessors, successors = _neighbours(self.graph, self.forward_edges)
         order = [i for i in self.graph.order.tolist() if self.forward[i]]
-        free: set[int] = set()
+        movable: set[int] = set()
         for i in order:
-            if all(k in free and self.device[k] == self.device[i] for k in before[i]):
-                free.add(i)
+            if all(k in movable and self.device[k] == self.device[i] for k in predecessors[i]):
+                movable.add(i)
         for i in reversed(order):
-            if i in free and after[i]:
-                least = min(int(stage[k]) for k in after[i])
+            if i in movable and successors[i]:
+                first_reader = min(int(stage[k]) for k in successors[i])
                 own_position = position_of_stage[int(stage[i])]
-                stage[i] = max(s for s in range(int(stage[i]), least + 1) if position_of_stage[s] == own_position)
+                stage[i] = max(
+                    s for s in range(int(stage[i]), first_reader + 1) if position_of_stage[s] == own_position
+                )
 
     def _number_backward(self, stage: Ints, line_position: list[int], position_of_stage: list[int]) -> None:
+        """Sets the stage of every backward op, in place."""
         graph = self.graph
-        before, _ = _neighbours(graph, self.backward_edges)
+        predecessors, _ = _neighbours(graph, self.backward_edges)
         for i in graph.order.tolist():
             if not self.backward[i]:
                 continue
-            ahead = int(graph.forward_of[i])
-            if ahead >= 0 and stage[ahead] >= 0 and self.device[ahead] == self.device[i]:
-                stage[i] = stage[ahead]
+            forward_op = int(graph.forward_of[i])
+            if forward_op >= 0 and stage[forward_op] >= 0 and self.device[forward_op] == self.device[i]:
+                stage[i] = stage[forward_op]
             else:
-                least = min((int(stage[k]) for k in before[i]), default=len(position_of_stage) - 1)
+                latest = min((int(stage[k]) for k in predecessors[i]), default=len(position_of_stage) - 1)
                 own_stages = [s for s, d in enumerate(position_of_stage) if d == line_position[i]]
-                stage[i] = max((s for s in own_stages if s <= least), default=own_stages[0] if own_stages else 0)
+                stage[i] = max((s for s in own_stages if s <= latest), default=own_stages[0] if own_stages else 0)
 
 
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
@@ -250,10 +256,12 @@ def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
     role = roles(graph)
     # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    free = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
+    is_constant = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
     for i in graph.order.tolist():
-        free[i] = free[i] and all(role[k] == SETUP or free[k] for k in predecessor[pointer[i] : pointer[i + 1]])
-    role[np.array(free, dtype=np.bool_)] = SETUP
+        is_constant[i] = is_constant[i] and all(
+            role[k] == SETUP or is_constant[k] for k in predecessor[pointer[i] : pointer[i + 1]]
+        )
+    role[np.array(is_constant, dtype=np.bool_)] = SETUP
     return role
 
 
@@ -268,7 +276,7 @@ class _Adjacency:
 
 
 def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Adjacency, _Adjacency]:
-    """Sources and readers of every op along these edges."""
+    """Returns the producers and the readers of every op along these edges."""
     source, reader = graph.edge_source[edges], graph.consumers[edges]
     return _Adjacency(reader, source, graph.n), _Adjacency(source, reader, graph.n)
 
@@ -277,25 +285,25 @@ def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Adjacency, _Adjacency]:
 
 
 def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """Stage int32[n] and phase int8[n]."""
+    """Returns stage int32[n] and phase int8[n] of each op."""
     graph, backward_edges = assigner.graph, assigner.backward_edges
     source, reader = graph.edge_source[backward_edges], graph.consumers[backward_edges]
-    before, after = _neighbours(graph, backward_edges)
-    waited = np.zeros(graph.n, dtype=np.bool_)
-    waited[source[stage[source] > stage[reader]]] = True
-    waited = _spread_marks(waited, before, graph.order[::-1])
+    predecessors, successors = _neighbours(graph, backward_edges)
+    is_awaited = np.zeros(graph.n, dtype=np.bool_)
+    is_awaited[source[stage[source] > stage[reader]]] = True
+    is_awaited = _spread_marks(is_awaited, predecessors, graph.order[::-1])
     after_rising = np.zeros(graph.n, dtype=np.bool_)
     rising = backward_edges[stage[source] < stage[reader]]
     after_rising[graph.consumers[rising]] = True
-    after_rising = _spread_marks(after_rising, after, graph.order)
-    if np.any(after_rising & waited):
-        edge = next(e for e in rising.tolist() if _reaches_marked(int(graph.consumers[e]), waited, after))
+    after_rising = _spread_marks(after_rising, successors, graph.order)
+    if np.any(after_rising & is_awaited):
+        edge = next(e for e in rising.tolist() if _reaches_marked(int(graph.consumers[e]), is_awaited, successors))
         raise assigner.turning_edge_error(edge, stage, "backward")
-    _mark_first_stage_gradients(assigner, stage, waited)
+    _mark_first_stage_gradients(assigner, stage, is_awaited)
     phase = np.full(graph.n, END, dtype=np.int8)
     phase[assigner.role == SETUP] = START
     phase[assigner.forward], phase[assigner.backward] = F, W
-    phase[assigner.backward & waited] = B
+    phase[assigner.backward & is_awaited] = B
     phase[after_rising] = END
     return np.where((phase == START) | (phase == END), -1, stage).astype(np.int32), phase
 
@@ -310,34 +318,37 @@ def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Integers) -> Boo
     return np.array(is_marked, dtype=np.bool_)
 
 
-def _reaches_marked(op: int, marked: Bools, after: _Adjacency) -> bool:
-    waiting, visited = [op], {op}
-    while waiting:
-        i = waiting.pop()
+def _reaches_marked(op: int, marked: Bools, successors: _Adjacency) -> bool:
+    """Whether a marked op can be reached from `op`."""
+    unvisited, visited = [op], {op}
+    while unvisited:
+        i = unvisited.pop()
         if marked[i]:
             return True
-        waiting += [k for k in after[i] if k not in visited]
-        visited.update(after[i])
+        unvisited += [k for k in successors[i] if k not in visited]
+        visited.update(successors[i])
     return False
 
 
-def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, waited: Bools) -> None:
+def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaited: Bools) -> None:
     """Marks the B ops of stages for which no other stage waits."""
     graph = assigner.graph
     for s in np.unique(stage[assigner.backward]).tolist():
         in_stage = assigner.backward & (stage == s)
-        if np.any(waited & in_stage):
+        if np.any(is_awaited & in_stage):
             continue
-        inside, _ = _neighbours(graph, assigner.backward_edges[in_stage[graph.edge_source[assigner.backward_edges]]])
+        stage_predecessors, _ = _neighbours(
+            graph, assigner.backward_edges[in_stage[graph.edge_source[assigner.backward_edges]]]
+        )
         first = _first_layer(assigner, np.flatnonzero(in_stage))
         is_input_gradient = np.zeros(graph.n, dtype=np.bool_)
         for i in first:
-            is_input_gradient[inside[i]] = True
-        input_gradient = _input_gradient(assigner, first, waited)
+            is_input_gradient[stage_predecessors[i]] = True
+        input_gradient = _input_gradient(assigner, first, is_awaited)
         if input_gradient is not None:
             is_input_gradient[input_gradient] = True
-        is_input_gradient = _spread_marks(is_input_gradient, inside, graph.order[::-1])
-        waited |= is_input_gradient if is_input_gradient.any() else in_stage
+        is_input_gradient = _spread_marks(is_input_gradient, stage_predecessors, graph.order[::-1])
+        is_awaited |= is_input_gradient if is_input_gradient.any() else in_stage
 
 
 def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
@@ -346,25 +357,27 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
     layer = np.zeros(graph.n, dtype=np.bool_)
     paired_ops = ops[graph.forward_of[ops] >= 0]
     layer[graph.forward_of[paired_ops]] = True
-    before, _ = _neighbours(graph, assigner.forward_edges)
-    below = np.zeros(graph.n, dtype=np.bool_)
+    predecessors, _ = _neighbours(graph, assigner.forward_edges)
+    follows_layer = np.zeros(graph.n, dtype=np.bool_)
     for i in graph.order.tolist():
-        below[i] = any(below[k] or layer[k] for k in before[i])
-    first = (i for i in paired_ops.tolist() if not below[graph.forward_of[i]])
+        follows_layer[i] = any(follows_layer[k] or layer[k] for k in predecessors[i])
+    first = (i for i in paired_ops.tolist() if not follows_layer[graph.forward_of[i]])
     return sorted(first, key=lambda i: graph.position[i])
 
 
-def _input_gradient(assigner: _StageAssigner, first: list[int], waited: Bools) -> int | None:
+def _input_gradient(assigner: _StageAssigner, first: list[int], is_awaited: Bools) -> int | None:
     """Returns the op among `first` that feeds no update and resembles a B op of another stage.
 
     Two ops resemble each other if they have one type and, without numbers, one name.
     """
     graph = assigner.graph
     pointer, successor = graph.successors
-    free = [i for i in first if all(assigner.role[k] == BACKWARD for k in successor[pointer[i] : pointer[i + 1]])]
+    without_update = [
+        i for i in first if all(assigner.role[k] == BACKWARD for k in successor[pointer[i] : pointer[i + 1]])
+    ]
 
     def kind(i: int) -> tuple[str, str]:
         return graph.op_types[i], re.sub(r"\d+", "", graph.names[i])
 
-    gradient_kinds = {kind(i) for i in np.flatnonzero(waited).tolist()}
-    return next((i for i in free if kind(i) in gradient_kinds), free[0] if free else None)
+    gradient_kinds = {kind(i) for i in np.flatnonzero(is_awaited).tolist()}
+    return next((i for i in without_update if kind(i) in gradient_kinds), without_update[0] if without_update else None)

@@ -33,7 +33,8 @@ from .schedules import (
     make_schedule,
 )
 
-_RETRIES = 5  # orders that are tried within the memory limit
+_RETRIES = 5
+"""Orders that are tried within the memory limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +55,10 @@ class PipelinedGraph:
     @property
     def info(self) -> dict[str, Any]:
         """Entries for `Timeline.info`."""
-        out: dict[str, Any] = {"micro_batch": np.maximum(np.asarray(self.graph.micro_batch), -1)}
+        entries: dict[str, Any] = {"micro_batch": np.maximum(np.asarray(self.graph.micro_batch), -1)}
         if self.schedule is None or self.stages is None:
-            return out
-        return out | {
+            return entries
+        return entries | {
             "schedule": str(self.schedule),
             "unit": self.unit,
             "phase": self.stages.phase[np.asarray(self.graph.copy_of)],
@@ -82,11 +83,11 @@ def make_pipelined_graph(
         return PipelinedGraph(step_graph, placed.on(step_graph))
     # `Named` ops wait for no later pipeline stage.
     if graph not in _WITHOUT_WAITS:
-        changed = without_name_waits(graph)
-        _WITHOUT_WAITS[graph] = None if changed is graph else changed
-    without = _WITHOUT_WAITS[graph]
-    if without is not None:
-        graph, placed = without, placed.replace(graph_key=without.key)
+        stripped_graph = without_name_waits(graph)
+        _WITHOUT_WAITS[graph] = None if stripped_graph is graph else stripped_graph
+    without_waits = _WITHOUT_WAITS[graph]
+    if without_waits is not None:
+        graph, placed = without_waits, placed.replace(graph_key=without_waits.key)
     step_graph = _unroll_once(graph, micro_batches, placed)
     order_or_rule = _schedule_or_rule(schedule)
     stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
@@ -116,6 +117,7 @@ _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDiction
 
 
 def _unroll_once(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
+    """Unrolls a graph, unless its last unrolled step has as many micro-batches."""
     if placed.replicas:
         return unroll(graph, micro_batches, placed)
     count, step_graph = _LAST_UNROLLED.get(graph, (0, graph))
@@ -173,10 +175,10 @@ def schedule_shape(schedule: ScheduleOption) -> str:
         return order_or_rule.shape
     lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in order_or_rule.orders))
     line_of_stage = {stage: d for d, line in enumerate(lines) for stage in line}
-    several = len(line_of_stage) > len(lines)
-    if several and line_of_stage.get(len(lines)) == len(lines) - 1:
+    has_several_stages = len(line_of_stage) > len(lines)
+    if has_several_stages and line_of_stage.get(len(lines)) == len(lines) - 1:
         return "v"
-    return "loop" if several else "chain"
+    return "loop" if has_several_stages else "chain"
 
 
 def _fit_into_memory(
@@ -195,11 +197,11 @@ def _fit_into_memory(
     group_of = {group[0]: list(group) for group in placed.replicas}
     attempts: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
-        step = make_pipelined_graph(graph, cluster, placed, setting.micro_batches, order)
-        peak = simulated_peak(step.graph, cluster, step.placement, InUnits(step))
+        pipelined = make_pipelined_graph(graph, cluster, placed, setting.micro_batches, order)
+        peak = simulated_peak(pipelined.graph, cluster, pipelined.placement, InUnits(pipelined))
         excess_bytes = np.zeros(setting.devices)
-        above = peak - cluster.memory_bytes
-        excess_bytes[stages.line] = [above[group_of.get(d, [d])].max() for d in stages.device.tolist()]
+        overflow_bytes = peak - cluster.memory_bytes
+        excess_bytes[stages.line] = [overflow_bytes[group_of.get(d, [d])].max() for d in stages.device.tolist()]
         attempts.append((int(np.maximum(excess_bytes, 0).sum()), attempt, order))
         if not np.any(excess_bytes > 0):
             break
@@ -220,25 +222,31 @@ def make_setting(
     with_memory: bool = True,
 ) -> Setting:
     """Returns the costs of the stages. `with_memory=False` sets unlimited memory, for schedules that ignore it."""
-    device, s = placed.device, stages.count
+    device, stage_count = placed.device, stages.count
     duration_us = placed_durations(graph, cluster, device)
     phase, stage = stages.phase, stages.stage
 
     def total(kind: int) -> NDArray[np.float64]:
         in_phase = phase == kind
-        return np.bincount(stage[in_phase], duration_us[in_phase], s).astype(np.float64)
+        return np.bincount(stage[in_phase], duration_us[in_phase], stage_count).astype(np.float64)
 
     # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
-    a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
-    edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
-    x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
-    cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
-    _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
+    source_stage, reader_stage = (
+        stages.stage[graph.edge_source].astype(np.int64),
+        stages.stage[graph.consumers].astype(np.int64),
+    )
+    edges = np.flatnonzero((source_stage >= 0) & (reader_stage >= 0) & (np.abs(source_stage - reader_stage) == 1))
+    source_device, reader_device = device[graph.edge_source[edges]], device[graph.consumers[edges]]
+    cost = (
+        cluster.latency_us[source_device, reader_device]
+        + cluster.us_per_byte[source_device, reader_device] * graph.tensor_bytes[graph.edge_tensor[edges]]
+    )
+    _, first = np.unique(np.stack([graph.edge_tensor[edges], reader_stage[edges]], axis=1), axis=0, return_index=True)
     join = np.maximum if cluster.comm == "parallel" else np.add
-    for side, ahead in ((send_us, True), (return_us, False)):
-        rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
-        join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
+    for times, leads_on in ((send_us, True), (return_us, False)):
+        rows = first[(source_stage[edges[first]] < reader_stage[edges[first]]) == leads_on]
+        join.at(times, np.minimum(source_stage, reader_stage)[edges[rows]], cost[rows])
     held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
     room_bytes = (
         _activation_room(graph, cluster, placed, stages, held_bytes)
@@ -305,9 +313,11 @@ def _activation_room(
 # -- the units of ops ---------------------------------------------------------------------------------------------------
 
 
-def _unit_kind(phase: int, splits: bool) -> str:
+def _unit_kind(phase: int, has_weight_units: bool) -> str:
     """Returns the kind of unit for a phase. Without W units, the whole backward pass is B."""
-    return "F" if phase == F else "W" if phase == W and splits else "B"
+    if phase == F:
+        return "F"
+    return "W" if phase == W and has_weight_units else "B"
 
 
 def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> None:
@@ -315,9 +325,11 @@ def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> N
 
     Raises `InvalidInput` if the schedule blocks itself.
     """
-    a, b = graph.edge_source, graph.consumers
-    inside = (stages.stage[a] >= 0) & (stages.stage[b] >= 0)
-    pairs = np.stack([stages.stage[a], stages.phase[a], stages.stage[b], stages.phase[b]], axis=1)[inside]
+    source_op, reader_op = graph.edge_source, graph.consumers
+    between_stages = (stages.stage[source_op] >= 0) & (stages.stage[reader_op] >= 0)
+    pairs = np.stack(
+        [stages.stage[source_op], stages.phase[source_op], stages.stage[reader_op], stages.phase[reader_op]], axis=1
+    )[between_stages]
     needs: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for s, phase, t, reader in np.unique(pairs, axis=0).tolist():
         source, target = (s, _unit_kind(phase, schedule.splits)), (t, _unit_kind(reader, schedule.splits))
@@ -344,15 +356,15 @@ def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedul
     if not splits:
         position[:, W] = position[:, B]
     phase, stage = stages.phase[origin].astype(np.int64), stages.stage[origin]
-    added = np.array([t == ACCUMULATE for t in step_graph.op_types], dtype=np.bool_)
+    is_addition = np.array([t == ACCUMULATE for t in step_graph.op_types], dtype=np.bool_)
     phase[np.array([t == ALL_REDUCE for t in step_graph.op_types], dtype=np.bool_)] = END
-    phase[added & (phase == B)] = W
+    phase[is_addition & (phase == B)] = W
     if stages.training:
-        phase[added & (phase == F)] = W
-    last = 1 + max((len(order) for order in schedule.orders), default=0)
-    unit_position = np.where(phase == END, last, 0)
-    inside = (phase != START) & (phase != END)
-    unit_position[inside] = position[stage[inside], phase[inside], batch[inside]]
+        phase[is_addition & (phase == F)] = W
+    end_position = 1 + max((len(order) for order in schedule.orders), default=0)
+    unit_position = np.where(phase == END, end_position, 0)
+    is_in_unit = (phase != START) & (phase != END)
+    unit_position[is_in_unit] = position[stage[is_in_unit], phase[is_in_unit], batch[is_in_unit]]
     return unit_position.astype(np.int32)
 
 
@@ -368,7 +380,7 @@ class InUnits:
     pipeline: PipelinedGraph
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
-        """Arrays from which the simulator's kernel chooses ops."""
+        """Returns the arrays by which the kernel chooses ops."""
         unit, device = np.asarray(self.pipeline.unit, dtype=np.int64), kernel.lanes(graph, cluster, placement.device)
         schedule, stages = self.pipeline.schedule, self.pipeline.stages
         urgent = np.zeros(graph.n, dtype=np.int64)

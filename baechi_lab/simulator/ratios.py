@@ -18,8 +18,8 @@ class Ratios:
     """`rho` = longest transfer / shortest op; proven ratios to the optimum (NaN where they do not exist).
 
     `sct_assumption`: rho <= 1. `sct_share`: share of edges whose transfer is no longer than either of its ops.
-    `memory_factor` is K = n M / sum d_i. `premises` lists what the proofs demand and this case lacks: where it is not
-    empty the ratios are numbers, not guarantees. `achieved`: makespan over the best lower bound, an upper limit of
+    `memory_factor` is K = n M / sum d_i. `premises` lists the requirements of the proofs that this case lacks: unless it
+    is empty, the ratios are no guarantees. `achieved`: makespan over the best lower bound, an upper limit of
     the true ratio (NaN without a placement).
     """
 
@@ -35,7 +35,7 @@ class Ratios:
 
 
 def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None) -> Ratios:
-    """Proven approximation ratios of ETF, SCT and m-SCT, and the gap that `placement` achieved.
+    """Returns the proven approximation ratios of ETF, SCT and m-SCT, and the gap that `placement` achieved.
 
     - ETF: `2 + rho - 1/n`.
     - SCT on n devices: `1 + (1 - 1/n) beta` with `beta = (2 + 2 rho) / (2 + rho)`.
@@ -45,10 +45,10 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
 
     Args:
         graph, cluster: the case for which the ratios are computed.
-        placement: one whose simulated step is held against the best lower bound, as `achieved`.
+        placement: a placement whose simulated step is divided by the best lower bound, as `achieved`.
 
     Returns:
-        The ratios with what they were computed from, and the premises of their proofs that this case lacks.
+        The ratios, the values from which they were computed, and the premises of their proofs that this case lacks.
 
     Raises:
         InfeasiblePlacement: an op has no allowed device.
@@ -61,15 +61,15 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     """
     check_records(graph=graph, cluster=cluster)
     n = cluster.n
-    off = ~np.eye(cluster.n, dtype=bool)
+    is_pair = ~np.eye(cluster.n, dtype=bool)
     if cluster.n == 1:
         cost = np.zeros(graph.edge_count)
     else:
         size = graph.tensor_bytes[graph.edge_tensor]
         # the slowest pair for each size: latency and bandwidth may be worst on different links
-        cost = (cluster.latency_us[off][:, None] + cluster.us_per_byte[off][:, None] * np.unique(size)).max(axis=0)[
-            np.searchsorted(np.unique(size), size)
-        ]
+        cost = (cluster.latency_us[is_pair][:, None] + cluster.us_per_byte[is_pair][:, None] * np.unique(size)).max(
+            axis=0
+        )[np.searchsorted(np.unique(size), size)]
     compute = allowed_durations(graph, cluster).min(axis=1, initial=np.inf)
     shortest, longest = float(compute.min(initial=np.inf)), float(cost.max(initial=0.0))
     rho = 0.0 if longest == 0 else longest / shortest if shortest > 0 else np.inf
@@ -78,11 +78,11 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     factor = float(cluster.memory_bytes.sum() / needed_bytes) if needed_bytes else np.inf
     sct = 1 + (1 - 1 / n) * beta
     fits = cost <= np.minimum(compute[graph.edge_source], compute[graph.consumers])
-    same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
+    has_equal_devices = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
     checks = (
         (rho <= 1, "transfers no longer than the shortest op (SCT assumption)"),
         (cluster.comm == "parallel", "parallel transfers"),
-        (same, "equal devices"),
+        (has_equal_devices, "equal devices"),
         (not graph.colocation_names, "no colocation groups"),
         (not graph.allowed_sets, "every op allowed on every device"),
         (not graph.on_communication_lane.any(), "no collectives"),

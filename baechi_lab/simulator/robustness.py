@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MOST_COSTS = 1 << 29
 """Most sampled costs: 4 GB of them."""
 
-ERRORS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of costs, relative: 0.05 is 5 %
+ERRORS = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Relative errors of costs: 0.05 is 5 %."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,18 +51,19 @@ class Robustness:
         return float(np.quantile(self.makespan_us[row], q, method="inverted_cdf"))
 
     def _row(self, error: float) -> int:
-        near = np.flatnonzero(np.isclose(self.errors, error))
-        if not len(near):
+        """Returns the position of an error among those sampled."""
+        matches = np.flatnonzero(np.isclose(self.errors, error))
+        if not len(matches):
             raise InvalidInput(f"error is {error}; sampled were {', '.join(f'{e:g}' for e in self.errors)}")
-        return int(near[0])
+        return int(matches[0])
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns one row per error: mean, p10, p50, p90 and worst makespan, each relative to the one without an error."""
         import pandas as pd
 
         scale = self.nominal_us if self.nominal_us > 0 else 1.0
-        at = lambda q: np.quantile(self.makespan_us, q / 100, axis=1, method="inverted_cdf") / scale  # noqa: E731
-        columns = {f"p{q}": at(q) for q in (10, 50, 90)}
+        percentile = lambda q: np.quantile(self.makespan_us, q / 100, axis=1, method="inverted_cdf") / scale  # noqa: E731
+        columns = {f"p{q}": percentile(q) for q in (10, 50, 90)}
         worst, mean = self.makespan_us.max(axis=1) / scale, self.makespan_us.mean(axis=1) / scale
         return pd.DataFrame({"error": self.errors, "mean": mean, **columns, "worst": worst})
 
@@ -81,7 +83,7 @@ def robustness(
     seed: int = 0,
     scheduler: SchedulerOption | None = None,
 ) -> Robustness:
-    """Makespan of `placement` when durations and links differ from the profile by up to `error`.
+    """Returns makespans of `placement` when durations and links differ from the profile by up to `error`.
 
     Args:
         graph, cluster, placement: what is simulated; the placement stays as it is.
@@ -128,10 +130,10 @@ def robustness(
 def sample_costs(
     graph: OpGraph, cluster: Cluster, error: float, samples: int, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Durations float64[samples, n, D], latencies and costs per byte float64[samples, D, D] under profile errors."""
+    """Returns durations float64[samples, n, D], latencies and costs per byte float64[samples, D, D] under profile errors."""
     if not 0 <= error < 1:
         raise InvalidInput(f"error is {error}; it must be at least 0 and below 1")
     rng = np.random.default_rng(seed)
-    of_ops = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, graph.n, 1))
-    of_links = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, cluster.n, cluster.n))
-    return durations(graph, cluster) * of_ops, cluster.latency_us * of_links, cluster.us_per_byte * of_links
+    op_factors = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, graph.n, 1))
+    link_factors = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, cluster.n, cluster.n))
+    return durations(graph, cluster) * op_factors, cluster.latency_us * link_factors, cluster.us_per_byte * link_factors

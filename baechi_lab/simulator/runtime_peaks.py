@@ -1,10 +1,10 @@
 """Peaks of devices if the framework runs the step in another order than the schedule.
 
 A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late: a
-worker whose core computes sends when it has nothing left to compute, and what it has produced until then stays in its memory;
-the receiver takes what comes at once. They promise no order of ops: one thread runs what is ready last first
-(`simulator.executor_order`), several take gradients of weights when nothing else is left, as a schedule by critical paths does.
-A worker may also be slow, so that copies wait for it. The largest peak counts.
+worker whose core computes sends when it has nothing left to compute, and its outputs stay in its memory until then;
+the receiver takes arriving tensors at once. They promise no order of ops: one thread runs the op that became ready
+last (`simulator.executor_order`); several run gradients of weights when nothing else is left, as a schedule by critical
+paths does. A worker may also be slow, so that copies wait for it. The largest peak counts.
 
 PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
 graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over.
@@ -40,7 +40,7 @@ def runtime_peaks(
     """Returns int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
 
     `simulate_order` returns the timeline on a cluster, under a scheduler and a planned order, with memory by the plain rules;
-    None where the order of ops is enforced.
+    None if the order of ops is enforced.
     """
     if has_code_order(graph):
         turn_of_op = inverse(code_order(graph)).astype(np.float64)
@@ -60,11 +60,11 @@ def runtime_peaks(
             orders = _EXECUTOR_ORDERS[graph] = executor_orders(graph)
         latest_durations = list(graph.latest_durations)
         timelines = [simulate_order(cluster, "pct", None)]
-        for machines in (cluster, *_with_slow_devices(cluster)):
-            timelines += [simulate_order(machines, "planned", order) for order in orders]
+        for slowed_cluster in (cluster, *_with_slow_devices(cluster)):
+            timelines += [simulate_order(slowed_cluster, "planned", order) for order in orders]
         graph.latest_durations[:] = latest_durations  # those of `cluster`, for whoever simulates next
         for reordered in timelines:
-            # What is sent late is held longer: the peak without delay is not above this one (but for bytes of ties).
+            # A tensor that is sent late is live for longer, so the peak without delay is not above this one, but for ties.
             delayed_timeline = _send_late(graph, cluster, reordered)
             peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed_timeline).peak_bytes)
     return peaks

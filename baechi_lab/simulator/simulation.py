@@ -76,9 +76,9 @@ def simulate(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         placed, info = placement.checked(graph, cluster.n), {}
     else:
-        step = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, placed, info = step.graph, step.placement, step.info
-        scheduler = scheduler if schedule is None else InUnits(step)
+        pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        graph, placed, info = pipelined.graph, pipelined.placement, pipelined.info
+        scheduler = scheduler if schedule is None else InUnits(pipelined)
     if graph.on_communication_lane.any():
         info = {**info, "on_communication_lane": graph.on_communication_lane}
     timeline = _run(graph, cluster, placed, scheduler, info)
@@ -88,8 +88,8 @@ def simulate(
         return timeline
     timeline = apply_buffer_reuse(graph, cluster, timeline)
 
-    def simulate_order(machines: Cluster, order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
-        return _run(graph, machines, placed.replace(order=order, priority=None), order_scheduler, {})
+    def simulate_order(other_cluster: Cluster, order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
+        return _run(graph, other_cluster, placed.replace(order=order, priority=None), order_scheduler, {})
 
     peaks = runtime_peaks(graph, cluster, timeline, simulate_order if schedule is None else None)
     if np.any(peaks > timeline.peak_bytes):
@@ -116,6 +116,7 @@ def _make_pipelined(
     micro_batches: int | None,
     schedule: ScheduleOption | None,
 ) -> PipelinedGraph:
+    """Returns the graph and placement of a step of several micro-batches; rejects a scheduler beside a schedule."""
     if schedule is not None and scheduler is not None:
         raise InvalidInput(
             f"scheduler is {scheduler!r} and schedule is {schedule!r}; a schedule leaves devices nothing to choose: give one"
@@ -138,16 +139,20 @@ def makespan_and_peak(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         placed = placement.checked(graph, cluster.n)
     else:
-        step = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, placed, scheduler = step.graph, step.placement, scheduler if schedule is None else InUnits(step)
-    state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
+        pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        graph, placed, scheduler = (
+            pipelined.graph,
+            pipelined.placement,
+            scheduler if schedule is None else InUnits(pipelined),
+        )
+    state = run_kernel(graph, cluster, placed, scheduler, keep_log=False).state
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
 
 
 def _run(
     graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: SchedulerOption | None, info: dict[str, object]
 ) -> Timeline:
-    """Runs the event loop; memory is that of the plain rules."""
+    """Runs the event loop; every output has bytes of its own, whatever `OpGraph.reuse` says."""
     from .validity import constraint_violations
 
     state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
@@ -156,8 +161,8 @@ def _run(
         info = {**info, "turn": ops["turn"].copy()}
     devices = state.devices
     violations = list(constraint_violations(graph, cluster, placed.device))
-    for d in np.flatnonzero(devices["broken_by"] >= 0).tolist():
-        op, time = int(devices["broken_by"][d]), float(devices["broken_at"][d])
+    for d in np.flatnonzero(devices["violation_op"] >= 0).tolist():
+        op, time = int(devices["violation_op"][d]), float(devices["violation_us"][d])
         message = (
             f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
             f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(int(devices['peak'][d]))}"
@@ -177,7 +182,7 @@ def _run(
             end_us=sends["end"],
         ),
         memory=MemoryLog(log["device"], log["time"], log["category"], log["delta"], log["op"]),
-        peak_bytes=state.devices["peak"],
+        peak_bytes=devices["peak"],
         makespan_us=float(ops["end"].max(initial=0.0)),
         origin="simulated",
         op_names=graph.names,

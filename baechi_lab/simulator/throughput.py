@@ -97,8 +97,8 @@ def throughput(
     check_flag("sum", sum)
     placed = placement.checked(graph, cluster.n)
     rounds = lcm(*(len(group) for group in placed.replicas))
-    each = [_loads(graph, cluster, placed.at(round_number), sum) for round_number in range(rounds)]
-    loads = {kind: np.mean([load[kind] for load in each], axis=0) for kind in each[0]}
+    loads_by_round = [_loads(graph, cluster, placed.at(round_number), sum) for round_number in range(rounds)]
+    loads = {kind: np.mean([load[kind] for load in loads_by_round], axis=0) for kind in loads_by_round[0]}
     if micro_batches is not None:
         check_whole("micro_batches", micro_batches)
     # float64[devices]: queue time of the all-reduce among replicas, per micro-batch.
@@ -108,8 +108,8 @@ def throughput(
 
         device_gradient_bytes = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
         for group in placed.replicas:
-            us = ring_us(cluster, group, device_gradient_bytes[group[0]])
-            all_reduce_us[list(group)] = us / (micro_batches or len(group))
+            ring_time_us = ring_us(cluster, group, device_gradient_bytes[group[0]])
+            all_reduce_us[list(group)] = ring_time_us / (micro_batches or len(group))
     for kind in loads:
         if kind not in ("compute", "communication"):
             loads[kind] += all_reduce_us
@@ -117,7 +117,7 @@ def throughput(
 
 
 def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: bool) -> dict[str, NDArray[np.float64]]:
-    """Load of each resource by one micro-batch."""
+    """Returns the load of each resource by one micro-batch: kind -> float64[devices] in microseconds."""
     duration_us, collective = placed_durations(graph, cluster, device), graph.on_communication_lane
     compute = _per_device(device, np.where(collective, 0.0, duration_us), cluster)
     communication = _per_device(device, np.where(collective, duration_us, 0.0), cluster)
@@ -139,10 +139,14 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
 
 
 def _per_device(device: Integers, us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
+    """Returns float64[devices]: the sum of the times `us` of each device."""
     return np.bincount(device, us, cluster.n).astype(np.float64)
 
 
-def _queues(comm: str, sent_us: NDArray[np.float64], received: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+def _queues(
+    comm: str, sent_us: NDArray[np.float64], received_us: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Returns the loads of the transfer queues that the communication mode has."""
     if comm == "sequential":
-        return {"queue": sent_us + received}
-    return {"send": sent_us, "receive": received} if comm == "duplex" else {}
+        return {"queue": sent_us + received_us}
+    return {"send": sent_us, "receive": received_us} if comm == "duplex" else {}

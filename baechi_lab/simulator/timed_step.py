@@ -1,4 +1,4 @@
-"""A timeline with what it is a timeline of, for the checks of `validity`."""
+"""A timeline with its graph, cluster and placement, for the checks of `validity`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class TimedStep:
         return _TOLERANCE * max(self.timeline.makespan_us, 1.0)
 
     def _by_op(self, times: Floats) -> Floats:
-        of_op = np.empty(self.graph.n)
-        of_op[self.timeline.op] = times
-        return of_op
+        time_of_op = np.empty(self.graph.n)
+        time_of_op[self.timeline.op] = times
+        return time_of_op

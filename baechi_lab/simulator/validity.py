@@ -1,7 +1,7 @@
-"""`check`: tests a timeline against the rules of docs/simulated-time.md. It is written from the rules alone.
+"""`check` tests a timeline against the rules of docs/simulated-time.md, without any code of the event loop.
 
-It shares no code with the event loop. It takes starts and transfers from the timeline and tests every rule on them. It
-replays transfer queues from the production times and rebuilds memory as intervals (`memory_validity`).
+It takes starts and transfers from the timeline and tests every rule on them. It replays transfer queues from the production
+times and rebuilds memory as intervals (`memory_validity`).
 """
 
 from __future__ import annotations
@@ -64,16 +64,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     violations += _op_violations(step)
     if any(v.kind == "rows" for v in violations):
         return tuple(violations)  # the other rules need one row per op
-    # int64[E]: the transfer of each edge's tensor to its consumer; -1: the edge stays on one device, -2: it is missing.
-    transfers = timeline.transfers
-    devices = int(max(placed.device.max(initial=0), transfers.target.max(initial=0))) + 1
-    have = transfers.tensor.astype(np.int64) * devices + transfers.target
-    order = np.argsort(have, kind="stable")
-    remote = placed.device[graph.edge_source] != placed.device[graph.consumers]
-    want = graph.edge_tensor.astype(np.int64) * devices + placed.device[graph.consumers]
-    at = np.minimum(np.searchsorted(have[order], want), max(len(have) - 1, 0))
-    transfer = np.full(graph.edge_count, -1, dtype=np.int64)
-    transfer[remote] = np.where(have[order][at] == want, order[at], -2)[remote] if len(have) else -2
+    transfer = _transfer_of_edge(step)
     violations += _overlap_violations(step)
     violations += _transfer_violations(step)
     violations += _precedence_violations(step, transfer)
@@ -83,8 +74,24 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     return tuple(violations)
 
 
+def _transfer_of_edge(step: TimedStep) -> NDArray[np.int64]:
+    """Returns int64[E]: the transfer of each edge's tensor to its consumer; -1 on one device, -2 if it is missing."""
+    graph, device, transfers = step.graph, step.placed.device, step.timeline.transfers
+    width = int(max(device.max(initial=0), transfers.target.max(initial=0))) + 1
+    remote = device[graph.edge_source] != device[graph.consumers]
+    needed = graph.edge_tensor.astype(np.int64) * width + device[graph.consumers]
+    existing = transfers.tensor.astype(np.int64) * width + transfers.target
+    order = np.argsort(existing, kind="stable")
+    place = np.minimum(np.searchsorted(existing[order], needed), max(len(existing) - 1, 0))
+    transfer = np.full(graph.edge_count, -1, dtype=np.int64)
+    transfer[remote] = -2
+    if len(existing):
+        transfer[remote] = np.where(existing[order][place] == needed, order[place], -2)[remote]
+    return transfer
+
+
 def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) -> Iterator[Violation]:
-    """Violations of colocation and of allowed devices, the rules that need no timeline."""
+    """Yields violations of colocation and of allowed devices, the rules that need no timeline."""
     colocated_ops = np.flatnonzero(graph.colocation >= 0)
     group_device = np.full(len(graph.colocation_names), -1, dtype=np.int64)
     group_device[graph.colocation[colocated_ops][::-1]] = device[colocated_ops][::-1]  # the first member decides
@@ -110,23 +117,23 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
 
     Each message is charged to the producer and to the tensor's first reader on the receiving device.
     """
-    spent = np.zeros(graph.n)
+    processor_us = np.zeros(graph.n)
     if not cluster.overhead_us.any():
-        return spent
-    place = {int(op): k for k, op in enumerate(graph.order)}
+        return processor_us
+    position = {int(op): k for k, op in enumerate(graph.order)}
     for t in range(graph.tensor_count):
         producer = int(graph.tensor_producer[t])
         producer_device = int(placed.device[producer])
         readers = graph.tensor_consumers(t).tolist()
         for target in {int(placed.device[i]) for i in readers} - {producer_device}:
-            first = min((i for i in readers if placed.device[i] == target), key=place.__getitem__)
-            spent[producer] += cluster.overhead_us[producer_device, target]
-            spent[first] += cluster.overhead_us[producer_device, target]
-    return spent
+            first_reader = min((i for i in readers if placed.device[i] == target), key=position.__getitem__)
+            processor_us[producer] += cluster.overhead_us[producer_device, target]
+            processor_us[first_reader] += cluster.overhead_us[producer_device, target]
+    return processor_us
 
 
 def _label_violations(step: TimedStep) -> Iterator[Violation]:
-    """Columns of the timeline that are not those of the graph and the cluster: they say what its indices mean."""
+    """Yields columns of the timeline, which say what its indices mean, that differ from the graph or the cluster."""
     graph, timeline = step.graph, step.timeline
     columns = (
         ("ops", timeline.op_names, graph.names),
@@ -134,13 +141,11 @@ def _label_violations(step: TimedStep) -> Iterator[Violation]:
         ("producers of the tensors", timeline.tensor_producer.tolist(), graph.tensor_producer.tolist()),
         ("bytes of the tensors", timeline.tensor_bytes.tolist(), graph.tensor_bytes.tolist()),
     )
-    for label, of_timeline, expected in columns:
-        if len(of_timeline) != len(expected):
-            yield Violation("rows", f"the timeline has {len(of_timeline)} {label}; expected are {len(expected)}")
-        elif (k := _first_difference(of_timeline, expected)) is not None:
-            yield Violation(
-                "rows", f"the {label} differ at {k}: {of_timeline[k]!r} in the timeline, not {expected[k]!r}"
-            )
+    for label, labels, expected in columns:
+        if len(labels) != len(expected):
+            yield Violation("rows", f"the timeline has {len(labels)} {label}; expected are {len(expected)}")
+        elif (k := _first_difference(labels, expected)) is not None:
+            yield Violation("rows", f"the {label} differ at {k}: {labels[k]!r} in the timeline, not {expected[k]!r}")
     micro_batch = timeline.micro_batch
     if micro_batch is not None and graph.micro_batch is not None and len(micro_batch) == graph.n:
         for i in np.flatnonzero(micro_batch != np.maximum(graph.micro_batch, -1)).tolist():
@@ -153,11 +158,12 @@ def _label_violations(step: TimedStep) -> Iterator[Violation]:
 
 
 def _first_difference(values: Sequence[object], expected: Sequence[object]) -> int | None:
+    """Returns the first position at which two sequences of one length differ, or None."""
     return next((k for k, (a, b) in enumerate(zip(values, expected, strict=True)) if a != b), None)
 
 
 def _not_finite_violations(step: TimedStep) -> Iterator[Violation]:
-    """Times that are no finite numbers: no comparison with NaN would find them."""
+    """Yields times that are no finite numbers, since comparisons with NaN never report them."""
     timeline, transfers = step.timeline, step.timeline.transfers
     for k in np.flatnonzero(~np.isfinite(timeline.start_us + timeline.end_us)).tolist():
         i = int(timeline.op[k])
@@ -173,7 +179,7 @@ def _not_finite_violations(step: TimedStep) -> Iterator[Violation]:
 
 
 def _op_violations(step: TimedStep) -> Iterator[Violation]:
-    """Ops that do not run exactly once, on their device and for their duration; a wrong makespan."""
+    """Yields ops that do not run exactly once, on their device and for their duration; a wrong makespan."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, slack = step.timeline, step.slack
     rows = np.bincount(timeline.op, minlength=graph.n)
@@ -202,20 +208,20 @@ def _op_violations(step: TimedStep) -> Iterator[Violation]:
 
 
 def _overlap_violations(step: TimedStep) -> Iterator[Violation]:
-    """Pairs of ops that overlap on one lane of a device."""
+    """Yields pairs of ops that overlap on one lane of a device."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     start, end, slack = step.start, step.end, step.slack
     order = np.lexsort((end, start, step.lane))
     first, second = order[:-1], order[1:]
-    bad = (step.lane[first] == step.lane[second]) & (start[second] < end[first] - slack)
-    for a, b in zip(first[bad].tolist(), second[bad].tolist(), strict=True):
+    overlap = (step.lane[first] == step.lane[second]) & (start[second] < end[first] - slack)
+    for a, b in zip(first[overlap].tolist(), second[overlap].tolist(), strict=True):
         d = int(placed.device[b])
         message = f"ops {graph.names[a]!r} and {graph.names[b]!r} overlap on {cluster.names[d]}"
         yield Violation("overlap", message, d, float(start[b]), b)
 
 
 def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
-    """Transfers that break a rule by themselves."""
+    """Yields transfers that break a rule whatever the other transfers do."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
@@ -246,7 +252,7 @@ def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
 
 
 def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
-    """Ops that start before their inputs arrive, and the rules that depend on when an op is ready."""
+    """Yields ops that start before their inputs arrive, and the rules that depend on when an op is ready."""
     graph, placed, timeline = step.graph, step.placed, step.timeline
     start, end, slack = step.start, step.end, step.slack
     arrival = end[graph.edge_source].copy()
@@ -269,7 +275,7 @@ def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iter
 
 
 def _unit_violations(step: TimedStep, unit: NDArray[np.int64], ready: Floats) -> Iterator[Violation]:
-    """Ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
+    """Yields ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
     graph, cluster, timeline = step.graph, step.cluster, step.timeline
     start, end, slack = step.start, step.end, step.slack
     if unit.shape != (graph.n,) or graph.micro_batch is None:
@@ -285,28 +291,26 @@ def _unit_violations(step: TimedStep, unit: NDArray[np.int64], ready: Floats) ->
         d = lane % cluster.n
         device_ops = np.flatnonzero(step.lane == lane)
         device_ops = device_ops[np.argsort(unit[device_ops], kind="stable")]
-        last = np.maximum.accumulate(np.r_[0.0, end[device_ops]])
-        before = last[np.searchsorted(unit[device_ops], unit[device_ops], side="left")]
-        for k in np.flatnonzero(start[device_ops] < before - slack).tolist():
+        latest_end = np.maximum.accumulate(np.r_[0.0, end[device_ops]])
+        earlier_end = latest_end[np.searchsorted(unit[device_ops], unit[device_ops], side="left")]
+        for k in np.flatnonzero(start[device_ops] < earlier_end - slack).tolist():
             i = int(device_ops[k])
-            message = (
-                f"op {graph.names[i]!r} starts at {start[i]} us; an earlier unit of its device ends at {before[k]} us"
-            )
+            message = f"op {graph.names[i]!r} starts at {start[i]} us; an earlier unit of its device ends at {earlier_end[k]} us"
             yield Violation("order", message, d, float(start[i]), i)
-        ready[device_ops] = np.maximum(ready[device_ops], before)
+        ready[device_ops] = np.maximum(ready[device_ops], earlier_end)
     yield from _unit_label_violations(step, unit, dict(zip(pipeline_devices, lines, strict=True)))
 
 
 def _unit_label_violations(
     step: TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
 ) -> Iterator[Violation]:
-    """Ops in a unit of another micro-batch, phase, stage or device than theirs, or of another phase than their copies."""
+    """Yields ops in a unit of another micro-batch, phase, stage or device than theirs, or whose copies have another phase."""
     graph, timeline, device = step.graph, step.timeline, step.placed.device.tolist()
     phase, micro_batch, original = timeline.phase, np.asarray(graph.micro_batch), np.asarray(graph.copy_of)
     if phase is None or phase.shape != (graph.n,):
         yield Violation("order", f"the timeline has units, but not the phase of each of the {graph.n} ops")
         return
-    splits = any(planned.kind == "W" for line in line_of_device.values() for planned in line)
+    has_weight_units = any(planned.kind == "W" for line in line_of_device.values() for planned in line)
     stage_devices = _devices_of_stages(timeline)
     stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
     phase_of_original: dict[int, int] = {}  # which tells B from W where one unit has both
@@ -317,13 +321,15 @@ def _unit_label_violations(
         if first_phase != phase[i] and graph.op_types[i] != ACCUMULATE:
             message = f"op {graph.names[i]!r} has phase {phase[i]}; its copy in another micro-batch has {first_phase}"
             yield Violation("order", message, device[i], float(step.start[i]), i)
-        kinds = _unit_kinds(graph, i, int(phase[i]), splits)
+        kinds = _unit_kinds(graph, i, int(phase[i]), has_weight_units)
         if 0 < position <= len(line):
             planned = line[position - 1]
             stage_of_op[i] = planned.stage
-            ahead = int(graph.forward_of[i])
-            paired = ahead if ahead >= 0 and device[ahead] == device[i] and phase[ahead] == F else i
-            stage = stage_of_original.setdefault(int(original[paired]), planned.stage)
+            forward_op = int(graph.forward_of[i])
+            stage_op = (
+                forward_op if forward_op >= 0 and device[forward_op] == device[i] and phase[forward_op] == F else i
+            )
+            stage = stage_of_original.setdefault(int(original[stage_op]), planned.stage)
             differences = {
                 "micro-batch": planned.micro_batch != micro_batch[i],
                 "phase": planned.kind not in kinds,
@@ -341,7 +347,7 @@ def _unit_label_violations(
 
 
 def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArray[np.int64]) -> Iterator[Violation]:
-    """Backward ops whose phase contradicts who waits for them.
+    """Yields backward ops whose phase contradicts the ops that wait for them.
 
     An op is in phase B if and only if another stage waits for it, directly or not. A stage for which no other waits chooses its B
     ops, but these read no W ops, and what feeds only updates is no B op.
@@ -351,17 +357,17 @@ def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArr
     is_sum = np.array([kind in (ACCUMULATE, ALL_REDUCE) for kind in graph.op_types], dtype=np.bool_)
     pointer, successors = (column.tolist() for column in graph.successors)
     own_readers: list[list[int]] = [[] for _ in range(graph.n)]  # that are backward ops of the model
-    waited, feeds_update = np.zeros(graph.n, dtype=np.bool_), np.zeros(graph.n, dtype=np.bool_)
+    is_awaited, feeds_update = np.zeros(graph.n, dtype=np.bool_), np.zeros(graph.n, dtype=np.bool_)
     for i in graph.order[::-1].tolist():
         readers = successors[pointer[i] : pointer[i + 1]]
         own_readers[i] = [k for k in readers if is_backward[k] and not is_sum[k]]
-        waited[i] = is_backward[i] and any(waited[k] or stage[k] != stage[i] for k in own_readers[i])
+        is_awaited[i] = is_backward[i] and any(is_awaited[k] or stage[k] != stage[i] for k in own_readers[i])
         feeds_update[i] = any(feeds_update[k] if is_sum[k] else phase[k] == END for k in readers)
-    waited_stages = set(stage[waited].tolist())
+    awaited_stages = set(stage[is_awaited].tolist())
     split_stages = set(stage[(phase == W) & ~is_sum].tolist())
     for i in np.flatnonzero(is_backward & ~is_sum).tolist():
-        if stage[i] in waited_stages:
-            expected = B if waited[i] else W
+        if stage[i] in awaited_stages:
+            expected = B if is_awaited[i] else W
         elif any(phase[k] == B for k in own_readers[i]):
             expected = B
         elif feeds_update[i] and not own_readers[i] and stage[i] in split_stages:
@@ -377,12 +383,12 @@ def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArr
 _BEFORE, _AFTER = "before", "after"
 
 
-def _unit_kinds(graph: OpGraph, op: int, phase: int, splits: bool) -> tuple[str, ...]:
+def _unit_kinds(graph: OpGraph, op: int, phase: int, has_weight_units: bool) -> tuple[str, ...]:
     """Returns the kinds of units in which an op of `phase` may run; `_BEFORE` and `_AFTER` are those of no micro-batch.
 
     Sums of gradients run with the gradients of weights, and rings of replicas after all micro-batches.
     """
-    weights = "W" if splits else "B"
+    weights = "W" if has_weight_units else "B"
     if graph.op_types[op] == ALL_REDUCE:
         return (_AFTER,)
     if graph.op_types[op] == ACCUMULATE and phase in (F, B, W):
@@ -404,7 +410,7 @@ def _devices_of_stages(timeline: Timeline) -> list[list[int]]:
 
 
 def _idling_violations(step: TimedStep, ready: Floats) -> Iterator[Violation]:
-    """Devices that idle between the time an op is ready and its start."""
+    """Yields devices that idle between the time an op is ready and its start."""
     graph, cluster = step.graph, step.cluster
     start, end, slack = step.start, step.end, step.slack
     for lane in range(2 * cluster.n):
@@ -425,7 +431,7 @@ def _idling_violations(step: TimedStep, ready: Floats) -> Iterator[Violation]:
 
 
 def _queue_violations(step: TimedStep) -> Iterator[Violation]:
-    """Transfers that start at other times than the queues allow; requests are replayed in order of service."""
+    """Yields transfers that start at other times than the queues allow, by replaying the requests in order of service."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
@@ -438,26 +444,26 @@ def _queue_violations(step: TimedStep) -> Iterator[Violation]:
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
     size = graph.tensor_bytes
     for k in order:
-        a, b, t = int(transfers.source[k]), int(transfers.target[k]), int(transfers.tensor[k])
+        source, target, tensor = int(transfers.source[k]), int(transfers.target[k]), int(transfers.tensor[k])
         start = receive = float(end[producer[k]])
         if cluster.comm != "parallel":
-            cost = float(cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * size[t])
-            start = max(start, out_free[a])
-            out_free[a] = start + cost
-            receive = max(start, in_free[b])
-            in_free[b] = receive + cost
+            cost = float(cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * size[tensor])
+            start = max(start, out_free[source])
+            out_free[source] = start + cost
+            receive = max(start, in_free[target])
+            in_free[target] = receive + cost
         if abs(transfers.start_us[k] - start) > slack or abs(transfers.receive_us[k] - receive) > slack:
             message = (
-                f"tensor {graph.tensor_label(t)!r} to {cluster.names[b]} is sent at {transfers.start_us[k]} and received "
-                f"from {transfers.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
+                f"tensor {graph.tensor_label(tensor)!r} to {cluster.names[target]} is sent at {transfers.start_us[k]} and "
+                f"received from {transfers.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
             )
-            yield Violation("transfer", message, b, float(transfers.start_us[k]))
+            yield Violation("transfer", message, target, float(transfers.start_us[k]))
 
 
 def _service_order(
     graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: Floats, no_time: NDArray[np.bool_]
 ) -> list[int]:
-    """Transfer rows in the order in which their requests were served: by production time, producer, tensor and target.
+    """Returns transfer rows in the order in which their requests were served: by production time, producer, tensor and target.
 
     Ops without duration may start each other within one instant. Their requests are served in the order in which the ops
     ran, which depends on the scheduler. For them the order is read from the queues themselves.
@@ -479,16 +485,16 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
     """Sorts `rows` so that each comes after those before it in a queue; returns them unchanged if no such order exists."""
     transfers = timeline.transfers
     queue_entries: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
-    inward = "out" if cluster.comm == "sequential" else "in"
+    receiving = "out" if cluster.comm == "sequential" else "in"
     for k in rows.tolist():
         cost = float(transfers.end_us[k] - transfers.receive_us[k])
         queue_entries["out", int(transfers.source[k])].append((float(transfers.start_us[k]), cost, k))
-        queue_entries[inward, int(transfers.target[k])].append((float(transfers.receive_us[k]), cost, k))
-    before: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(rows.tolist(), ()))
+        queue_entries[receiving, int(transfers.target[k])].append((float(transfers.receive_us[k]), cost, k))
+    predecessors: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(rows.tolist(), ()))
     for queue in queue_entries.values():
         for (_, _, first), (_, _, second) in pairwise(sorted(queue)):
-            before.add(second, first)
+            predecessors.add(second, first)
     try:
-        return list(before.static_order())
+        return list(predecessors.static_order())
     except CycleError:
         return [int(k) for k in rows]

@@ -18,7 +18,7 @@ COMMS = ("parallel", "sequential", "duplex")
 FORK_JOIN = [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)]
 
 
-def probed(graph, cluster):
+def probed_heads(graph, cluster):
     problem = merge_problem(graph, cluster, reach=False)
     head, tail = np.zeros(graph.n), np.zeros(graph.n)
     probe_heads(problem, head, tail, zone=20)
@@ -29,8 +29,8 @@ def probed(graph, cluster):
 def test_there_and_back_is_paid_twice(comm):
     # Fork and join are together: a branch elsewhere is sent there and back, 1 + 4 + 9 + 4; both branches here: 1 + 9 + 9.
     graph = OpGraph.from_edges([1, 9, 9, 1], FORK_JOIN).replace(colocation=[0, -1, -1, 0], colocation_names=["ends"])
-    assert probed(graph, Cluster.uniform(2, link=Link(4.0, 0.0), comm=comm))[3] == pytest.approx(18, rel=0.02)
-    assert probed(graph, Cluster.uniform(2, link=Link(40.0, 0.0), comm=comm))[3] == pytest.approx(19)
+    assert probed_heads(graph, Cluster.uniform(2, link=Link(4.0, 0.0), comm=comm))[3] == pytest.approx(18, rel=0.02)
+    assert probed_heads(graph, Cluster.uniform(2, link=Link(40.0, 0.0), comm=comm))[3] == pytest.approx(19)
 
 
 def test_chains_beside_each_other_are_serial_where_every_way_out_is_dear():
@@ -39,7 +39,7 @@ def test_chains_beside_each_other_are_serial_where_every_way_out_is_dear():
     edges = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 4, 1), (4, 5, 1), (5, 6, 1), (3, 7, 1), (6, 7, 1)]
     graph, cluster = OpGraph.from_edges([1, 2, 2, 2, 2, 2, 2, 1], edges), Cluster.uniform(3, link=Link(20.0, 0.0))
     assert paid_heads(merge_problem(graph, cluster, reach=False))[0][7] == 9
-    assert probed(graph, cluster)[7] == pytest.approx(13)
+    assert probed_heads(graph, cluster)[7] == pytest.approx(13)
     assert bounds(graph, cluster)["probed-path"] == pytest.approx(14)  # everything on one device
 
 
@@ -71,10 +71,10 @@ def test_heads_only_rise_and_stop_in_time():
     graph, cluster = generators.layered_dag(120, seed=3), Cluster.uniform(3)
     problem = merge_problem(graph, cluster, reach=False)
     head, tail = paid_heads(problem)
-    better = raise_heads_and_tails(problem, (10, 40))
-    assert np.all(better.head >= head) and np.all(better.tail >= tail)
-    stopped = raise_heads_and_tails(problem, (10, 40), seconds=0.0)
-    assert np.array_equal(stopped.head, head) and np.array_equal(stopped.tail, tail)
+    raised = raise_heads_and_tails(problem, (10, 40))
+    assert np.all(raised.head >= head) and np.all(raised.tail >= tail)
+    without_time = raise_heads_and_tails(problem, (10, 40), seconds=0.0)
+    assert np.array_equal(without_time.head, head) and np.array_equal(without_time.tail, tail)
     assert bounds(graph, cluster, effort="high", time_limit=0.0).best >= paid_bounds(graph, cluster)["local-or-paid"]
 
 

@@ -13,41 +13,41 @@ from baechi_lab.simulator.memory_rules import edge_memory
 LINK = bl.Link(2.0, 0.0)
 
 
-def held_bytes(timeline, device):
-    """(time, bytes) after the last change of each moment."""
+def live_bytes(timeline, device):
+    """Returns time -> bytes after the last change of that moment."""
     times, levels = timeline.memory.levels(device)
     return dict(zip(times.tolist(), levels.sum(axis=1).tolist(), strict=True))
 
 
 def test_equation_2_by_hand():
-    """0 (2 us) feeds 1 here and 2 there with one tensor of 10 bytes; 1 (3 us) feeds 3 (there) with 7.
+    """Op 0 (2 us) sends one tensor of 10 bytes to op 1 on d0 and op 2 on d1; op 1 (3 us) sends 7 bytes to op 3 on d1.
 
-    d0: at 2 the edge 0 -> 1 is consumed at once, 0 -> 2 (10) is held until its transfer ends at 4; at 5 the edge 1 -> 3 (7)
+    d0: at 2 the edge 0 -> 1 is consumed at once, 0 -> 2 (10) is live until its transfer ends at 4; at 5 the edge 1 -> 3 (7)
     until 7. d1: 0 -> 2 arrives at 4 and is consumed at once (op 2 runs 4..10); 1 -> 3 arrives at 7, op 3 starts at 10.
     """
     graph = bl.OpGraph.from_edges(
         [2, 3, 6, 1], [(0, 1, 10), (0, 2, 10), (1, 3, 7)], persistent_bytes=[500] * 4, temp_bytes=[90] * 4
     )
     cluster = bl.Cluster.uniform(2, memory_bytes=11, link=LINK, comm="parallel")
-    placed = bl.Placement(device=[0, 0, 1, 1])
-    timeline = bl.simulate(graph, cluster, placed, memory_rule="edges")
-    assert held_bytes(timeline, 0) == {2: 10, 4: 0, 5: 7, 7: 0}
-    assert held_bytes(timeline, 1) == {7: 7, 10: 0}
+    placement = bl.Placement(device=[0, 0, 1, 1])
+    timeline = bl.simulate(graph, cluster, placement, memory_rule="edges")
+    assert live_bytes(timeline, 0) == {2: 10, 4: 0, 5: 7, 7: 0}
+    assert live_bytes(timeline, 1) == {7: 7, 10: 0}
     assert timeline.peak_bytes.tolist() == [10, 7]
     assert timeline.violations == ()
     assert timeline.info["memory_rule"] == "edges"
-    # the other rule sees persistent bytes, temporaries and outputs: violations
-    ours = bl.simulate(graph, cluster, placed)
-    assert len(ours.violations) == 2
-    assert ours.end_us.tolist() == timeline.end_us.tolist()
+    # the other rule counts persistent bytes, temporaries and outputs: violations
+    with_tensor_rule = bl.simulate(graph, cluster, placement)
+    assert len(with_tensor_rule.violations) == 2
+    assert with_tensor_rule.end_us.tolist() == timeline.end_us.tolist()
 
 
 def test_the_sum_must_stay_below_the_capacity():
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 2, 10)])
-    for memory, broken in ((10, 1), (11, 0)):
+    for memory, violation_count in ((10, 1), (11, 0)):
         cluster = bl.Cluster.uniform(1, memory_bytes=memory)
         timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 0]), memory_rule="edges")
-        assert len(timeline.violations) == broken
+        assert len(timeline.violations) == violation_count
     timeline = bl.simulate(
         graph, bl.Cluster.uniform(1, memory_bytes=10), bl.Placement(device=[0, 0, 0]), memory_rule="edges"
     )
@@ -61,7 +61,7 @@ def test_a_tensor_counts_once_per_consumer():
     cluster = bl.Cluster.uniform(1, memory_bytes=1000)
     timeline = bl.simulate(graph, cluster, bl.Placement(device=[0] * 4, order=[0, 1, 2, 3]), memory_rule="edges")
     # from 1 both edges, from the start of op 2 at 2 one, from the start of op 3 at 3 none
-    assert held_bytes(timeline, 0) == {1: 20, 2: 10, 3: 0}
+    assert live_bytes(timeline, 0) == {1: 20, 2: 10, 3: 0}
 
 
 def test_other_violations_stay():
@@ -88,8 +88,8 @@ def test_ops_without_bytes_have_no_peak(n):
 def test_against_a_count_between_events(seed):
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng), random_cluster(rng)
-    placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
-    timeline = edge_memory(graph, cluster, bl.simulate(graph, cluster, placed))
+    placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
+    timeline = edge_memory(graph, cluster, bl.simulate(graph, cluster, placement))
     transfers = timeline.transfers
     arrival = {
         (t, d): e
@@ -102,7 +102,7 @@ def test_against_a_count_between_events(seed):
         for e in range(graph.edge_count):
             u, v, t = int(graph.edge_source[e]), int(graph.consumers[e]), int(graph.edge_tensor[e])
             if timeline.end_us[u] <= moment < timeline.start_us[v]:
-                source, target = int(placed.device[u]), int(placed.device[v])
+                source, target = int(placement.device[u]), int(placement.device[v])
                 level[target if moment >= arrival.get((t, target), 0.0) else source] += int(graph.tensor_bytes[t])
         peak = [max(a, b) for a, b in zip(peak, level, strict=True)]
     assert timeline.peak_bytes.tolist() == peak

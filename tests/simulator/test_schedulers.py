@@ -145,5 +145,5 @@ def test_msr_takes_the_op_with_the_highest_score_whatever_runs():
             lanes["running"] = rng.integers(0, 2, devices)
             idle = [False, *(~lanes["running"][1:]).tolist()]
             expected_op = min(remaining, key=lambda op, idle=idle, total=total: (-total(op, idle), op))
-            assert kernel.take_most_wanted(0, lanes, ready, scheduler) == expected_op
+            assert kernel.pop_highest_score(0, lanes, ready, scheduler) == expected_op
             remaining.remove(expected_op)

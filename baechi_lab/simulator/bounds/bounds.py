@@ -23,13 +23,13 @@ from .transfer_bounds import paid_bounds
 EFFORTS = ("normal", "high")
 
 SMALL = 1000 if HAS_NUMBA else 50
-"""Most ops for which raising heads and tails takes milliseconds."""
+"""The largest number of ops for which raising heads and tails takes milliseconds."""
 
 ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
 """Ancestors that are probed together, per effort."""
 
 RAISE_SHARE = 0.5, 0.95
-"""Share of `time_limit` for heads and tails: of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
+"""Shares of `time_limit` for heads and tails: for graphs of at most `REACH_OPS` ops, and for larger ones."""
 
 ASSIGN_SHARE = 0.05
 """Share of `time_limit` for the assignment program."""
@@ -54,10 +54,10 @@ def bounds(
     placement: Placement | None = None,
     period: bool = False,
 ) -> Bounds:
-    """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
+    """Returns lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
-    "normal" effort takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
-    "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
+    Effort "normal" takes milliseconds; it has `probed-path` and `energy` for graphs of at most `SMALL` ops. Effort "high"
+    takes up to `time_limit` seconds more for tighter forms of these two, and for the last two:
 
     - `critical-path`: the longest path, each op on its fastest allowed device, transfers free.
     - `work`: total work over total speed.
@@ -152,7 +152,7 @@ def bounds(
 
 
 def _work(table: Floats, speed: Floats) -> float:
-    """For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
+    """Returns the work bound. For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
 
     Weights by speed give total work over total speed on devices of one kind; equal weights may win where kinds differ.
     """
@@ -162,33 +162,34 @@ def _work(table: Floats, speed: Floats) -> float:
 
 
 def _restricted_work(graph: OpGraph, cluster: Cluster, table: Floats) -> list[float]:
+    """Returns the work bound of the ops that may run only on some devices, for each such set of devices."""
     mask = np.isfinite(table)
     if mask.all():
         return []
     bounds_per_subset = []
-    for only in np.unique(mask, axis=0):
-        ops = ~np.any(mask & ~only, axis=1)  # may run on these devices alone
-        if not only.all() and ops.any():
-            bounds_per_subset.append(_work(table[np.ix_(ops, only)], cluster.speed[only]))
+    for subset in np.unique(mask, axis=0):
+        bound_ops = ~np.any(mask & ~subset, axis=1)  # may run on these devices alone
+        if not subset.all() and bound_ops.any():
+            bounds_per_subset.append(_work(table[np.ix_(bound_ops, subset)], cluster.speed[subset]))
     return bounds_per_subset
 
 
 def _group(graph: OpGraph, table: Floats, head: Floats, tail: Floats) -> float:
-    """r + p + q of one machine: smallest head, sum of durations on the best device, smallest tail.
+    """Returns the largest r + p + q over the groups: smallest head, durations on the best device, smallest tail.
 
     An op without a group is a group of its own.
     """
     _, group = np.unique(graph.device_unit, return_inverse=True)
     groups = int(group.max()) + 1
     total = np.stack([np.bincount(group, table[:, d], groups) for d in range(table.shape[1])], axis=1)
-    first, last = np.full(groups, np.inf), np.full(groups, np.inf)
-    np.minimum.at(first, group, head)
-    np.minimum.at(last, group, tail)
-    return float((first + total.min(axis=1) + last).max())
+    least_head, least_tail = np.full(groups, np.inf), np.full(groups, np.inf)
+    np.minimum.at(least_head, group, head)
+    np.minimum.at(least_tail, group, tail)
+    return float((least_head + total.min(axis=1) + least_tail).max())
 
 
 def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats, tail: Floats) -> float:
-    """A weakly connected part whose persistent bytes fit on no device is cut somewhere; the cheapest cut edge is paid.
+    """Returns the longest path through the cheapest edge of a connected part that fits on no device, so that an edge is cut.
 
     Every op and its tensors stay on one device, so a part on one device needs all of its persistent bytes there.
     """
@@ -202,10 +203,10 @@ def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats,
     component_count, component = connected_components(edges, directed=False)
     component_bytes = np.bincount(component, graph.persistent_bytes, component_count)
     cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
-    through = (head + fastest)[source] + cost + (fastest + tail)[target]
+    path_us = (head + fastest)[source] + cost + (fastest + tail)[target]
     colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
-    through[colocated] = np.inf  # never cut
-    least = np.full(component_count, np.inf)
-    np.minimum.at(least, component[source], through)
-    paid = least[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(least)]
-    return float(paid.max(initial=0.0))
+    path_us[colocated] = np.inf  # never cut
+    cheapest_cut = np.full(component_count, np.inf)
+    np.minimum.at(cheapest_cut, component[source], path_us)
+    cuts = cheapest_cut[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(cheapest_cut)]
+    return float(cuts.max(initial=0.0))

@@ -49,7 +49,7 @@ class Msr(Params):
     def terms(
         self, graph: OpGraph, device: Integers
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int32]]:
-        """Score float64[n] without the idle term, and CSR op -> devices of the successors that it alone makes ready."""
+        """Returns the score float64[n] without the idle term, and CSR op -> devices of successors that wait for this op alone."""
         pointer, successor = graph.successors
         op = np.repeat(np.arange(graph.n), np.diff(pointer))
         alone = np.diff(graph.predecessors[0])[successor] == 1

@@ -55,10 +55,10 @@ class Setting:
         on by r, rounded up. If a stage in the middle has replicas, this may be one micro-batch too few.
         """
         width = self.replicas or (1,) * self.stages
-        ahead = 0
+        forwards = 0
         for s in reversed(range(stage, self.stages - 1)):
-            ahead = -(-(ahead + width[s + 1]) // width[s]) * width[s]
-        return ahead
+            forwards = -(-(forwards + width[s + 1]) // width[s]) * width[s]
+        return forwards
 
     @property
     def stages(self) -> int:
@@ -116,12 +116,12 @@ def one_forward_one_backward(warm_up: int, forwards: list[int], stage: int) -> l
 
 def with_lagging_weights(order: list[tuple[int, str, int]], lag: int) -> list[tuple[int, str, int]]:
     """Inserts gradients of weights, `lag` micro-batches after those of inputs; the remaining ones come at the end."""
-    out: list[tuple[int, str, int]] = []
-    waiting: list[tuple[int, str, int]] = []
+    lagged_order: list[tuple[int, str, int]] = []
+    pending_weights: list[tuple[int, str, int]] = []
     for unit in order:
-        out.append(unit)
+        lagged_order.append(unit)
         if unit[1] == "B":
-            waiting.append((unit[0], "W", unit[2]))
-            if len(waiting) > lag:
-                out.append(waiting.pop(0))
-    return out + waiting
+            pending_weights.append((unit[0], "W", unit[2]))
+            if len(pending_weights) > lag:
+                lagged_order.append(pending_weights.pop(0))
+    return lagged_order + pending_weights

@@ -99,13 +99,9 @@ class Schedule:
         for line, order in enumerate(self.orders):
             for unit in order:
                 if unit not in required_units or unit in units_seen or line_of(unit) != line:
-                    why = (
-                        "twice"
-                        if unit in units_seen
-                        else "which is not its work"
-                        if unit in required_units
-                        else "an unknown unit"
-                    )
+                    why = "which is not its work" if unit in required_units else "an unknown unit"
+                    if unit in units_seen:
+                        why = "twice"
                     raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
                 units_seen.add(unit)
         if units_seen != required_units:
@@ -119,19 +115,19 @@ class Schedule:
         Raises `InvalidInput` if all devices wait.
         """
         finished_units: set[Unit] = set()
-        at = [0] * len(self.orders)
+        position = [0] * len(self.orders)
         progressed = True
         while progressed:
             progressed = False
             for d, order in enumerate(self.orders):
-                while at[d] < len(order) and all(x in finished_units for x in needs(order[at[d]])):
-                    finished_units.add(order[at[d]])
-                    at[d] += 1
+                while position[d] < len(order) and finished_units.issuperset(needs(order[position[d]])):
+                    finished_units.add(order[position[d]])
+                    position[d] += 1
                     progressed = True
-        stuck = [d for d, order in enumerate(self.orders) if at[d] < len(order)]
-        if stuck:
-            unit = self.orders[stuck[0]][at[stuck[0]]]
-            missing = next(x for x in needs(unit) if x not in finished_units)
+        blocked_devices = [d for d, order in enumerate(self.orders) if position[d] < len(order)]
+        if blocked_devices:
+            unit = self.orders[blocked_devices[0]][position[blocked_devices[0]]]
+            missing = next(needed_unit for needed_unit in needs(unit) if needed_unit not in finished_units)
             raise InvalidInput(
                 f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
             )

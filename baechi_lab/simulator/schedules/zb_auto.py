@@ -60,25 +60,34 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
     costs[:3] = setting.forward_us, setting.input_us, setting.weight_us
     costs[3:5, :-1] = setting.send_us, setting.return_us
     costs[5:] = setting.held_bytes, setting.kept_bytes, setting.room_bytes
-    line, zero, m = _Line(setting.micro_batches, costs), np.zeros(setting.stages), setting.micro_batches
-    free = _Tuning(zero, zero, np.full(setting.stages, m))
+    line, zero, batch_count = _Line(setting.micro_batches, costs), np.zeros(setting.stages), setting.micro_batches
+    default_tuning = _Tuning(zero, zero, np.full(setting.stages, batch_count))
     for rule in (ZbH1(), ZbH2()):
         orders = rule.orders(setting)
         if _fits(setting, orders):
-            yield _evaluate(line, free, _codes(orders))[0], orders
+            yield _evaluate(line, default_tuning, _codes(orders))[0], orders
     # The best common choice of parameters for all devices, then changes of one device, then of several at random.
     p, batches = line.costs.shape[1], line.batches
     from_end = p - 1 - np.arange(p)
     aheads = [np.full(p, batches), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
-    alike = [
-        _Tuning(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
+    common_tunings = [
+        _Tuning(np.full(p, patience), np.full(p, hold), ahead)
+        for ahead in aheads
+        for patience in PATIENCE
+        for hold in HOLD
     ]
-    best = sorted(((_evaluate(line, c)[0], k) for k, c in enumerate(alike)))[:5]
+    best = sorted(((_evaluate(line, candidate)[0], k) for k, candidate in enumerate(common_tunings)))[:5]
     halves = [
-        _Tuning(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
-        for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
+        _Tuning(
+            np.where(np.arange(p) < k, common_tunings[i].patience, patience),
+            common_tunings[i].hold,
+            common_tunings[i].ahead,
+            tail,
+        )
+        for (_, i), k, patience, tail in itertools.product(best, range(p), PATIENCE, TAIL)
     ]
-    cost, tuning = min(((_evaluate(line, c)[0], c) for c in halves), key=lambda changed_cost: changed_cost[0])
+    evaluated = ((_evaluate(line, candidate)[0], candidate) for candidate in halves)
+    cost, tuning = min(evaluated, key=lambda cost_and_tuning: cost_and_tuning[0])
     rng = np.random.default_rng(0)
     for k in range(0 if p == 1 else min(_WORK // (3 * batches * p * p) + 1, _TRIES)):
         changed = tuning
@@ -120,7 +129,7 @@ class _Tuning:
 
 
 def _fits(setting: Setting, orders: Orders) -> bool:
-    """Do the activations that this order holds fit into every device's room?"""
+    """Whether the activations of these orders fit into every device's memory for them."""
     for s, order in enumerate(orders):
         change = {
             "F": setting.held_bytes[s],
@@ -141,7 +150,7 @@ def _codes(orders: Orders) -> NDArray[np.int8]:
 def _evaluate(
     line: _Line, choice: _Tuning, fixed_order: NDArray[np.int8] | None = None
 ) -> tuple[float, NDArray[np.int8]]:
-    """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `fixed_order`."""
+    """Returns the cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `fixed_order`."""
     patience, hold, ahead, tail = choice.patience, choice.hold, choice.ahead.astype(np.int64), choice.tail
     fixed_order = np.zeros((0, 0), dtype=np.int8) if fixed_order is None else fixed_order
     code, first, last = _plan(line.batches, line.costs, patience, hold, ahead, tail, fixed_order)
@@ -149,6 +158,7 @@ def _evaluate(
 
 
 def _orders(code: NDArray[np.int8]) -> Orders:
+    """Returns the orders of int8[p, 3 M] kinds."""
     orders: Orders = []
     for s, kinds in enumerate(code.tolist()):
         count = [0, 0, 0]
