@@ -52,7 +52,7 @@ def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
     """Returns the placement before it is simulated or repaired."""
     units = make_units(graph, cluster)
     usage = empty_usage(units)
-    _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)
+    _choose_devices(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)
     return Placement(device=usage.unit_device[units.group])
 
 
@@ -72,32 +72,33 @@ def walk(graph: OpGraph) -> NDArray[np.int64]:
 
 @njit(cache=True, interpreted_if=has_few_entries)
 def _visit(sources: NDArray[np.int64], pointer: NDArray[np.int64], successor: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Returns int64[n]: the ops depth first from each source; `successor` has the successors of op i from `pointer[i]` on."""
     n = len(pointer) - 1
     visit_order, visited, visit_count = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
-    stack, place = np.empty(n, np.int64), np.empty(n, np.int64)  # the path, and the next successor of each op on it
-    for s in sources:
-        if visited[s]:
+    stack, next_edge = np.empty(n, np.int64), np.empty(n, np.int64)  # the path, and the next successor of each op on it
+    for source in sources:
+        if visited[source]:
             continue
-        stack[0], place[0], depth = s, pointer[s], 1
-        visited[s], visit_order[visit_count] = True, s
+        stack[0], next_edge[0], depth = source, pointer[source], 1
+        visited[source], visit_order[visit_count] = True, source
         visit_count += 1
         while depth > 0:
-            top = stack[depth - 1]
-            if place[depth - 1] == pointer[top + 1]:
+            op = stack[depth - 1]
+            if next_edge[depth - 1] == pointer[op + 1]:
                 depth -= 1
                 continue
-            v = successor[place[depth - 1]]
-            place[depth - 1] += 1
-            if not visited[v]:
-                visited[v], visit_order[visit_count] = True, v
+            successor_op = successor[next_edge[depth - 1]]
+            next_edge[depth - 1] += 1
+            if not visited[successor_op]:
+                visited[successor_op], visit_order[visit_count] = True, successor_op
                 visit_count += 1
-                stack[depth], place[depth] = v, pointer[v]
+                stack[depth], next_edge[depth] = successor_op, pointer[successor_op]
                 depth += 1
     return visit_order
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
-def _choose(
+def _choose_devices(
     visit: NDArray[np.int64],
     group: NDArray[np.int32],
     cost: NDArray[np.float64],
@@ -112,11 +113,11 @@ def _choose(
         g = group[i]
         if unit_device[g] >= 0:
             continue
-        roomy = feasible(g, usage, mask)
+        has_room = feasible(g, usage, mask)
         traffic(g, edges, usage.unit_device, transfer_us)
         best = -1
         for d in range(devices):
-            if not mask[d] or not roomy:
+            if not mask[d] or not has_room:
                 continue
             if best < 0:
                 best = d

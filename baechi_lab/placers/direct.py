@@ -30,11 +30,11 @@ EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: object) -> Placement:
     """Places `graph` by one placer, and checks its placement against the simulated memory.
 
-    Placers see what a message takes of the devices (`Link.overhead_us`) as latency. They give every output bytes of its
-    own, although `graph.reuse` says that some lie in the memory of others. Where either makes a difference, a refusal is
-    tried again with other limits, and a placement must fit when it is simulated.
+    Placers count the processor time of messages (`Link.overhead_us`) as latency. They give every output bytes of its own,
+    although `graph.reuse` says that some lie in the memory of others. Where either makes a difference, a placer that finds
+    no placement is asked again with other limits, and a placement must fit when it is simulated.
 
-    Raises as `bl.place`.
+    Raises the same errors as `bl.place`.
     """
     placer = make_placer(placer, **params)
     began = working_seconds()
@@ -45,11 +45,11 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
     has_overhead = cluster.overhead_us.any()
     try:
         placement = placer.assign(graph, cluster_for_placers)
-    except InfeasiblePlacement as refused:
+    except InfeasiblePlacement as refusal:
         if graph.reuse is not None:
-            placement = _retry_with_buffer_reuse(graph, cluster_for_placers, placer, refused)
+            placement = _retry_with_buffer_reuse(graph, cluster_for_placers, placer, refusal)
         elif has_overhead:
-            placement = _retry_if_messages_delay_ops(graph, cluster, placer, refused)
+            placement = _retry_if_messages_delay_ops(graph, cluster, placer, refusal)
         else:
             raise
     memory_matters = memory_may_run_out(graph, cluster_for_placers)
@@ -70,7 +70,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
 
 
 def _drop_proofs(info: Mapping[str, object]) -> dict[str, object]:
-    """Returns the info without what a placer proved. It assumed other costs, or other memory, than the simulation has."""
+    """Returns `info` without proofs, for placers that assumed other costs, or other memory, than the simulation."""
     return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
 
 
@@ -105,9 +105,9 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
             return peak_as_simulated(on, placed)
         return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
 
-    tries = TRIES // 2 if placer.anytime else TRIES
+    attempts = TRIES // 2 if placer.anytime else TRIES
     fitting = place_with_smaller_limits(
-        cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, tries
+        cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, attempts
     )
     if fitting is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
         fitting = fastest_of_all_placements(graph, cluster)

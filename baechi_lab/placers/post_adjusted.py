@@ -30,7 +30,7 @@ class PostAdjusted(Placer):
     Args:
         rule: whose device a group gets: that of the op that computes longest ("compute"), that holds most ("memory"), or
             of the "majority".
-        placer: who places the ops one by one.
+        placer: name of the placer that places the ops one by one.
     """
 
     name = "post-adjusted"
@@ -44,17 +44,17 @@ class PostAdjusted(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         mask = allowed_devices(graph, cluster)
-        free = graph.replace(colocation=np.full(graph.n, -1), colocation_names=())
+        ungrouped_graph = graph.replace(colocation=np.full(graph.n, -1), colocation_names=())
 
         def attempt(limits: Cluster, careful: bool) -> Placement:
-            plan = make_placer(self.placer).assign(free, limits)
+            plan = make_placer(self.placer).assign(ungrouped_graph, limits)
             return plan.replace(device=adjust_to_groups(graph, plan.device, mask, self.rule), info={})
 
         return within_memory(graph, cluster, attempt)
 
 
 def adjust_to_groups(graph: OpGraph, device: Integers, allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
-    """Returns int32[n]: moves every colocation group to the allowed device that `rule` prefers."""
+    """Returns int32[n]: the devices after every colocation group moved to the allowed device that `rule` prefers."""
     adjusted_device = np.array(device, dtype=np.int32)
     group = groups_of(graph)
     weight = {
@@ -62,12 +62,12 @@ def adjust_to_groups(graph: OpGraph, device: Integers, allowed: NDArray[np.bool_
         "memory": graph.persistent_bytes + graph.temp_bytes + graph.output_bytes,
         "majority": np.ones(graph.n),
     }[rule]
+    combine = np.add if rule == "majority" else np.maximum
     for members in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
         if len(members) < 2:
             continue
         allowed_for_group = allowed[members].all(axis=0)
         score = np.zeros(allowed.shape[1])
-        combine = np.add if rule == "majority" else np.maximum
         combine.at(score, adjusted_device[members], weight[members])
         score[~allowed_for_group] = -1.0
         adjusted_device[members] = int(np.argmax(score))

@@ -1,4 +1,4 @@
-"""More memory and more devices: what fits less of either is never forgotten, as far as one ladder of limits is tried."""
+"""With more memory or devices, a placement that fits less of either stays a candidate, within one ladder of limits."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed
     for memory in (peaks[0], peaks[len(peaks) // 2]):
         cluster = roomy.with_memory(memory)
         fastest, _ = RULES.fastest(graph, cluster, other_limits=True)
-        assert fastest[1].makespan_us <= min(us for peak, us in peaks_and_times if peak <= memory)
+        assert fastest.timeline.makespan_us <= min(us for peak, us in peaks_and_times if peak <= memory)
         assert [t.makespan_us for _, t in place_on_memory_ladder(graph, cluster)] == [
             us for _, us in peaks_and_times
         ]  # whatever the limit
@@ -38,9 +38,9 @@ def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minim
     graph, cluster = step(1), bl.Cluster.uniform(3, memory_bytes="1GB", link=LINK)
     answer = bl.fit(graph, cluster)
     first, (plain, _) = answer.options[0], RULES.fastest(graph, cluster)
-    assert "bl.fit(" in first.command and first.step_us < plain[1].makespan_us
-    placed = eval(first.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
-    assert bl.simulate(graph, cluster, placed).makespan_us == first.step_us
+    assert "bl.fit(" in first.command and first.step_us < plain.timeline.makespan_us
+    placement = eval(first.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    assert bl.simulate(graph, cluster, placement).makespan_us == first.step_us
     assert bl.check(graph, cluster, first.placement, first.timeline) == ()
     assert "another placement may be faster" in str(answer)
     assert bl.fit(graph, bl.Cluster.uniform(1)).caveat == ""
@@ -48,7 +48,7 @@ def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minim
 
 @pytest.mark.slow
 def test_more_devices_are_never_slower_than_those_there_are():
-    """The placement on fewer devices is one of the tries, whether it was found here or given."""
+    """The placement on fewer devices is a candidate, whether `bl.fit` or the user provides it."""
     graph, cluster = step(3), bl.Cluster.uniform(2, memory_bytes="1GB", link=LINK)
     best = bl.place(graph, cluster, "search", evaluations=3000, workers=1)
     for placement in (None, best):
@@ -61,7 +61,7 @@ def test_more_devices_are_never_slower_than_those_there_are():
 
 @pytest.mark.slow
 def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
-    """A host that is assumed, devices beside a host, and what lies there were not in the code."""
+    """The code has an assumed host, devices beside a host, and the bytes on it."""
     random = bl.generators.with_backward(bl.generators.random_dag(6, seed=24))
     for graph, cluster in (
         (step(1, 8), bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK).with_host("1GB")),
@@ -71,8 +71,8 @@ def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
         namespace = {"bl": bl, "graph": graph, "cluster": cluster}
         for option in bl.fit(graph, cluster, every_option=True, give_up=("devices", "offload")).options:
             if option.command:
-                placed = eval(option.command, namespace)  # noqa: S307 (our own text)
-                assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us
+                placement = eval(option.command, namespace)  # noqa: S307 (our own text)
+                assert bl.simulate(option.graph, option.cluster, placement).makespan_us == option.step_us
 
 
 def test_arguments_that_are_no_lists_or_functions():

@@ -12,7 +12,7 @@ from baechi_lab.placers.partition import Units, make_units, units_by_rank
 
 
 class _Devices:
-    """What is on each device, and which devices are feasible for a unit."""
+    """The units on each device, and the devices that are feasible for a unit."""
 
     def __init__(self, units: Units):
         self.units, self.count = units, len(units.limit)
@@ -31,7 +31,7 @@ class _Devices:
         return (self.bytes_on(d, "need") + extra) / limit if limit else float("inf")
 
     def choose(self, g: int, score: Callable[[int], tuple[float, ...]]) -> None:
-        """Place unit `g` on the feasible device of the least score, or the emptiest where no device has room for all."""
+        """Places unit `g` on the feasible device of the least score, or on the emptiest if no device has room for all bytes."""
         allowed = [d for d in range(self.count) if self.units.allowed[g, d]]
         fits = {
             column: [
@@ -41,14 +41,14 @@ class _Devices:
             ]
             for column in ("persistent_bytes", "need")
         }
-        fits_both = [d for d in fits["persistent_bytes"] if d in fits["need"]]
-        if fits_both:
-            self.assign_unit(g, min(fits_both, key=lambda d: (*score(d), d)))
+        feasible_devices = [d for d in fits["persistent_bytes"] if d in fits["need"]]
+        if feasible_devices:
+            self.assign_unit(g, min(feasible_devices, key=lambda d: (*score(d), d)))
         else:
             self.assign_unit(g, min(fits["persistent_bytes"] or allowed, key=lambda d: (self.utilization(d), d)))
 
     def traffic(self, graph: OpGraph, cluster: Cluster, g: int, d: int) -> float:
-        """Equation 10."""
+        """Returns the time of the transfers to unit `g` on device `d` (equation 10)."""
         total = 0.0
         for e in range(graph.edge_count):
             source = int(self.units.group[graph.edge_source[e]])
@@ -63,7 +63,7 @@ class _Devices:
 
 
 def batch_split_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
-    """By total rank, each unit to the fastest feasible device."""
+    """Places each unit, by total rank, on the fastest feasible device."""
     units = make_units(graph, cluster)
     state = _Devices(units)
     for g in units_by_rank(units).tolist():
@@ -71,11 +71,11 @@ def batch_split_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     return state.per_op()
 
 
-def balance_reference(graph: OpGraph, cluster: Cluster, placed: Iterable[tuple[int, int]]) -> list[int]:
-    """Equation 7 for every unit that is not among `placed` (unit, device)."""
+def balance_reference(graph: OpGraph, cluster: Cluster, fixed: Iterable[tuple[int, int]]) -> list[int]:
+    """Places every unit that is not among `fixed` (unit, device) by equation 7."""
     units = make_units(graph, cluster)
     state = _Devices(units)
-    for g, d in placed:
+    for g, d in fixed:
         state.assign_unit(g, d)
 
     def finish_time(g: int, d: int) -> float:
@@ -88,7 +88,7 @@ def balance_reference(graph: OpGraph, cluster: Cluster, placed: Iterable[tuple[i
 
 
 def mite_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
-    """Equations 8 to 10."""
+    """Places units by equations 8 to 10."""
     units = make_units(graph, cluster)
     state = _Devices(units)
     longest = max(units.rank.tolist(), default=0.0)
@@ -107,7 +107,7 @@ def mite_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
 
 
 def dfs_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
-    """Equation 11, by recursion."""
+    """Places units by equation 11, in a recursive walk."""
     from baechi_lab.simulator.ranks import total_rank
 
     units, rank = make_units(graph, cluster), total_rank(graph).tolist()

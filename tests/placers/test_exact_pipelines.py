@@ -25,8 +25,8 @@ def test_the_smallest_period_is_proven(seed):
     graph = bl.generators.random_dag(6, degree=1.5, duration_us=(1, 9), size_bytes=(1, 50), seed=seed)
     cluster, total = uneven_cluster(2 + seed % 2, COMM[seed % 3]), seed == 3
     best = min(
-        bl.throughput(graph, cluster, bl.Placement(device=list(home)), sum=total).period_us
-        for home in itertools.product(range(cluster.n), repeat=graph.n)
+        bl.throughput(graph, cluster, bl.Placement(device=list(devices)), sum=total).period_us
+        for devices in itertools.product(range(cluster.n), repeat=graph.n)
     )
     placement = bl.place(graph, cluster, "exact", objective="throughput", sum=total, time_limit=30, warm_start=0.0)
     assert bl.throughput(graph, cluster, placement, sum=total).period_us == pytest.approx(best, rel=1e-6)
@@ -47,7 +47,7 @@ def test_the_shortest_step_is_proven(seed):
 
 @pytest.mark.slow
 def test_equal_devices_and_memory():
-    """Four layers that keep 10 bytes on two devices of 24 bytes and little more: two each, whatever the loads say."""
+    """Four layers of 10 persistent bytes on two devices of 29 bytes: two each, although their loads then differ."""
     graph = bl.generators.pipeline([1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 9.0], output_bytes=1)
     graph = graph.replace(
         colocation=np.tile(np.arange(4, dtype=np.int32), 2),
@@ -58,8 +58,8 @@ def test_equal_devices_and_memory():
     placement = bl.place(graph, cluster, "exact", objective="throughput", time_limit=20)
     assert placement.info["period_us"] == 20.0
     assert np.bincount(placement.device).tolist() == [4, 4]
-    free = bl.place(graph, cluster.with_memory(1000), "exact", objective="throughput", time_limit=20)
-    assert free.info["period_us"] == free.info["bound_us"] == 18.0
+    with_ample_memory = bl.place(graph, cluster.with_memory(1000), "exact", objective="throughput", time_limit=20)
+    assert with_ample_memory.info["period_us"] == with_ample_memory.info["bound_us"] == 18.0
     with pytest.raises(bl.InfeasiblePlacement):
         bl.place(graph, cluster.with_memory(11), "exact", objective="throughput", time_limit=5)
 

@@ -8,7 +8,7 @@ from baechi_lab.errors import InfeasiblePlacement, InvalidInput
 from baechi_lab.graph import generators
 
 
-def mixed(cpu_bytes=1000, gpu_bytes=100):
+def cpu_and_gpus(cpu_bytes=1000, gpu_bytes=100):
     devices = (
         Device("cpu:0", "cpu", cpu_bytes, 0.5),
         Device("gpu:0", "gpu", gpu_bytes),
@@ -32,17 +32,17 @@ def test_keeps_colocation_and_allowed_devices(seed):
     graph = generators.random_dag(30, colocation_groups=4, seed=seed)
     kind = np.where((np.arange(30) % 5 == 0) & (graph.colocation < 0), 0, -1)
     graph = graph.replace(allowed=kind, allowed_sets=(("gpu",),))
-    cluster = mixed(1 << 40, 1 << 40)
-    placed = place(graph, cluster, "random", seed=seed)
-    assert not check(graph, cluster, placed, simulate(graph, cluster, placed))
+    cluster = cpu_and_gpus(1 << 40, 1 << 40)
+    placement = place(graph, cluster, "random", seed=seed)
+    assert not check(graph, cluster, placement, simulate(graph, cluster, placement))
 
 
 def test_draws_again_until_memory_suffices():
     # Four ops of 50 on two devices of 100: 6 of 16 draws fit.
     graph = OpGraph.from_edges([1.0] * 4, persistent_bytes=[50] * 4)
     for seed in range(8):
-        placed = place(graph, Cluster.uniform(2, memory_bytes=100), "random", seed=seed)
-        assert np.bincount(placed.device).tolist() == [2, 2]
+        placement = place(graph, Cluster.uniform(2, memory_bytes=100), "random", seed=seed)
+        assert np.bincount(placement.device).tolist() == [2, 2]
     with pytest.raises(InfeasiblePlacement):
         place(graph, Cluster.uniform(2, memory_bytes=60), "random")
 
@@ -50,14 +50,17 @@ def test_draws_again_until_memory_suffices():
 def test_cpu_only_and_gpu_only_use_the_fastest_device_of_their_kind():
     # 10 + 20 us of work: the CPU at half speed takes 60, the faster GPU 15.
     graph = OpGraph.from_edges([10.0, 20.0], [(0, 1, 4)])
-    cpu, gpu = (place(graph, mixed(), name) for name in ("cpu-only", "gpu-only"))
+    cpu, gpu = (place(graph, cpu_and_gpus(), name) for name in ("cpu-only", "gpu-only"))
     assert (cpu.device.tolist(), gpu.device.tolist()) == ([0, 0], [2, 2])
-    assert (simulate(graph, mixed(), cpu).makespan_us, simulate(graph, mixed(), gpu).makespan_us) == (60.0, 15.0)
+    assert (simulate(graph, cpu_and_gpus(), cpu).makespan_us, simulate(graph, cpu_and_gpus(), gpu).makespan_us) == (
+        60.0,
+        15.0,
+    )
 
 
 def test_what_a_gpu_may_not_run_goes_to_the_cpu():
     graph = OpGraph.from_edges([10.0, 20.0], [(0, 1, 4)], allowed=[0, -1], allowed_sets=(("cpu",),))
-    assert place(graph, mixed(), "gpu-only").device.tolist() == [0, 2]
+    assert place(graph, cpu_and_gpus(), "gpu-only").device.tolist() == [0, 2]
 
 
 def test_a_missing_kind_and_a_full_device_are_errors():
@@ -66,7 +69,7 @@ def test_a_missing_kind_and_a_full_device_are_errors():
     ):
         place(OpGraph.from_edges([1.0]), Cluster.uniform(2), "cpu-only")
     with pytest.raises(InfeasiblePlacement, match=r"gpu:1 needs"):
-        place(OpGraph.from_edges([1.0], persistent_bytes=[500]), mixed(), "gpu-only")
+        place(OpGraph.from_edges([1.0], persistent_bytes=[500]), cpu_and_gpus(), "gpu-only")
     with pytest.raises(InvalidInput, match="attempts is 0; it must be a whole number of at least 1"):
-        place(OpGraph.from_edges([1.0]), mixed(), "random", attempts=0)
-    assert place(OpGraph.from_edges([]), mixed(), "random").n == 0
+        place(OpGraph.from_edges([1.0]), cpu_and_gpus(), "random", attempts=0)
+    assert place(OpGraph.from_edges([]), cpu_and_gpus(), "random").n == 0

@@ -25,7 +25,8 @@ from .model import Model
 from .ready import NO_BITS, lowest_bit, set_bit
 from .work import Work
 
-_HEAD = 4  # numbers at the beginning of a state: transfers so far, in the heap, under way, and ops started
+_HEADER = 4
+"""Numbers at the beginning of a saved state: transfers so far, in the heap, under way, and ops started."""
 
 
 @njit(cache=True, inline="always")
@@ -36,14 +37,14 @@ def goal_of(k: int, checkpoints: int, n: int) -> int:
 
 @njit(cache=True, nogil=True)
 def forget_checkpoints(w: Work, position: int) -> None:
-    """Delete the checkpoints after `position` of the candidate in simulation."""
+    """Deletes the checkpoints after `position` of the candidate in simulation."""
     for k in range(position + 1, len(w.checkpoint_bank)):
         w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
 @njit(cache=True, nogil=True)
 def accept_checkpoints(w: Work, position: int) -> None:
-    """Make the candidate, which was simulated from checkpoint `position` (-1: from the beginning), the new base."""
+    """Makes the candidate, which was simulated from checkpoint `position` (-1: from the beginning), the new base."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
     if position < 0:
         for i in range(len(start)):
@@ -67,57 +68,59 @@ def last_checkpoint_before(
     """
     table, input_ptr, inputs, producer, base_start = m.table, m.input_ptr, m.inputs, m.producer, w.base_start
     checkpoint_time, bank = w.checkpoint_time, w.checkpoint_bank
-    earliest, time_us = checkpoint_time[bank[0], 0], np.inf
-    if earliest == np.inf:
+    first_checkpoint_us, time_us = checkpoint_time[bank[0], 0], np.inf
+    if first_checkpoint_us == np.inf:
         return -1
     for k in range(abs(changed)):
         op = changed_ops[k]
-        first, last = np.inf, 0.0
+        first_end_us, last_end_us = np.inf, 0.0
         for e in range(input_ptr[op], input_ptr[op + 1]):
             p = producer[inputs[e]]
-            ended = base_start[p] + table[p, device[p]]
-            first, last = min(first, ended), max(last, ended)
-        time_us = min(time_us, first if changed > 0 and first < np.inf else last)
-        if time_us <= earliest:
+            end_us = base_start[p] + table[p, device[p]]
+            first_end_us, last_end_us = min(first_end_us, end_us), max(last_end_us, end_us)
+        time_us = min(time_us, first_end_us if changed > 0 and first_end_us < np.inf else last_end_us)
+        if time_us <= first_checkpoint_us:
             return -1
-    slot = -1
+    checkpoint = -1
     for k in range(len(bank)):
         if checkpoint_time[bank[k], k] < time_us:
-            slot = k
-    return slot
+            checkpoint = k
+    return checkpoint
 
 
 @njit(cache=True, nogil=True)
 def save_checkpoint(
     k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: tuple[float, int, int, int]
 ) -> None:
-    """Save checkpoint `k` of the candidate in simulation.
+    """Saves checkpoint `k` of the candidate in simulation.
 
-    `state`: the time up to which all events are done, the transfers so far, those in the heap, and the ops started."""
+    `state`: the time up to which all events are done, the transfers so far, those in the heap, and the ops started. `at`: the
+    op of each priority.
+    """
     now_us, slots, waiting, finished_count = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
     devices, n, bank = len(head), len(missing), 1 - w.checkpoint_bank[k]
     ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
-    flight, place = _HEAD + 4 * devices + 2 * n, 4 * devices
-    flying, capacity = 0, len(floats) - place
+    transfer_start, time_start = _HEADER + 4 * devices + 2 * n, 4 * devices
+    saved_transfers, capacity = 0, len(floats) - time_start
     for q in range(1 if parallel else devices):
         slot = list_head[q]
-        while (flying < waiting) if parallel else (slot >= 0):
-            if flying == capacity:
+        while (saved_transfers < waiting) if parallel else (slot >= 0):
+            if saved_transfers == capacity:
                 return
-            slot = heap[flying] if parallel else slot
-            ints[flight + 4 * flying] = slot
+            slot = heap[saved_transfers] if parallel else slot
+            ints[transfer_start + 4 * saved_transfers] = slot
             for z in range(3):
-                ints[flight + 4 * flying + 1 + z] = slot_info[3 * slot + z]
-            floats[place + flying] = slot_end[slot]
-            flying += 1
+                ints[transfer_start + 4 * saved_transfers + 1 + z] = slot_info[3 * slot + z]
+            floats[time_start + saved_transfers] = slot_end[slot]
+            saved_transfers += 1
             slot = slot_info[3 * slot + 2]
-    ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, finished_count
-    ready = _HEAD + 4 * devices + n
+    ints[0], ints[1], ints[2], ints[3] = slots, waiting, saved_transfers, finished_count
+    ready = _HEADER + 4 * devices + n
     for d in range(devices):
-        base, count = _HEAD + 4 * d, tail[d] - head[d]
+        base, count = _HEADER + 4 * d, tail[d] - head[d]
         ints[base], ints[base + 1], ints[base + 2], ints[base + 3] = running[d], list_head[d], list_tail[d], count
         floats[4 * d], floats[4 * d + 1], floats[4 * d + 2] = busy_until[d], queue_out[d], queue_in[d]
         floats[4 * d + 3] = spent[d]
@@ -128,13 +131,13 @@ def save_checkpoint(
             ready += count
         elif count > 0:
             words = d * (len(bits) // devices)
-            for one in range((n + 63) >> 6):
-                word = bits[words + one]
+            for word_index in range((n + 63) >> 6):
+                word = bits[words + word_index]
                 while word != NO_BITS:
-                    ints[ready] = at[(one << 6) + lowest_bit(word)]
+                    ints[ready] = at[(word_index << 6) + lowest_bit(word)]
                     ready += 1
                     word &= word - np.uint64(1)
-    first = _HEAD + 4 * devices
+    first = _HEADER + 4 * devices
     for i in range(n):
         ints[first + i] = missing[i]
     w.checkpoint_time[bank, k] = now_us
@@ -142,7 +145,7 @@ def save_checkpoint(
 
 @njit(cache=True, nogil=True)
 def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> tuple[float, int, int, int]:
-    """Restore checkpoint `k` of the base; returns its `state` as `save_checkpoint` takes it."""
+    """Restores checkpoint `k` of the base; returns its `state` as `save_checkpoint` takes it."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, fresh, fresh_at = w.busy_until, w.queue_out, w.queue_in, w.fresh, w.fresh_at
@@ -150,16 +153,16 @@ def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bo
     alloc_next, readers = w.alloc_next, w.readers
     devices, n, bank = len(head), len(missing), w.checkpoint_bank[k]
     ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
-    flight, place = _HEAD + 4 * devices + 2 * n, 4 * devices
+    transfer_start, time_start = _HEADER + 4 * devices + 2 * n, 4 * devices
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     if by_rank:
         bits[:] = NO_BITS
-    first = _HEAD + 4 * devices
+    first = _HEADER + 4 * devices
     for i in range(n):
         missing[i] = ints[first + i]
     ready = first + n
     for d in range(devices):
-        base = _HEAD + 4 * d
+        base = _HEADER + 4 * d
         running[d], list_head[d], list_tail[d], count = ints[base], ints[base + 1], ints[base + 2], ints[base + 3]
         busy_until[d], queue_out[d], queue_in[d] = floats[4 * d], floats[4 * d + 1], floats[4 * d + 2]
         spent[d] = floats[4 * d + 3]
@@ -172,9 +175,9 @@ def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bo
                 line[d * (n + 1) + z] = ints[ready + z]
         ready += count
     for z in range(ints[2]):
-        slot = ints[flight + 4 * z]
+        slot = ints[transfer_start + 4 * z]
         heap[z] = slot  # in order; only the heap's where transfers do not queue
-        slot_end[slot] = floats[place + z]
+        slot_end[slot] = floats[time_start + z]
         for y in range(3):
-            slot_info[3 * slot + y] = ints[flight + 4 * z + 1 + y]
+            slot_info[3 * slot + y] = ints[transfer_start + 4 * z + 1 + y]
     return w.checkpoint_time[bank, k], ints[0], ints[1], ints[3]

@@ -18,7 +18,8 @@ from ...simulator import makespan_and_peak
 from .exhaustive import first_fitting
 from .packing import infeasible_placement, raise_if_impossible
 
-ATTEMPTS, MAX_ATTEMPTS = 4, 12  # plans that are tried; large graphs get more
+ATTEMPTS, MAX_ATTEMPTS = 4, 12
+"""How many plans are tried, for small and for the largest graphs."""
 
 _REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
 
@@ -46,11 +47,12 @@ def repair_plan(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Pl
 def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
     """Returns the first placement of `attempt(limits, careful)` that fits in memory when it is simulated, else a repaired one.
 
+    `limits` is the cluster with the memory that the plan may use; `careful` is True from the second plan on.
     `info["attempts"]` is the number of plans; `info["repaired"]` is True after a repair.
     Raises `InfeasiblePlacement` with the bytes needed and the memory of each device.
     """
     limit = cluster.memory_bytes.copy()
-    best, least = None, None
+    best, least_overflow = None, None
     # Large graphs get more plans before a repair, since there a plan costs less than the simulations of a repair.
     attempts = ATTEMPTS + min(graph.n // 2000, MAX_ATTEMPTS - ATTEMPTS)
     for number in range(1, attempts + 1):
@@ -63,8 +65,8 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
         overflow_bytes = np.maximum(peak - cluster.memory_bytes, 0)
         if not overflow_bytes.any():
             return plan.replace(info={**plan.info, "attempts": number})
-        if least is None or overflow_bytes.sum() < least:
-            best, least = plan, int(overflow_bytes.sum())
+        if least_overflow is None or overflow_bytes.sum() < least_overflow:
+            best, least_overflow = plan, int(overflow_bytes.sum())
         if number == 1:
             raise_if_impossible(graph, cluster)
         limit = np.maximum(limit - overflow_bytes, 0)

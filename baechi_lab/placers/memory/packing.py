@@ -90,10 +90,10 @@ def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> Infeasib
     """
     ops = graph if graph.original is None else graph.original
     needed_bytes = int(ops.persistent_bytes.sum())
-    has = "devices have " + ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
+    memory_text = "devices have " + ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
     if cluster.n > MOST_LISTED and len(set(cluster.memory_bytes.tolist())) == 1:
-        has = f"{cluster.n} devices have {format_bytes(int(cluster.memory_bytes[0]))} each"
-    message = f"{why}; the graph keeps {format_bytes(needed_bytes)} persistently, the {has}"
+        memory_text = f"{cluster.n} devices have {format_bytes(int(cluster.memory_bytes[0]))} each"
+    message = f"{why}; the graph keeps {format_bytes(needed_bytes)} persistently, the {memory_text}"
     if is_grouped(graph):
         count = len(promised_bytes(graph))
         groups = "1 group" if count == 1 else f"{count:,} groups"
@@ -137,21 +137,21 @@ def _prove_op_too_large(
     if running[worst] <= largest_memory[worst]:
         return None
     total, limit = int(running[worst]), format_bytes(int(largest_memory[worst]))
-    tied_bytes, tied_words = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
-    if tied_bytes:  # persistent bytes of the other ops of its colocation group
+    other_bytes, other_text = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
+    if other_bytes:  # persistent bytes of the other ops of its colocation group
         other_count = int((graph.colocation == graph.colocation[worst]).sum()) - 1
         noun = "op" if graph.group_of is None else "part"
         others_keep = (
             f"1 other {noun} of {{}} keeps" if other_count == 1 else f"{other_count:,} other {noun}s of {{}} keep"
         )
-        tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
-        tied_words = (
-            f", with {format_bytes(tied_bytes)} that {others_keep.format(tied_by)} persistently on its device: "
+        group_noun = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
+        other_text = (
+            f", with {format_bytes(other_bytes)} that {others_keep.format(group_noun)} persistently on its device: "
             f"together {format_bytes(total)},"
         )
     return (
-        f"{describe_op(graph, worst)} needs {format_bytes(total - tied_bytes)} while it runs (persistent bytes, inputs, outputs "
-        f"and temporaries){tied_words} and the largest device that it may use has {limit}"
+        f"{describe_op(graph, worst)} needs {format_bytes(total - other_bytes)} while it runs (persistent bytes, inputs, outputs "
+        f"and temporaries){other_text} and the largest device that it may use has {limit}"
     )
 
 
@@ -166,13 +166,14 @@ def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.
 
 
 def needed_bytes(graph: OpGraph) -> tuple[int, int]:
-    """Bytes that some device needs alone, and that all need together, in any placement; what may lie in others counts 0."""
+    """Returns the bytes that one device needs, and that all need together, in any placement; shared outputs count 0."""
     alone = bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)
     together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
     return int(alone.max(initial=0)), together
 
 
 def _prove_cluster_too_small(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_], shared: bool) -> str | None:
+    """Returns a sentence if the bytes that exist while some op runs exceed all devices together, else None."""
     memory = int(cluster.memory_bytes[allowed.any(axis=0)].sum())
     total, op = largest_bytes_across_op(graph, shared, memory)
     if total <= memory:
@@ -187,12 +188,13 @@ def _prove_cluster_too_small(graph: OpGraph, cluster: Cluster, allowed: NDArray[
 def _prove_devices_too_small(
     graph: OpGraph, cluster: Cluster, need: NDArray[np.int64], allowed: NDArray[np.bool_]
 ) -> str | None:
+    """Returns a sentence if ops that may run only on some devices have more persistent bytes than these, else None."""
     noun = "groups of ops" if is_grouped(graph) else "ops"
-    for only in [np.ones(cluster.n, dtype=np.bool_), *np.unique(allowed, axis=0)]:
-        inside = ~np.any(allowed & ~only, axis=1)
-        total, memory = int(need[inside].sum()), int(cluster.memory_bytes[only].sum())
+    for device_set in [np.ones(cluster.n, dtype=np.bool_), *np.unique(allowed, axis=0)]:
+        bound_to_set = ~np.any(allowed & ~device_set, axis=1)
+        total, memory = int(need[bound_to_set].sum()), int(cluster.memory_bytes[device_set].sum())
         if total > memory:
-            device_names = ", ".join(np.array(cluster.names)[only].tolist())
+            device_names = ", ".join(np.array(cluster.names)[device_set].tolist())
             return (
                 f"{noun} that may run only on {device_names} keep {format_bytes(total)} persistently and these devices have "
                 f"{format_bytes(memory)} together"
@@ -201,6 +203,7 @@ def _prove_devices_too_small(
 
 
 def _prove_no_packing(need: NDArray[np.int64], allowed: NDArray[np.bool_], cluster: Cluster) -> str | None:
+    """Returns a sentence if an exhaustive search finds no device for the persistent bytes of each group, else None."""
     with_bytes = np.flatnonzero(need)
     if best_fit(need[with_bytes], need[with_bytes], allowed[with_bytes], cluster.memory_bytes) is not None:
         return None
@@ -217,33 +220,34 @@ def _packing_exists(need: NDArray[np.int64], allowed: NDArray[np.bool_], memory:
     order = np.lexsort((np.arange(len(need)), -need)).tolist()
     sizes, free_bytes, masks = need.tolist(), memory.tolist(), allowed.tolist()
     remaining_bytes = np.cumsum(need[order][::-1])[::-1].tolist() + [0]
-    columns = [tuple(allowed[:, d].tolist()) for d in range(len(free_bytes))]
-    budget = [MAX_BRANCHES]
-    dead: set[tuple[int, ...]] = set()
+    allowed_groups = [tuple(allowed[:, d].tolist()) for d in range(len(free_bytes))]
+    branches_left = MAX_BRANCHES
+    dead_ends: set[tuple[int, ...]] = set()
 
     def descend(k: int) -> bool | None:
+        nonlocal branches_left
         if k == len(order):
             return True
         key = (k, *free_bytes)
-        if key in dead:
+        if key in dead_ends:
             return False
-        budget[0] -= 1
-        if budget[0] < 0:
+        branches_left -= 1
+        if branches_left < 0:
             return None
         if sum(free_bytes) < remaining_bytes[k]:
             return False
-        visited: set[tuple[int, tuple[bool, ...]]] = set()
+        tried: set[tuple[int, tuple[bool, ...]]] = set()
         for d in sorted(range(len(free_bytes)), key=lambda d: (free_bytes[d], d)):
-            same = (free_bytes[d], columns[d])
-            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or same in visited:
+            device_class = (free_bytes[d], allowed_groups[d])  # equal devices are tried once
+            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or device_class in tried:
                 continue
-            visited.add(same)
+            tried.add(device_class)
             free_bytes[d] -= sizes[order[k]]
             answer = descend(k + 1)
             free_bytes[d] += sizes[order[k]]
             if answer is not False:
                 return answer
-        dead.add(key)
+        dead_ends.add(key)
         return False
 
     return descend(0) if len(order) < 900 else None  # the recursion is as deep as there are groups

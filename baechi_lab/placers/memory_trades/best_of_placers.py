@@ -22,13 +22,13 @@ from .memory_ladder import AMPLE_MEMORY, FAST_PLACERS, place_on_memory_ladder
 MAX_REPAIRED_OPS = 2000
 """Largest graph for which every placer may repair its plan. Repairs of larger graphs take minutes."""
 GROUPS, OPS, FIT = "groups", "ops", "fit"
-"""What a placement was made of: the optimized graph, the graph itself, or steps that `bl.fit` alone takes."""
+"""What a placement comes from: the optimized graph, the graph itself, or steps that only `bl.fit` takes."""
 
 
 class PlacedTimeline(NamedTuple):
-    """A placement with its timeline, and how it was made: what the code that makes it again depends on.
+    """A placement with its timeline, and its origin, from which `placement_code` writes code that makes it again.
 
-    `source` is `GROUPS`, `OPS` or `FIT`; `placers` are those of `bl.fit` where it is `FIT`.
+    `source` is `GROUPS`, `OPS` or `FIT`; `placers` are those of `bl.fit` if it is `FIT`.
     """
 
     placement: Placement
@@ -46,7 +46,7 @@ class BestOfPlacers:
 
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
     >>> best, why = BestOfPlacers(("single",)).fastest(graph, Cluster.uniform(2))
-    >>> best[1].makespan_us, why
+    >>> best.timeline.makespan_us, why
     (15.0, '')
     """
 
@@ -72,97 +72,101 @@ class BestOfPlacers:
         `known_placement` is one more candidate and wins ties. With `other_limits`, so are the placements of
         `memory_trades.memory_ladder`, except for large graphs.
         """
-        pairs: list[PlacedTimeline] = []
+        candidates: list[PlacedTimeline] = []
         if known_placement is not None:
-            known_timeline = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
-            pairs += [known_timeline] if known_timeline.timeline.feasible else []
+            known_result = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
+            candidates += [known_result] if known_result.timeline.feasible else []
         if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = order_on_one_device(graph, cluster)
-            pairs += [alone] if alone else []
-            return min(pairs, key=preference, default=None), "" if pairs else why
-        proposals, why = self._ask_placers(graph, cluster)
-        pairs += proposals
+            candidates += [alone] if alone else []
+            return min(candidates, key=preference, default=None), "" if candidates else why
+        proposed, why = self._ask_placers(graph, cluster)
+        candidates += proposed
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
-            pairs += [
+            candidates += [
                 PlacedTimeline(placed, timeline, FIT, tuple(self.placers))
                 for placed, timeline in place_on_memory_ladder(graph, cluster, self.placers)
                 if timeline.feasible
             ]
-        if not pairs:
+        if not candidates:
             return None, why
-        best = min(pairs, key=preference)
+        best = min(candidates, key=preference)
         if self.time_limit:
             placed = place_directly(
                 graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
             )
-            candidate = PlacedTimeline(placed, simulate(graph, cluster, placed))
-            if candidate.timeline.feasible and preference(candidate) < preference(best):
-                best = candidate
+            improved = PlacedTimeline(placed, simulate(graph, cluster, placed))
+            if improved.timeline.feasible and preference(improved) < preference(best):
+                best = improved
         return best, ""
 
     def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[PlacedTimeline], str]:
-        """Placements of the optimized graph, or of the graph itself if none fits: a group may be too large for every device.
+        """Returns placements of the optimized graph, or of the graph itself if none fits, and the reason if there are none.
 
-        On large graphs the placers only plan, and one plan is repaired if none fits.
+        A group may be too large for every device, while its ops are not. On large graphs the placers only plan, and one plan
+        is repaired if none fits.
         """
         coarse = optimize(graph, cluster)
         if graph.n <= MAX_REPAIRED_OPS:
-            pairs, why = self._place_with_each(graph, coarse, cluster, self.placers)
-            return (pairs, why) if pairs else self._place_with_each(graph, graph, cluster, self.placers)
+            placements, why = self._place_with_each(graph, coarse, cluster, self.placers)
+            return (placements, why) if placements else self._place_with_each(graph, graph, cluster, self.placers)
         with without_repairs():
-            for form in (coarse, graph):
-                pairs, why = self._place_with_each(graph, form, cluster, self.placers)
-                if pairs:
-                    return pairs, ""
+            for graph_to_place in (coarse, graph):
+                placements, why = self._place_with_each(graph, graph_to_place, cluster, self.placers)
+                if placements:
+                    return placements, ""
         return self._place_with_each(graph, coarse, cluster, self.placers[-1:]) if self.repairs else ([], why)
 
     def _place_with_each(
-        self, graph: OpGraph, form: OpGraph, cluster: Cluster, names: Sequence[str]
+        self, graph: OpGraph, graph_to_place: OpGraph, cluster: Cluster, names: Sequence[str]
     ) -> tuple[list[PlacedTimeline], str]:
-        pairs: list[PlacedTimeline] = []
+        """Returns the feasible placements of `graph_to_place` (`graph` or its groups), and the first placer's reason for none."""
+        placements: list[PlacedTimeline] = []
         why = ""
         for name in names:
             try:
-                placed = place_directly(form, cluster, name).on(graph)
+                placed = place_directly(graph_to_place, cluster, name).on(graph)
                 timeline = simulate(graph, cluster, placed)
             except BaechiLabError as error:
                 why = why or str(error)
                 continue
             if timeline.feasible:
-                pairs.append(PlacedTimeline(placed, timeline, OPS if form is graph else GROUPS))
+                placements.append(PlacedTimeline(placed, timeline, OPS if graph_to_place is graph else GROUPS))
             else:
                 why = why or timeline.violations[0].message
-        return pairs, why
+        return placements, why
 
     def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> PlacedTimeline | None:
         """Returns the placement with the smallest `missing_bytes`, among those made for devices with ample memory."""
         ample_cluster = cluster.with_memory(AMPLE_MEMORY)
-        coarse, pairs = optimize(graph, cluster), []
-        one = np.count_nonzero(~cluster.is_host) == 1
-        for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
+        coarse, placements = optimize(graph, cluster), []
+        has_one_device = np.count_nonzero(~cluster.is_host) == 1
+        for name in ("single",) if has_one_device else dict.fromkeys(["m-topo", *self.placers]):
             try:
                 placed = place_directly(coarse, ample_cluster, name).on(graph)
-                pairs.append(PlacedTimeline(placed, simulate(graph, cluster, placed)))
+                placements.append(PlacedTimeline(placed, simulate(graph, cluster, placed)))
             except BaechiLabError:
                 continue
-        return min(pairs, key=lambda pair: missing_bytes(pair.timeline, cluster), default=None)
+        return min(
+            placements, key=lambda placed_timeline: missing_bytes(placed_timeline.timeline, cluster), default=None
+        )
 
 
 def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimeline | None, str]:
-    """Returns the fastest feasible order on one device: order of readiness, topological, or depth first."""
+    """Returns the fastest feasible order on one device (of readiness, topological, or depth first), or None and the reason."""
     allowed = allowed_devices(graph, cluster)
-    attempts = []
+    fitting = []
     orders = {"": None, "position": graph.position.astype(np.float64), "depth first": depth_first_order(graph)}
-    for words, order in orders.items():
+    for order_name, order in orders.items():
         placed = Placement(
-            device=allowed.argmax(axis=1), order=order, placer="single", graph_key=graph.key, info={"order": words}
+            device=allowed.argmax(axis=1), order=order, placer="single", graph_key=graph.key, info={"order": order_name}
         )
         timeline = simulate(graph, cluster, placed)
         if timeline.feasible:
-            attempts.append(PlacedTimeline(placed, timeline, FIT if words else GROUPS))
-        elif not words:
+            fitting.append(PlacedTimeline(placed, timeline, FIT if order_name else GROUPS))
+        elif not order_name:
             why = timeline.violations[0].message
-    return (min(attempts, key=preference), "") if attempts else (None, why)
+    return (min(fitting, key=preference), "") if fitting else (None, why)
 
 
 def preference(placed: PlacedTimeline) -> tuple[bool, float]:
@@ -171,13 +175,13 @@ def preference(placed: PlacedTimeline) -> tuple[bool, float]:
 
 
 def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
-    """Largest number of bytes by which a device exceeds its memory; 0 if all fit."""
+    """Returns the largest number of bytes by which a device exceeds its memory; 0 if all fit."""
     overflow_bytes = np.where(cluster.is_host, 0, timeline.peak_bytes - cluster.memory_bytes)
     return int(max(overflow_bytes.max(initial=0), 0))
 
 
 def placement_code(graph: str, cluster: str, placed: PlacedTimeline, devices: int) -> str:
-    """Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
+    """Returns Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
     if placed.source == FIT:
         names = "" if placed.placers == FAST_PLACERS else f", placers={placed.placers!r}"
         return f"bl.fit({graph}, {cluster}{names}, give_up=()).best.placement"

@@ -58,16 +58,16 @@ def device_orders(cluster: Cluster, allowed: NDArray[np.bool_] | None = None) ->
 
 
 def _islands(cluster: Cluster) -> list[list[int]]:
-    """Groups of devices that the cheapest links (per byte) join, such as those of one machine."""
+    """Returns groups of devices that the cheapest links (per byte) join, such as those of one machine."""
     from scipy.sparse.csgraph import connected_components
 
     if cluster.n < 2:
         return [list(range(cluster.n))]
-    off = ~np.eye(cluster.n, dtype=bool)
-    near = cluster.us_per_byte <= cluster.us_per_byte[off].min() * (1 + 1e-9)
-    if near[off].all():
+    is_pair = ~np.eye(cluster.n, dtype=bool)
+    is_cheapest = cluster.us_per_byte <= cluster.us_per_byte[is_pair].min() * (1 + 1e-9)
+    if is_cheapest[is_pair].all():
         return [list(range(cluster.n))]
-    count, island = connected_components(near & off, directed=False)
+    count, island = connected_components(is_cheapest & is_pair, directed=False)
     return [np.flatnonzero(island == k).tolist() for k in range(count)]
 
 
@@ -93,14 +93,14 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
         with_and_without = objective.replicas and objective.name == "step"
         for replicated in (False, True) if with_and_without else (objective.replicas,):
             yield DeviceSequence(order, replicated, False)
-    few = len(order) if shape != "chain" else 0
-    while few:
-        first_devices = order[:few]
+    count = len(order) if shape != "chain" else 0  # of devices, halved until none is left
+    while count:
+        first_devices = order[:count]
         if shape == "v":
             yield DeviceSequence(first_devices + first_devices[::-1], False, True)
-        elif few > 1:
+        elif count > 1:
             yield from (DeviceSequence(first_devices * rounds, False, True) for rounds in ROUNDS)
-        few //= 2
+        count //= 2
 
 
 def chain_along(sequence: DeviceSequence, units: PipelineUnits, cluster: Cluster, objective: Objective) -> DeviceChain:

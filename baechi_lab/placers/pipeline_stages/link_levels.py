@@ -19,7 +19,7 @@ Complexity: O(places^3 * m^2) per level, for at most `MAX_PLACES` places where t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,30 +62,33 @@ def link_levels(cluster: Cluster) -> tuple[list[LinkLevel], list[int]] | None:
         between = np.array(
             [[cost[np.ix_(a, b)].max() if a is not b else np.inf for b in components] for a in components]
         )
-        near = between <= between.min() * (1 + 1e-9)
-        levels, unvisited = [], list(range(len(components)))
+        is_near = between <= between.min() * (1 + 1e-9)
+        joined: list[list[list[int]]] = []  # the components of this level, as lists of those of the level below
+        unvisited = list(range(len(components)))
         while unvisited:
-            component = [k for k in unvisited if k == unvisited[0] or near[unvisited[0], k]]
-            levels.append(component)
-            unvisited = [k for k in unvisited if k not in component]
-        if len({len(component) for component in levels}) > 1 or len(levels) == len(components):
+            first = unvisited[0]
+            joined.append([components[k] for k in unvisited if k == first or is_near[first, k]])
+            unvisited = [k for k in unvisited if k != first and not is_near[first, k]]
+        if len({len(inner) for inner in joined}) > 1 or len(joined) == len(components):
             return None
-        inner = [[components[k] for k in component] for component in levels]
-        pairs = [
-            (a, b) for component in inner for x in component for y in component if x is not y for a in x for b in y
-        ]
-        latency = max(float(cluster.latency_us[a, b]) for a, b in pairs)
-        hierarchy.append(LinkLevel(len(levels[0]), latency, float(between.min())))
-        components = [[d for inner_component in component for d in inner_component] for component in inner]
+        latency = max(
+            float(cluster.latency_us[np.ix_(a, b)].max())
+            for inner in joined
+            for a in inner
+            for b in inner
+            if a is not b
+        )
+        hierarchy.append(LinkLevel(len(joined[0]), latency, float(between.min())))
+        components = [[d for component in inner for d in component] for inner in joined]
     return (hierarchy, components[0]) if len(hierarchy) > 1 else None
 
 
 def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum: bool) -> Iterator[PipelineCut]:
     """Yields the cut along the line of `units` by PipeDream's program; nothing if links have one level."""
-    hierarchy = link_levels(cluster)
-    if hierarchy is None or not units.n or not (units.allowed == units.allowed[:, :1]).all():
+    levels_and_devices = link_levels(cluster)
+    if levels_and_devices is None or not units.n or not (units.allowed == units.allowed[:, :1]).all():
         return
-    below, order = hierarchy
+    hierarchy, order = levels_and_devices
     chain = make_device_chain(units, cluster, order, sum=sum, replicas=True)
     places = np.arange(units.n + 1)
     if units.n > MAX_PLACES:  # about equal work lies between them
@@ -99,12 +102,12 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
     gradient = prefix_sums(units.gradient)[places].astype(np.float64)
     # [i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there.
     work, communication, barred = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
-    held_bytes = prefix_sums(units.persistent_bytes)[places]
+    parameter_bytes = prefix_sums(units.persistent_bytes)[places]
     cost = np.maximum(work[None, :] - work[:, None], communication[None, :] - communication[:, None])
-    fits = held_bytes[None, :] - held_bytes[:, None] <= chain.memory[0]
+    fits = parameter_bytes[None, :] - parameter_bytes[:, None] <= chain.memory[0]
     cost = np.where(fits & (barred[None, :] == barred[:, None]), cost, np.inf)
     choices = []
-    for level in below:
+    for level in hierarchy:
         border = count * level.latency + size * level.per_byte
         rounds = 2.0 * np.arange(level.width)
         ring = rounds[:, None, None] * (
@@ -118,7 +121,7 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
         cost = best[:, :, -1].copy()
     if not np.isfinite(cost[0, -1]):
         return
-    stages = _trace_stages(choices, [level.width for level in below], 0, len(places) - 1, len(below) - 1)
+    stages = _trace_stages(choices, [level.width for level in hierarchy], 0, len(places) - 1, len(hierarchy) - 1)
     stage = np.zeros(units.n, dtype=np.int64)
     for k, (first, end, _) in enumerate(stages):
         stage[places[first] : places[end]] = k
@@ -129,7 +132,7 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
 @njit(cache=True)
 def _solve(
     inner: NDArray[np.float64], border: NDArray[np.float64], ring: NDArray[np.float64], width: int, rule: int
-) -> Any:
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Returns `best[i, j, m - 1]`, which is A_k of places i to j on m devices, and the choice that gives it.
 
     A choice is (s, r): places s to j are one stage on r devices. (j, m) is one stage on all, (j, 0) leaves a device idle.
@@ -162,20 +165,33 @@ def _solve(
     return best, choice
 
 
+class TracedStage(NamedTuple):
+    """The units between two places on a list of devices, which are counted from the first of their component."""
+
+    first: int
+    end: int
+    devices: list[int]
+
+
 def _trace_stages(
-    choices: list[Any], counts: list[int], first: int, end: int, level: int, m: int | None = None
-) -> list[tuple[int, int, list[int]]]:
-    """Returns (first place, end, devices) of the stages on `m` components of a level, devices counted from its first."""
+    choices: list[NDArray[np.int64]], counts: list[int], first: int, end: int, level: int, m: int | None = None
+) -> list[TracedStage]:
+    """Returns the stages of places `first` to `end` on `m` components of a level (None: all), as `choices` say."""
     if level < 0:
-        return [(first, end, [0])]
+        return [TracedStage(first, end, [0])]
     m, size = counts[level] if m is None else m, int(np.prod(counts[:level]))
     s, r = (int(x) for x in choices[level][first, end, m - 1])
     if r == 0:
         return _trace_stages(choices, counts, first, end, level, m - 1)
     if s == end:
         inner = _trace_stages(choices, counts, first, end, level - 1)
-        return [(a, b, [group[p // m] + p % m * size for p in range(len(group) * m)]) for a, b, group in inner]
-    before = _trace_stages(choices, counts, first, s, level, m - r)
+        return [
+            TracedStage(a, b, [group[p // m] + p % m * size for p in range(len(group) * m)]) for a, b, group in inner
+        ]
+    earlier = _trace_stages(choices, counts, first, s, level, m - r)
     inner = _trace_stages(choices, counts, s, end, level - 1)
-    shared = [(a, b, [group[p // r] + (m - r + p % r) * size for p in range(len(group) * r)]) for a, b, group in inner]
-    return before + shared
+    copies = [
+        TracedStage(a, b, [group[p // r] + (m - r + p % r) * size for p in range(len(group) * r)])
+        for a, b, group in inner
+    ]
+    return earlier + copies

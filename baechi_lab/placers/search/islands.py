@@ -23,68 +23,73 @@ from .parameters import SEARCH
 
 
 def search_on_islands(
-    rule: Any, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
+    rule: Any,
+    graph: OpGraph,
+    cluster: Cluster,
+    start: Placement | None,
+    report_progress: Callable[[Budget, int, float], None],
 ) -> Placement:
     """Runs the search `rule` on the islands of its executor; returns the best placement.
 
-    Each island has the time of `rule`, and its share of the evaluations. `tell` is called after every round. Raises as the
-    searches do, and `ExecutionError` if a call is lost with its machine repeatedly.
+    Each island has the time of `rule`, and its share of the evaluations. `report_progress` is called after
+    every round, with the budget, the evaluations so far and the best cost in microseconds. Raises the errors of a search, and
+    `ExecutionError` if a call is lost with its machine repeatedly.
     """
-    budget, used = Budget(rule.time_limit, rule.evaluations), 0
+    budget, evaluations = Budget(rule.time_limit, rule.evaluations), 0
     placements: list[Placement | None] = [start] * rule.islands
     history: list[tuple[float, int, float]] = []
-    first: SearchReport | None = None
     with open_calls(rule.executor, rule.islands) as calls:
         shared = calls.share(encode_graph(graph))
-        for k in range((rule.numbers or SEARCH).island_rounds):
+        for round_number in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
-            island_rules = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
+            island_rules = [
+                _island_rule(rule, round_number, island, placements[island], seconds) for island in range(rule.islands)
+            ]
             # One round: the result of each search, one at a time per process of the executor.
-            futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
+            futures = [calls.submit(search_once, shared, cluster, island_rule) for island_rule in island_rules]
             results = [
                 _result(calls, future, shared, cluster, island_rule)
                 for future, island_rule in zip(futures, island_rules, strict=True)
             ]
-            used += sum(SearchReport.of(r).evaluations for r in results)
-            first = first or SearchReport.of(results[0])
-            best = min(_cost(r) for r in results)
-            history.append((budget.elapsed, used, best))
-            tell(budget, used, best)
-            placements = [min(results[i - 1], results[i], key=_cost) for i in range(len(results))]
+            evaluations += sum(SearchReport.of(result).evaluations for result in results)
+            if round_number == 0:
+                report = SearchReport.of(results[0])
+            best = min(_cost(result) for result in results)
+            history.append((budget.elapsed, evaluations, best))
+            report_progress(budget, evaluations, best)
+            placements = [min(results[island - 1], results[island], key=_cost) for island in range(len(results))]
             if budget.stopped:
                 break
     best_result = min(results, key=_cost)
-    report = SearchReport.of(best_result) if first is None else first
-    report = report._replace(
-        evaluations=used, seconds=budget.elapsed, interrupted=budget.interrupted, history=tuple(history)
+    total = report._replace(
+        evaluations=evaluations, seconds=budget.elapsed, interrupted=budget.interrupted, history=tuple(history)
     )
-    info = {**best_result.info, **report._asdict(), "islands": rule.islands}
+    info = {**best_result.info, **total._asdict(), "islands": rule.islands}
     return best_result.replace(info=info, interrupted=budget.interrupted)
 
 
-def _island_rule(rule: Any, k: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
-    """Returns the search of an island in round `k`: the first starts like `rule`, later ones from the last results.
+def _island_rule(rule: Any, round_number: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
+    """Returns the search of an island in round `round_number`: the first starts like `rule`, later ones from the last results.
 
     `seconds_left` are divided among this and the following rounds, so that the time of starting processes does not count.
     """
     rounds = (rule.numbers or SEARCH).island_rounds
-    count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
-    seconds = None if seconds_left is None else seconds_left / (rounds - k)
-    seed = rule.seed + 1_000_003 * (k * rule.islands + island)
-    return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
-
-
-def _submit(calls: Calls, shared: object, cluster: Cluster, island_rule: object) -> Future[Placement]:
-    return calls.submit(search_once, shared, cluster, island_rule)
+    evaluations = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
+    seconds = None if seconds_left is None else seconds_left / (rounds - round_number)
+    seed = rule.seed + 1_000_003 * (round_number * rule.islands + island)
+    return replace(
+        rule, executor=None, callback=None, evaluations=evaluations, time_limit=seconds, seed=seed, start=start
+    )
 
 
 def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cluster, island_rule: Any) -> Placement:
+    """Returns the result of a search, which is submitted again each time its machine is lost, up to `island_losses` times."""
     losses = (island_rule.numbers or SEARCH).island_losses
     for _ in range(losses):
         try:
             return future.result()
         except calls.retryable_errors:
-            future = _submit(calls, shared, cluster, island_rule)
+            future = calls.submit(search_once, shared, cluster, island_rule)
     try:
         return future.result()
     except calls.retryable_errors as error:
