@@ -26,9 +26,13 @@ ALL_REDUCE = "AllReduce"
 
 
 class Ring(NamedTuple):
-    """The ring of one group of replicas: per replica its `first` op, and the tensor `end` that its updates wait for.
+    """The ring of one group of replicas.
 
-    `makers`: backward ops of the micro-batch's graph that add to gradients in place, if no update reads these.
+    Args:
+        group: its position in the placement's `replicas`.
+        first: per replica, its first op.
+        end: per replica, the tensor that its updates wait for.
+        in_place_adders: backward ops of the micro-batch's graph that add to gradients in place.
     """
 
     group: int
@@ -48,7 +52,7 @@ class Rings(NamedTuple):
         size: bytes per tensor.
         labels: names of the tensors.
         edge_tensor, edge_reader: which tensor is read by which op.
-        each: the rings.
+        rings: one per group with gradients.
     """
 
     names: list[str]
@@ -59,7 +63,7 @@ class Rings(NamedTuple):
     labels: list[str]
     edge_tensor: Ints
     edge_reader: Ints
-    each: list[Ring]
+    rings: list[Ring]
 
     @property
     def ops(self) -> int:
@@ -67,45 +71,45 @@ class Rings(NamedTuple):
         return len(self.names)
 
 
-def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
+def make_rings(graph: OpGraph, group_of_op: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
     """Makes the rings of all groups with gradients; ops are numbered from `start`.
 
-    `shares` int64[n]: the group in `replicas` of each op's stage, or -1.
+    `group_of_op` int64[n]: the group in `replicas` of each op's stage, or -1.
     """
     names: list[str] = []
     origin: list[int] = []
     replica: list[int] = []
     tensors: list[tuple[int, int, str]] = []
     edges: list[tuple[int, int]] = []
-    each: list[Ring] = []
+    rings: list[Ring] = []
     gradient_sizes = gradient_bytes(graph) if len(replicas) else np.zeros(graph.n, dtype=np.int64)
     op_names = set(graph.names)
     for g, group in enumerate(replicas):
-        gradient_ops = np.flatnonzero((shares == g) & (gradient_sizes > 0))
+        gradient_ops = np.flatnonzero((group_of_op == g) & (gradient_sizes > 0))
         if not len(gradient_ops):
             continue
         r, rounds, first = len(group), 2 * (len(group) - 1), start + len(names)
-        # Even replicas come first: where one queue sends and receives, they begin with every other link.
-        line = [*range(0, r, 2), *range(1, r, 2)]
-        number = {(s, k): first + s * r + at for s in range(rounds + 1) for at, k in enumerate(line)}
+        # Even replicas come first: where one queue sends and receives, every other link is used first.
+        replica_order = [*range(0, r, 2), *range(1, r, 2)]
+        op_of = {(s, k): first + s * r + place for s in range(rounds + 1) for place, k in enumerate(replica_order)}
         label = f"all-reduce{g}"
         while any(name.startswith(label) for name in op_names):
             label = f"_{label}"
         part_bytes = -(-int(gradient_sizes[gradient_ops].sum()) // r)
         end = [0] * r
-        for (s, k), op in number.items():
+        for (s, k), op in op_of.items():
             names.append(f"{label}/round{s}/replica{k}")
             origin.append(int(gradient_ops[0]))
             replica.append(k)
             end[k] = len(tensors)
             tensors.append((op, CONTROL_BYTES, "order"))
             if s < rounds:
-                edges.append((len(tensors) - 1, number[s + 1, k]))
-                edges.append((len(tensors), number[s + 1, (k + 1) % r]))
+                edges.append((len(tensors) - 1, op_of[s + 1, k]))
+                edges.append((len(tensors), op_of[s + 1, (k + 1) % r]))
                 tensors.append((op, part_bytes, "part"))
         # Backward ops add in place to gradients that no op reads.
         adders: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, gradient_ops))
-        each.append(Ring(g, [number[0, k] for k in range(r)], end, adders))
+        rings.append(Ring(g, [op_of[0, k] for k in range(r)], end, adders))
     column: Any = np.array(tensors, dtype=object).reshape(-1, 3)
     pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
     return Rings(
@@ -117,5 +121,5 @@ def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]]
         labels=column[:, 2].tolist(),
         edge_tensor=pairs[:, 0],
         edge_reader=pairs[:, 1],
-        each=each,
+        rings=rings,
     )

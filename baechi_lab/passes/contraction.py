@@ -56,13 +56,12 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
     if count == graph.n:
         return graph
     lane = graph.on_communication_lane
-    collectives = np.bincount(label, lane, count)
-    if mixed := np.flatnonzero(lane & (collectives < np.bincount(label, minlength=count))[label]).tolist():
+    size, collectives = np.bincount(label, minlength=count), np.bincount(label, lane, count)
+    if mixed := np.flatnonzero(lane & (collectives < size)[label]).tolist():
         raise InvalidInput(
             f"group holds {graph.names[mixed[0]]!r}, which is a collective, and ops that compute; a group is of one kind"
         )
     pairs = group_edges(label, graph.edge_tensor, label[graph.edge_source], label[graph.consumers])
-    size = np.bincount(label, minlength=count)
     inner_only = np.ones(graph.tensor_count, dtype=np.bool_)
     inner_only[pairs.tensor] = False
     # The outputs of a group of one stay as they are, those that nobody reads included.
@@ -114,6 +113,7 @@ def grouped_sum(values: NDArray[np.int64], label: Ints, count: int) -> NDArray[n
 
 
 def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.float64]:
+    """Returns float64[count]: the sum per group."""
     return np.bincount(label, values, count).astype(np.float64)
 
 
@@ -135,21 +135,21 @@ def member_peak(
     producer_group = label[producer]
     reader, tensor = graph.consumers, graph.edge_tensor
     inside = label[reader] == producer_group[tensor]
-    last = slot[producer].copy()
-    np.maximum.at(last, tensor[inside], slot[reader[inside]])
+    last_slot = slot[producer].copy()
+    np.maximum.at(last_slot, tensor[inside], slot[reader[inside]])
     leaves = is_outer.copy()
     leaves[tensor[~inside]] = True
-    last[leaves] = bounds[producer_group[leaves] + 1] - 1
+    last_slot[leaves] = bounds[producer_group[leaves] + 1] - 1
     change = np.zeros(n + 1, dtype=np.int64)
     np.add.at(change, slot[producer], size)
-    np.add.at(change, last + 1, -size)
+    np.add.at(change, last_slot + 1, -size)
     output_bytes = grouped_sum(size[is_outer], producer_group[is_outer], count)
-    tensor_inside, user = _own_inputs(graph, label, is_outer)
-    until = np.zeros(graph.tensor_count, dtype=np.int64)
-    np.maximum.at(until, tensor, slot[reader])
-    np.add.at(change, bounds[user], size[tensor_inside])
-    np.add.at(change, until[tensor_inside] + 1, -size[tensor_inside])
-    np.add.at(output_bytes, user, size[tensor_inside])
+    own_input, reading_group = _own_inputs(graph, label, is_outer)
+    last_read = np.zeros(graph.tensor_count, dtype=np.int64)
+    np.maximum.at(last_read, tensor, slot[reader])
+    np.add.at(change, bounds[reading_group], size[own_input])
+    np.add.at(change, last_read[own_input] + 1, -size[own_input])
+    np.add.at(output_bytes, reading_group, size[own_input])
     live_bytes = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
     return np.maximum(np.maximum.reduceat(live_bytes, bounds[:-1]) - output_bytes, 0)
 
@@ -175,29 +175,32 @@ def coarse_graph(
     leader: Ints | None = None,
     **bytes_columns: Any,
 ) -> OpGraph:
-    """Assemble the coarse graph from tensors `is_outer` and their reading `pairs`; `leader` (the longest) names each group."""
+    """Returns the coarse graph of the tensors `is_outer` and the edges `pairs` from them to groups.
+
+    A group has the name and type of its op in `leader` int64[count], by default its longest member. `bytes_columns` are the
+    fields `temp_bytes` and `persistent_bytes`.
+    """
     tensors = np.flatnonzero(is_outer)
     producer_group = label[graph.tensor_producer[tensors]]
     order = np.argsort(producer_group, kind="stable")
     tensors, producer_group = tensors[order], producer_group[order]
-    number = np.full(graph.tensor_count, -1, dtype=np.int64)
-    number[tensors] = np.arange(len(tensors))
-    row = number[pairs.tensor]
+    row_of = np.full(graph.tensor_count, -1, dtype=np.int64)
+    row_of[tensors] = np.arange(len(tensors))
+    row = row_of[pairs.tensor]
     by_tensor = np.lexsort((pairs.reader, row))
-    leading = _longest(graph, label, count) if leader is None else leader
+    leader_op = _longest(graph, label, count) if leader is None else leader
     common, meets = common_allowed(graph, label, count)
     if np.any(common == UNCLEAR):
         at = int(np.flatnonzero(common == UNCLEAR)[0])
         raise ColocationError(
-            f"the ops merged into {graph.names[leading[at]]!r} name devices and kinds in ways that no list combines"
+            f"the ops merged into {graph.names[leader_op[at]]!r} name devices and kinds in ways that no list combines"
         )
     colocation, colocation_names = _colocation(graph, label, count)
     return OpGraph(
-        reuse=None
-        if graph.reuse is None
-        else np.zeros(count, dtype=np.int8),  # members may share memory, groups do not
-        names=tuple([graph.names[i] for i in leading.tolist()]),
-        op_types=tuple([graph.op_types[i] for i in leading.tolist()]),
+        # Members may share memory, groups do not.
+        reuse=None if graph.reuse is None else np.zeros(count, dtype=np.int8),
+        names=tuple([graph.names[i] for i in leader_op.tolist()]),
+        op_types=tuple([graph.op_types[i] for i in leader_op.tolist()]),
         duration_us=_sums(graph.duration_us, label, count),
         duration_by_kind={kind: _sums(us, label, count) for kind, us in graph.duration_by_kind.items()},
         tensor_producer=producer_group.astype(np.int32),
@@ -238,15 +241,15 @@ def _tensor_names(graph: OpGraph, tensors: Ints, producer_group: Ints, label: In
 
 
 def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Joins colocation groups that have members in one coarse op; the name is that of the first."""
+    """Returns the columns `colocation` and `colocation_names`: groups with members in one coarse op are joined."""
     member = np.flatnonzero(graph.colocation >= 0)
-    code, at = graph.colocation[member].astype(np.int64), label[member]
+    code, coarse_op = graph.colocation[member].astype(np.int64), label[member]
     root = np.full(count, len(graph.colocation_names), dtype=np.int64)
-    np.minimum.at(root, at, code)
-    component = components(len(graph.colocation_names), code, root[at])
+    np.minimum.at(root, coarse_op, code)
+    component = components(len(graph.colocation_names), code, root[coarse_op])
     used = distinct(component[code])
     column = np.full(count, -1, dtype=np.int32)
-    column[at] = np.searchsorted(used, component[code])
+    column[coarse_op] = np.searchsorted(used, component[code])
     return column, tuple(graph.colocation_names[k] for k in used.tolist())
 
 
@@ -260,12 +263,12 @@ def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
     backward = np.bincount(label[member], minlength=count) == size
     source, target = label[member], label[graph.forward_of[member]]
     member, code = member[source != target], (source * (count + 1) + target)[source != target]
-    pair, at, votes = np.unique(code, return_inverse=True, return_counts=True)
-    us = np.bincount(at, weights=graph.duration_us[member], minlength=len(pair))
+    pair, pair_of_member, votes = np.unique(code, return_inverse=True, return_counts=True)
+    us = np.bincount(pair_of_member, weights=graph.duration_us[member], minlength=len(pair))
     source, target = pair // (count + 1), pair % (count + 1)
     order = np.lexsort((us, votes, source))
-    last = order[np.r_[source[order][1:] != source[order][:-1], np.ones(min(len(order), 1), dtype=np.bool_)]]
-    won = last[backward[source[last]] | (2 * votes[last] > size[source[last]])]
+    largest = order[np.r_[source[order][1:] != source[order][:-1], np.ones(min(len(order), 1), dtype=np.bool_)]]
+    elected = largest[backward[source[largest]] | (2 * votes[largest] > size[source[largest]])]
     forward_of = np.full(count, -1, dtype=np.int32)
-    forward_of[source[won]] = target[won]
+    forward_of[source[elected]] = target[elected]
     return forward_of

@@ -107,7 +107,7 @@ def divide_data(
     blocks = list({bucket.forward: bucket for bucket in shared}.values())
     every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
     for bucket in shared:
-        after = bucket.backward if overlap or zero >= 2 else every_backward
+        gradient_ops = bucket.backward if overlap or zero >= 2 else every_backward
         writer.persistent[bucket.forward] += bucket.resident_bytes(zero) - bucket.resident_bytes(0)
         if zero == 0:
             op = writer.add(
@@ -115,22 +115,22 @@ def divide_data(
                 "all_reduce",
                 collective_us("all_reduce", bucket.axis, bucket.gradient_bytes),
             )
-            writer.wait(after, op)
+            writer.wait(gradient_ops, op)
         elif zero == 1:
-            lasts = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
-            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", lasts)
-            writer.wait(after, op)
+            duration_us = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
+            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", duration_us)
+            writer.wait(gradient_ops, op)
         else:
-            lasts = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
-            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", lasts, forward_of=bucket.forward)
+            duration_us = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
+            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", duration_us, forward_of=bucket.forward)
             writer.tensor(bucket.backward[-1], f"{bucket.name}/gradients", bucket.gradient_bytes, [op])
             writer.wait(bucket.backward, op)
             _gather(writer, bucket, blocks, collective_us, zero, prefetch, gather_us)
         if bucket.update >= 0:
             writer.wait([op], bucket.update)
             if zero == 1:
-                lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes)
-                gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
+                duration_us = collective_us("all_gather", bucket.axis, bucket.parameter_bytes)
+                gather = writer.add(f"{bucket.name}/all_gather", "all_gather", duration_us)
                 if overlap_gather:  # once per step, as ops are that depend on variables alone
                     writer.wait([writer.add(f"{bucket.name}/parameters", "Variable", 0.0)], gather)
                     writer.wait([gather], bucket.forward)
@@ -157,14 +157,16 @@ def _gather(
     """
     position = next(k for k, block in enumerate(blocks) if block.forward == bucket.forward)
     forward_wait, backward_wait = position - prefetch - 1, position + prefetch + 1
-    lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes) + gather_us
+    duration_us = collective_us("all_gather", bucket.axis, bucket.parameter_bytes) + gather_us
     label = f"{bucket.name}/parameters"
-    gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
+    gather = writer.add(f"{bucket.name}/all_gather", "all_gather", duration_us)
     writer.tensor(gather, label, bucket.parameter_bytes, [bucket.forward, *(bucket.backward if zero == 2 else ())])
     if forward_wait >= 0:
         writer.wait([blocks[forward_wait].forward], gather)
     if zero == 3:
-        second_gather = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
+        second_gather = writer.add(
+            f"{bucket.name}/all_gather/backward", "all_gather", duration_us, forward_of=bucket.forward
+        )
         writer.tensor(second_gather, label, bucket.parameter_bytes, bucket.backward)
         if backward_wait < len(blocks):
             writer.wait(blocks[backward_wait].backward[:1], second_gather)
@@ -200,6 +202,7 @@ class _GraphExtension:
         return len(self.names) - 1
 
     def tensor(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
+        """Adds a tensor of `size` bytes, or more readers of one."""
         self.table.add(producer, label, size, readers)
 
     def wait(self, producers: Iterable[int], reader: int) -> None:
@@ -217,6 +220,7 @@ class _GraphExtension:
                 times[update] *= share
 
     def graph(self) -> OpGraph:
+        """Returns the extended graph."""
         base, added_count = self.base, len(self.names) - self.base.n
         pad = lambda column, value: np.concatenate([column, np.full(added_count, value, dtype=column.dtype)])  # noqa: E731
         return base.replace(

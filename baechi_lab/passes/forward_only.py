@@ -57,14 +57,14 @@ def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
     """Returns bool[n]: ops with a `forward_of`, and their descendants."""
     pointer, successor = (a.tolist() for a in graph.successors)
     paired_ops = graph.forward_of >= 0
-    waiting = np.flatnonzero(paired_ops).tolist()
+    unvisited = np.flatnonzero(paired_ops).tolist()
     is_backward = paired_ops.tolist()
-    while waiting:
-        op = waiting.pop()
+    while unvisited:
+        op = unvisited.pop()
         for child in successor[pointer[op] : pointer[op + 1]]:
             if not is_backward[child]:
                 is_backward[child] = True
-                waiting.append(child)
+                unvisited.append(child)
     return np.array(is_backward, dtype=np.bool_)
 
 
@@ -74,15 +74,15 @@ def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]
     open_readers = np.diff(graph.successors[0]).tolist()
     excluded = backward.copy()
     excluded[graph.forward_of[graph.forward_of >= 0]] = True
-    skip, is_helper = excluded.tolist(), np.zeros(graph.n, dtype=np.bool_)
-    waiting = np.flatnonzero(backward).tolist()
-    while waiting:
-        op = waiting.pop()
+    is_excluded, is_helper = excluded.tolist(), np.zeros(graph.n, dtype=np.bool_)
+    unvisited = np.flatnonzero(backward).tolist()
+    while unvisited:
+        op = unvisited.pop()
         for producer in predecessor[pointer[op] : pointer[op + 1]]:
             open_readers[producer] -= 1
-            if open_readers[producer] == 0 and not skip[producer]:
+            if open_readers[producer] == 0 and not is_excluded[producer]:
                 is_helper[producer] = True
-                waiting.append(producer)
+                unvisited.append(producer)
     return is_helper
 
 
@@ -92,22 +92,22 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     groups = len(graph.colocation_names)
     unit = np.where(graph.colocation >= 0, graph.colocation, groups + np.arange(graph.n)).astype(np.int64)
     leader = np.full(groups + graph.n, -1, dtype=np.int64)
-    ahead = np.flatnonzero(~backward)[::-1]
-    leader[unit[ahead]] = ahead
+    forward_ops = np.flatnonzero(~backward)[::-1]
+    leader[unit[forward_ops]] = forward_ops
     names_own_unit = (graph.forward_of >= 0) & (unit[graph.forward_of] == unit)
     target = np.where(leader >= 0, leader, _unit_targets(graph, unit, descends, backward))
-    guide = np.where(names_own_unit, graph.forward_of, target[unit])
-    guide = np.where(backward & (guide >= 0), guide, np.arange(graph.n))
+    joined_op = np.where(names_own_unit, graph.forward_of, target[unit])
+    joined_op = np.where(backward & (joined_op >= 0), joined_op, np.arange(graph.n))
     for _ in range(max(graph.n, 1).bit_length()):
-        guide = guide[guide]
+        joined_op = joined_op[joined_op]
     # Cycles of forward_of that reach no forward op end on backward ops, which stay separate, as do ops of another lane.
     lane = graph.on_communication_lane
-    guide = np.where(backward[guide] | (lane[guide] != lane), np.arange(graph.n), guide)
+    joined_op = np.where(backward[joined_op] | (lane[joined_op] != lane), np.arange(graph.n), joined_op)
     if not graph.allowed_sets:
-        return guide
-    joined_ops, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
-    for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
-        forward_op = int(guide[op])
+        return joined_op
+    joined_ops, code, target = JoinedOps(graph), graph.allowed.tolist(), joined_op.copy()
+    for op in np.flatnonzero(joined_op != np.arange(graph.n)).tolist():
+        forward_op = int(joined_op[op])
         meet_code = joined_ops.meets.meet_if_nested(code[forward_op], code[op])
         if meet_code is None or not joined_ops.join(forward_op, op):
             target[op] = op
@@ -121,12 +121,14 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
     target = np.full(len(graph.colocation_names) + graph.n, -1, dtype=np.int64)
     source, reader, tensor = graph.edge_source, graph.consumers, graph.edge_tensor
     outside = unit[source] != unit[reader]
-    helps = np.flatnonzero(outside & backward[source] & ~descends[source])
-    helps = helps[np.lexsort((reader[helps],))[::-1]]  # the lowest reader is written last
-    target[unit[source[helps]]] = reader[helps]
-    fed = np.flatnonzero(outside & descends[reader])
-    fed = fed[np.lexsort((-tensor[fed], graph.tensor_bytes[tensor[fed]]))]  # the largest, lowest tensor last
-    target[unit[reader[fed]]] = source[fed]
+    helper_edges = np.flatnonzero(outside & backward[source] & ~descends[source])
+    helper_edges = helper_edges[np.lexsort((reader[helper_edges],))[::-1]]  # the lowest reader is written last
+    target[unit[source[helper_edges]]] = reader[helper_edges]
+    input_edges = np.flatnonzero(outside & descends[reader])
+    input_edges = input_edges[
+        np.lexsort((-tensor[input_edges], graph.tensor_bytes[tensor[input_edges]]))
+    ]  # the largest, lowest tensor last
+    target[unit[reader[input_edges]]] = source[input_edges]
     paired_ops = np.flatnonzero(graph.forward_of >= 0)[::-1]
     paired_ops = paired_ops[unit[graph.forward_of[paired_ops]] != unit[paired_ops]]
     target[unit[paired_ops]] = graph.forward_of[paired_ops]
@@ -170,8 +172,8 @@ def _backward_traffic(
     key = distinct(tensor[edges] * coarse.n + reader[edges])
     tensor, reader = key // coarse.n, key % coarse.n
     source = label[graph.tensor_producer[tensor]]
-    ahead = coarse.position[source] < coarse.position[reader]
-    first, second = np.where(ahead, source, reader), np.where(ahead, reader, source)
+    source_is_first = coarse.position[source] < coarse.position[reader]
+    first, second = np.where(source_is_first, source, reader), np.where(source_is_first, reader, source)
     pair, inverse = np.unique(first * coarse.n + second, return_inverse=True)
     size = grouped_sum(graph.tensor_bytes[tensor], inverse.reshape(-1), len(pair))
     return pair // coarse.n, pair % coarse.n, size

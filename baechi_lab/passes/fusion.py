@@ -17,7 +17,7 @@ from .contraction import contract
 
 @dataclass(frozen=True)
 class Fusion(Pass):
-    """Merge directly connected ops of one group where no cycle can appear.
+    """Merge directly connected ops of one group if no cycle can appear.
 
     Ops of one colocation (or co-placement) group that are joined by an edge `src -> dst` are merged if `src` has no
     other successor or `dst` no other predecessor; without that, a second path from `src` to `dst` could become a
@@ -48,14 +48,14 @@ ARRAY_ROUNDS = 12
 def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) -> Ints:
     """Returns int64[n]: the smallest op of every op's merged group. Ops merge only with ops of the same key; -1 never merges."""
     n = len(key)
-    label, quiet = np.arange(n, dtype=np.int64), 0
+    label, idle_rounds = np.arange(n, dtype=np.int64), 0
     source, target = distinct_edges(source, target, n)
     for round_number in range(max_rounds):
         side = source if round_number % 2 == 0 else target
         degree = np.bincount(side, minlength=n)
         mergeable = (degree[side] == 1) & (key[source] == key[target]) & (key[source] >= 0)
-        quiet = 0 if mergeable.any() else quiet + 1
-        if quiet == 2:
+        idle_rounds = 0 if mergeable.any() else idle_rounds + 1
+        if idle_rounds == 2:
             return label
         component = components(n, source[mergeable], target[mergeable])
         label = component[label]
@@ -73,69 +73,68 @@ def distinct_edges(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
 def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
     """Merges one edge at a time until none qualifies; neighbours move from the op with fewer to the one with more."""
     n = len(key)
-    after: dict[int, set[int]] = {}
-    before: dict[int, set[int]] = {}
+    successors: dict[int, set[int]] = {}
+    predecessors: dict[int, set[int]] = {}
     for u, v in zip(source.tolist(), target.tolist(), strict=True):
-        after.setdefault(u, set()).add(v)
-        before.setdefault(v, set()).add(u)
-    keys, merged = key.tolist(), np.arange(n, dtype=np.int64)
+        successors.setdefault(u, set()).add(v)
+        predecessors.setdefault(v, set()).add(u)
+    keys, root_of = key.tolist(), np.arange(n, dtype=np.int64)
     parent: dict[int, int] = {}
-    nodes = sorted({*after, *before})
+    nodes = sorted({*successors, *predecessors})
     for node in nodes:
-        after.setdefault(node, set())
-        before.setdefault(node, set())
-    waiting = list(reversed(nodes))
-    while waiting:
-        node = waiting.pop()
+        successors.setdefault(node, set())
+        predecessors.setdefault(node, set())
+    unchecked = list(reversed(nodes))
+    while unchecked:
+        node = unchecked.pop()
         if node in parent:
             continue
-        partner = _partner(node, after, before, keys)
+        partner = _partner(node, successors, predecessors, keys)
         if partner < 0:
             continue
-        keep, absorbed = (
-            (node, partner) if _degree(node, after, before) >= _degree(partner, after, before) else (partner, node)
-        )
-        # Move the neighbours of `absorbed` to `keep`; returns the neighbours that both had (they now have one
-        # fewer).
+        survivor, absorbed = node, partner
+        if _degree(node, successors, predecessors) < _degree(partner, successors, predecessors):
+            survivor, absorbed = partner, node
+        # The neighbours of `absorbed` become those of `survivor`. A neighbour that both had now has one fewer.
         shared: set[int] = set()
-        for neighbours, reverse in ((after, before), (before, after)):
+        for neighbours, reverse in ((successors, predecessors), (predecessors, successors)):
             for neighbour in neighbours.pop(absorbed):
                 reverse[neighbour].discard(absorbed)
-                if neighbour == keep:
+                if neighbour == survivor:
                     continue
-                if keep in reverse[neighbour]:
+                if survivor in reverse[neighbour]:
                     shared.add(neighbour)
-                reverse[neighbour].add(keep)
-                neighbours[keep].add(neighbour)
-        touched = shared
-        parent[absorbed] = keep
+                reverse[neighbour].add(survivor)
+                neighbours[survivor].add(neighbour)
+        parent[absorbed] = survivor
         # Only ops next to the two can have lost a neighbour, and so have become mergeable.
-        waiting += sorted(touched, reverse=True)
-        waiting.append(keep)
+        unchecked += sorted(shared, reverse=True)
+        unchecked.append(survivor)
     for node in nodes:
-        top = node
-        while top in parent:
-            top = parent[top]
-        merged[node] = top
+        root = node
+        while root in parent:
+            root = parent[root]
+        root_of[node] = root
     first = np.full(n, n, dtype=np.int64)
-    np.minimum.at(first, merged, np.arange(n))
-    return first[merged]
+    np.minimum.at(first, root_of, np.arange(n))
+    return first[root_of]
 
 
-def _degree(node: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> int:
-    return len(after[node]) + len(before[node])
+def _degree(node: int, successors: dict[int, set[int]], predecessors: dict[int, set[int]]) -> int:
+    """Returns the number of neighbours of a node."""
+    return len(successors[node]) + len(predecessors[node])
 
 
-def _partner(node: int, after: dict[int, set[int]], before: dict[int, set[int]], keys: list[int]) -> int:
+def _partner(node: int, successors: dict[int, set[int]], predecessors: dict[int, set[int]], keys: list[int]) -> int:
     """Returns a neighbour with which `node` may be merged by the rule, -1 for none; either end of an edge may find it."""
     if keys[node] < 0:
         return -1
-    if len(after[node]) == 1:
-        (only,) = after[node]
-        if keys[only] == keys[node]:
-            return only
-    if len(before[node]) == 1:
-        (only,) = before[node]
-        if keys[only] == keys[node]:
-            return only
+    if len(successors[node]) == 1:
+        (neighbour,) = successors[node]
+        if keys[neighbour] == keys[node]:
+            return neighbour
+    if len(predecessors[node]) == 1:
+        (neighbour,) = predecessors[node]
+        if keys[neighbour] == keys[node]:
+            return neighbour
     return -1

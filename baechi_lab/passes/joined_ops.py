@@ -24,20 +24,22 @@ class JoinedOps:
         member = np.flatnonzero(graph.colocation >= 0)
         first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
         np.minimum.at(first, graph.colocation[member], member)
-        self._join_colocated(*(member, first[graph.colocation[member]]))
+        self._join_colocated(member, first[graph.colocation[member]])
 
     def root(self, op: int) -> int:
+        """Returns the smallest member of an op's set."""
         parent = self.parent
         while parent[op] != op:
             parent[op] = op = parent[parent[op]]
         return op
 
     def join_pairs(self, first: Ints, second: Ints | NDArray[np.int32], limit: float | None = None) -> None:
-        """Joins the pairs in order."""
+        """Joins the pairs in order, as `join` does."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             self.join(a, b, limit)
 
     def _join_colocated(self, first: Ints, second: Ints) -> None:
+        """Joins pairs that must share a device, whatever their allowed lists and work."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             a, b = self.root(a), self.root(b)
             if a != b:
@@ -59,6 +61,7 @@ class JoinedOps:
         return True
 
     def _merge(self, a: int, b: int, code: int) -> None:
+        """Joins the sets of two roots, whose common list is `code`."""
         low, high = min(a, b), max(a, b)
         self.parent[high] = low
         self.work[low] += self.work[high]

@@ -55,20 +55,23 @@ class Replicate(Pass):
         return _copy_sources(graph, is_source, reader, pairs)
 
     def _sources(self, graph: OpGraph) -> NDArray[np.bool_]:
-        typed = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
-        quick = graph.duration_us <= self.max_duration_us
+        """Returns bool[n]: the sources that may be copied."""
+        has_type = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
+        is_quick = graph.duration_us <= self.max_duration_us
         for column in graph.duration_by_kind.values():
-            quick &= column <= self.max_duration_us
-        free = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
-        return typed & quick & free & (graph.output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+            is_quick &= column <= self.max_duration_us
+        is_unbound = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
+        return (
+            has_type & is_quick & is_unbound & (graph.output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+        )
 
 
 def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:
     """Makes one op per (source, reading group) in `pairs`: the first is the source itself, the others are new."""
     n = graph.n
     first = np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]
-    op = pairs[:, 0].copy()
-    op[~first] = n + np.arange(int((~first).sum()))
+    copy_op = pairs[:, 0].copy()
+    copy_op[~first] = n + np.arange(int((~first).sum()))
     origin = np.concatenate([np.arange(n), pairs[~first, 0]])
     group_start = np.flatnonzero(first)
     number = np.arange(len(pairs)) - np.repeat(group_start, np.diff(np.append(group_start, len(pairs))))
@@ -78,15 +81,19 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
     ]
     # Puts every copy into the group of its reader; readers without a group get one.
     group_count = len(graph.colocation_names)
-    lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
-    number = np.full(graph.n, -1, dtype=np.int64)
-    number[lone] = group_count + np.arange(len(lone))
+    ungrouped_readers = (
+        np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count
+    )  # reading ops that have no group yet
+    new_group = np.full(graph.n, -1, dtype=np.int64)
+    new_group[ungrouped_readers] = group_count + np.arange(len(ungrouped_readers))
     column = np.concatenate([graph.colocation, np.full(len(origin) - graph.n, -1)]).astype(np.int32)
-    column[lone] = number[lone]
-    column[op] = np.where(pairs[:, 1] < group_count, pairs[:, 1], number[np.maximum(pairs[:, 1] - group_count, 0)])
-    labels = (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in lone.tolist()))
+    column[ungrouped_readers] = new_group[ungrouped_readers]
+    column[copy_op] = np.where(
+        pairs[:, 1] < group_count, pairs[:, 1], new_group[np.maximum(pairs[:, 1] - group_count, 0)]
+    )
+    labels = (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in ungrouped_readers.tolist()))
     group_of = np.arange(n) if graph.group_of is None else graph.group_of
-    take = {
+    copied_columns = {
         key: getattr(graph, key)[origin]
         for key in ("duration_us", "temp_bytes", "persistent_bytes", "allowed", "forward_of")
     }
@@ -101,8 +108,8 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
         group_of=group_of,
         source_key=graph.source_key or graph.key,
         name=graph.name,
-        **take,
-        **_tensors(graph, is_source, reader, pairs, op),
+        **copied_columns,
+        **_tensors(graph, is_source, reader, pairs, copy_op),
     )
 
 
@@ -114,21 +121,21 @@ def _tensors(
     producer = graph.edge_source.astype(np.int64)
     is_copied = is_source[producer]
     key = producer[is_copied] * width + reader[graph.consumers[is_copied]]
-    at = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
+    pair_of_edge = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
     copy_producer = producer.copy()
-    copy_producer[is_copied] = op[at]
-    # A tensor of the new graph is (maker, old tensor); tensors that nobody reads stay with their producer.
+    copy_producer[is_copied] = op[pair_of_edge]
+    # A tensor of the new graph is (producer, old tensor); tensors that nobody reads stay with their producer.
     edges = np.stack([copy_producer, graph.edge_tensor, graph.consumers], axis=1)
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
     unread_tensors = np.stack([graph.tensor_producer[unread], unread], axis=1)
     tensors = np.unique(np.concatenate([edges[:, :2], unread_tensors]), axis=0)
     edges = edges[np.lexsort((edges[:, 2], edges[:, 1], edges[:, 0]))]
     scale = graph.tensor_count + 1
-    of = np.searchsorted(tensors[:, 0] * scale + tensors[:, 1], edges[:, 0] * scale + edges[:, 1])
+    row = np.searchsorted(tensors[:, 0] * scale + tensors[:, 1], edges[:, 0] * scale + edges[:, 1])
     return {
         "tensor_producer": tensors[:, 0].astype(np.int32),
         "tensor_bytes": graph.tensor_bytes[tensors[:, 1]],
         "tensor_names": tuple(graph.tensor_names[t] for t in tensors[:, 1].tolist()),
-        "consumer_ptr": offsets(of, len(tensors)),
+        "consumer_ptr": offsets(row, len(tensors)),
         "consumers": edges[:, 2].astype(np.int32),
     }

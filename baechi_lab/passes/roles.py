@@ -33,7 +33,7 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
 
     - UPDATE: ops that write variables (by type: `ResourceApply...`, `Assign...`, `Update`, ...; a conditional or loop that
       does is an `IfUpdate`, `CaseUpdate` or `WhileUpdate`), or that copy optimizer state from a host and back (`State`,
-      `Stored`), unless a backward op depends on them; and their descendants. Ops that only they read are updates, too, if they
+      `Stored`), unless a backward op depends on them; and their descendants. Ops that only they read are updates too, if they
       do not depend on the batch (learning rates), or if they come after the gradients and are no gradient (no `forward_of`):
       gradients are clipped by their common norm after accumulation. Sums of gradients of one variable belong to the
       micro-batch.
@@ -61,8 +61,8 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
         for op in graph.order.tolist():
             writes[op] = writes[op] or any(writes[k] for k in predecessor[pointer[op] : pointer[op + 1]])
         update = np.array(writes, dtype=np.bool_)
-        batch = _looks_at_batch(graph, update)
-        update |= _feeds_only(graph, update, batch, descends)
+        batch = _depends_on_batch(graph, update)
+        update |= _runs_with_updates(graph, update, batch, descends)
         role = np.full(graph.n, FORWARD, dtype=np.int8)
         role[descends | helper_ops(graph, descends & ~update)] = BACKWARD
         role[~batch] = SETUP
@@ -75,7 +75,7 @@ _ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionar
 """Cache of the roles of living graphs, which a search needs many times."""
 
 
-def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
+def _depends_on_batch(graph: OpGraph, update: Bools) -> Bools:
     """Returns bool[n]: ops whose outputs may differ between micro-batches."""
     source = np.diff(graph.predecessors[0]) == 0
     updated = np.zeros(len(graph.colocation_names) + 1, dtype=np.bool_)
@@ -88,14 +88,14 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
     variable = typed_variable | source & (graph.persistent_bytes > 0) & (idle | updated[graph.colocation])
     constant = variable | np.array([t in _CONSTANTS for t in graph.op_types], dtype=np.bool_)
     random = np.array([bool(_RANDOM.search(t)) for t in graph.op_types], dtype=np.bool_)
-    looks_first = random | (graph.forward_of >= 0) & ~constant
-    looks_first[graph.forward_of[graph.forward_of >= 0]] = True
-    looks = _spread(graph, looks_first | source & ~(constant if np.any(source & ~constant) else variable))
+    depends_first = random | (graph.forward_of >= 0) & ~constant
+    depends_first[graph.forward_of[graph.forward_of >= 0]] = True
+    depends = _with_descendants(graph, depends_first | source & ~(constant if np.any(source & ~constant) else variable))
     # If nothing depended on the batch, it must be among the ops that only look like variables.
-    return looks if looks.any() else _spread(graph, source & ~typed_variable)
+    return depends if depends.any() else _with_descendants(graph, source & ~typed_variable)
 
 
-def _spread(graph: OpGraph, marked: Bools) -> Bools:
+def _with_descendants(graph: OpGraph, marked: Bools) -> Bools:
     """Returns bool[n]: the marked ops and their descendants."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     is_marked = marked.tolist()
@@ -104,19 +104,19 @@ def _spread(graph: OpGraph, marked: Bools) -> Bools:
     return np.array(is_marked, dtype=np.bool_)
 
 
-def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
+def _runs_with_updates(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
     """Returns bool[n]: ops that only updates read and that run once: those independent of the batch or after the gradients.
 
-    The step may return what they compute as well, such as the common norm of its gradients.
+    The step may also return their outputs, such as the common norm of its gradients.
     """
     pointer, successor = (a.tolist() for a in graph.successors)
     after_gradients = descends & (graph.forward_of < 0)
-    returns = np.array([t == "Identity" for t in graph.op_types], dtype=np.bool_)
-    returns &= after_gradients & (np.diff(graph.successors[0]) == 0)
-    may, is_returned = (~batch | after_gradients | _compares_scalars(graph)).tolist(), returns.tolist()
+    is_output = np.array([t == "Identity" for t in graph.op_types], dtype=np.bool_)
+    is_output &= after_gradients & (np.diff(graph.successors[0]) == 0)
+    may_be_update, is_returned = (~batch | after_gradients | _compares_scalars(graph)).tolist(), is_output.tolist()
     is_update = update.tolist()
     for op in graph.order[::-1].tolist():
-        if may[op] and not is_update[op]:
+        if may_be_update[op] and not is_update[op]:
             readers = successor[pointer[op] : pointer[op + 1]]
             is_update[op] = any(is_update[k] for k in readers) and all(is_update[k] or is_returned[k] for k in readers)
             for k in readers if is_update[op] else ():

@@ -36,7 +36,7 @@ from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
-from .unroll_layout import Layout, number_replicas
+from .unroll_layout import OpNumbering, number_replicas
 from .unroll_tensors import unrolled_tensor_columns
 
 ACCUMULATE = "Accumulate"
@@ -102,7 +102,7 @@ class Unroll(Pass):
         if self.micro_batches == 1:
             once = (role == SETUP) | (role == UPDATE)
             return graph.replace(copy_of=np.arange(graph.n), copied_key=graph.key, micro_batch=np.where(once, -1, 0))
-        return _build_step(graph, Layout(graph, role, int(self.micro_batches)))
+        return _build_step(graph, OpNumbering(graph, role, int(self.micro_batches)))
 
     def apply_with_replicas(self, graph: OpGraph, placement: Placement) -> OpGraph:
         """Returns the unrolled step for the replicas of `placement`."""
@@ -112,9 +112,10 @@ class Unroll(Pass):
                 raise InvalidInput(
                     f"micro_batches is {self.micro_batches}; a stage has {len(group)} replicas, each of which needs one"
                 )
-        return _build_step(graph, Layout(graph, role, int(self.micro_batches), placement))
+        return _build_step(graph, OpNumbering(graph, role, int(self.micro_batches), placement))
 
     def _roles(self, graph: OpGraph) -> NDArray[np.int8]:
+        """Returns the roles of the ops; rejects a graph that is unrolled already or that would become too large."""
         check_records(graph=graph)
         if graph.copy_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
@@ -150,13 +151,13 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
 
 
 def _depend_on_inputs(graph: OpGraph) -> NDArray[np.bool_]:
-    """Returns of each op whether it depends on more than variables and constants."""
+    """Returns bool[n]: whether each op depends on more than variables and constants."""
     first, producers = graph.predecessors
-    sources = np.isin(np.array(graph.op_types), ["Const", *_HANDLES])
+    is_constant = np.isin(np.array(graph.op_types), ["Const", *_HANDLES])
     varies = np.zeros(graph.n, dtype=bool)
     for i in graph.order:
-        before = producers[first[i] : first[i + 1]]
-        varies[i] = varies[before].any() if len(before) else not sources[i]
+        inputs = producers[first[i] : first[i + 1]]
+        varies[i] = varies[inputs].any() if len(inputs) else not is_constant[i]
     return varies
 
 
@@ -181,49 +182,55 @@ def check_micro_batches(count: object) -> None:
     check_whole("micro_batches", count)
 
 
-def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
+def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     """Makes the graph of all micro-batches."""
-    origin = np.empty(at.total, dtype=np.int64)  # the original of an addition is the op whose gradient it adds
-    batch = np.full(at.total, -1, dtype=np.int32)
-    for ops in (at.setup, at.update):
-        number, replica = number_replicas(at, ops)
-        origin[number], batch[number] = np.repeat(ops, at.width[ops]), -1 - replica
-    origin[at.copies] = at.each[None, :]
-    batch[at.copies] = np.arange(at.count, dtype=np.int32)[:, None]
-    micro, tensor = np.nonzero(at.additions >= 0)
-    number = at.additions[micro, tensor]
-    origin[number], batch[number] = graph.tensor_producer[at.summed[tensor]], micro
-    ring = slice(at.ring_start, at.ring_start + at.rings.ops)
-    origin[ring], batch[ring] = at.rings.origin, -1 - at.rings.replica
-    is_added = np.zeros(at.total, dtype=np.bool_)
+    origin = np.empty(numbering.total, dtype=np.int64)  # the original of an addition is the op whose gradient it adds
+    batch = np.full(numbering.total, -1, dtype=np.int32)
+    for ops in (numbering.setup, numbering.update):
+        number, replica = number_replicas(numbering, ops)
+        origin[number], batch[number] = np.repeat(ops, numbering.width[ops]), -1 - replica
+    origin[numbering.copies] = numbering.repeated_ops[None, :]
+    batch[numbering.copies] = np.arange(numbering.count, dtype=np.int32)[:, None]
+    micro, tensor = np.nonzero(numbering.additions >= 0)
+    number = numbering.additions[micro, tensor]
+    origin[number], batch[number] = graph.tensor_producer[numbering.summed[tensor]], micro
+    ring = slice(numbering.ring_start, numbering.ring_start + numbering.rings.ops)
+    origin[ring], batch[ring] = numbering.rings.origin, -1 - numbering.rings.replica
+    is_added = np.zeros(numbering.total, dtype=np.bool_)
     is_added[number] = True
     is_added[ring] = True
-    no_persistent = is_added | (batch >= at.width[origin])
+    no_persistent = is_added | (batch >= numbering.width[origin])
     # `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica.
     forward_op = graph.forward_of[origin].astype(np.int64)
-    batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
-    offset = np.where(at.repeats[forward_op], at.shift[batch_or_replica], batch_or_replica % at.width[forward_op])
+    batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % numbering.width[forward_op])
+    offset = np.where(
+        numbering.is_repeated[forward_op],
+        numbering.shift[batch_or_replica],
+        batch_or_replica % numbering.width[forward_op],
+    )
     return OpGraph(
-        names=_names(graph, at),
-        op_types=_op_types(graph, at),
-        duration_us=_durations(graph, at, graph.duration_us, origin),
-        duration_by_kind={kind: _durations(graph, at, us, origin) for kind, us in graph.duration_by_kind.items()},
+        names=_names(graph, numbering),
+        op_types=_op_types(graph, numbering),
+        duration_us=_durations(graph, numbering, graph.duration_us, origin),
+        duration_by_kind={
+            kind: _durations(graph, numbering, us, origin) for kind, us in graph.duration_by_kind.items()
+        },
         temp_bytes=np.where(
             is_added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
         ),
         persistent_bytes=np.where(no_persistent, 0, graph.persistent_bytes[origin]),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
-        forward_of=np.where(forward_op >= 0, at.first[forward_op] + offset, -1).astype(np.int32),
+        forward_of=np.where(forward_op >= 0, numbering.first[forward_op] + offset, -1).astype(np.int32),
         copy_of=origin,
         copied_key=graph.key,
         micro_batch=batch,
         info={key: graph.info[key] for key in graph.info if key == "estimate"},
-        name=f"{graph.name} x {at.count}",
-        **_colocation(graph, at, origin, batch),
+        name=f"{graph.name} x {numbering.count}",
+        **_colocation(graph, numbering, origin, batch),
         reuse=None if graph.reuse is None else np.where(is_added, OWN, graph.reuse[origin]),
         output_shapes=text_column(graph.output_shapes, np.where(is_added, -1, origin).tolist()),
-        **unrolled_tensor_columns(graph, at),
+        **unrolled_tensor_columns(graph, numbering),
     )
 
 
@@ -232,43 +239,51 @@ def _growing_bytes(graph: OpGraph) -> Ints:
     return np.zeros(graph.n, dtype=np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
 
 
-def _names_per_replica(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
+def _names_per_replica(graph: OpGraph, numbering: OpNumbering, ops: Ints) -> list[str]:
     """Returns the names of ops that run once, on each replica."""
     return [
         graph.names[i] + (f"/replica{k}" if k else "")
-        for i, width in zip(ops.tolist(), at.width[ops].tolist(), strict=True)
+        for i, width in zip(ops.tolist(), numbering.width[ops].tolist(), strict=True)
         for k in range(width)
     ]
 
 
-def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
-    out = _names_per_replica(graph, at, at.setup)
-    each = [graph.names[i] for i in at.each.tolist()]
-    first = graph.output_ptr[graph.tensor_producer]
+def _names(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
+    """Returns the names of all ops of the step, in the order of their numbers."""
+    names = _names_per_replica(graph, numbering, numbering.setup)
+    repeated_names = [graph.names[i] for i in numbering.repeated_ops.tolist()]
+    first_output = graph.output_ptr[graph.tensor_producer]
     # The position, since a tensor's name may not be valid as an op's name.
-    sum_names = [f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()]
-    for k in range(at.count):
-        out += [f"{name}/mb{k}" for name in each]
-        out += [f"{sum_names[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]
-    return (*out, *at.rings.names, *_names_per_replica(graph, at, at.update))
+    sum_names = [
+        f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first_output[t]}" for t in numbering.summed.tolist()
+    ]
+    for k in range(numbering.count):
+        names += [f"{name}/mb{k}" for name in repeated_names]
+        names += [f"{sum_names[t]}/mb{k}" for t in np.flatnonzero(numbering.additions[k] >= 0).tolist()]
+    return (*names, *numbering.rings.names, *_names_per_replica(graph, numbering, numbering.update))
 
 
-def _op_types(graph: OpGraph, at: Layout) -> tuple[str, ...]:
-    each = [graph.op_types[i] for i in at.each.tolist()]
-    out = [graph.op_types[i] for i in np.repeat(at.setup, at.width[at.setup]).tolist()]
-    for sum_count in (at.additions >= 0).sum(axis=1).tolist():
-        out += each + [ACCUMULATE] * sum_count
-    out += [ALL_REDUCE] * at.rings.ops
-    return (*out, *(graph.op_types[i] for i in np.repeat(at.update, at.width[at.update]).tolist()))
+def _op_types(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
+    """Returns the types of all ops of the step, in the order of their numbers."""
+    repeated_types = [graph.op_types[i] for i in numbering.repeated_ops.tolist()]
+    types = [graph.op_types[i] for i in np.repeat(numbering.setup, numbering.width[numbering.setup]).tolist()]
+    for sum_count in (numbering.additions >= 0).sum(axis=1).tolist():
+        types += repeated_types + [ACCUMULATE] * sum_count
+    types += [ALL_REDUCE] * numbering.rings.ops
+    return (
+        *types,
+        *(graph.op_types[i] for i in np.repeat(numbering.update, numbering.width[numbering.update]).tolist()),
+    )
 
 
-def _durations(graph: OpGraph, at: Layout, us: NDArray[np.float64], origin: Ints) -> NDArray[np.float64]:
-    out = us[origin]
-    micro, tensor = np.nonzero(at.additions >= 0)
-    addition_us = 3 * graph.tensor_bytes[at.summed] * us_per_byte_moved(graph, us, at.updates)
-    out[at.additions[micro, tensor]] = addition_us[tensor]
-    out[at.ring_start : at.ring_start + at.rings.ops] = 0.0
-    return out
+def _durations(graph: OpGraph, numbering: OpNumbering, us: NDArray[np.float64], origin: Ints) -> NDArray[np.float64]:
+    """Returns the durations of all ops of the step; `us` float64[n] are those of the micro-batch's ops."""
+    durations = us[origin]
+    micro, tensor = np.nonzero(numbering.additions >= 0)
+    addition_us = 3 * graph.tensor_bytes[numbering.summed] * us_per_byte_moved(graph, us, numbering.updates)
+    durations[numbering.additions[micro, tensor]] = addition_us[tensor]
+    durations[numbering.ring_start : numbering.ring_start + numbering.rings.ops] = 0.0
+    return durations
 
 
 def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[np.bool_]) -> float:
@@ -296,21 +311,21 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
     return float((us[usable] / moved_bytes[usable]).min(initial=np.inf)) if usable.any() else 0.0
 
 
-def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
-    """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once.
+def _colocation(graph: OpGraph, numbering: OpNumbering, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
+    """Returns the colocation columns, which put copies into the group of their original.
 
-    With replicas, they exist once on each.
+    Originals with persistent bytes need a group, because the bytes exist once, or with replicas once on each.
     """
-    lone = np.flatnonzero(at.repeats & (graph.colocation < 0) & (graph.persistent_bytes > 0))
-    group, names = add_single_groups(graph, lone, "copies of")
-    if np.all(at.width == 1):
+    ungrouped_ops = np.flatnonzero(numbering.is_repeated & (graph.colocation < 0) & (graph.persistent_bytes > 0))
+    group, names = add_single_groups(graph, ungrouped_ops, "copies of")
+    if np.all(numbering.width == 1):
         return {"colocation": group[origin], "colocation_names": names}
-    replica = np.where(batch >= 0, batch, -1 - batch) % at.width[origin]
-    widest = int(at.width.max())
+    replica = np.where(batch >= 0, batch, -1 - batch) % numbering.width[origin]
+    widest = int(numbering.width.max())
     group_of_copy = np.where(group[origin] >= 0, group[origin] * widest + replica, -1)
-    used = np.unique(group_of_copy[group_of_copy >= 0])
-    labels = [names[k // widest] + (f"/replica{k % widest}" if k % widest else "") for k in used.tolist()]
+    copied_groups = np.unique(group_of_copy[group_of_copy >= 0])
+    labels = [names[k // widest] + (f"/replica{k % widest}" if k % widest else "") for k in copied_groups.tolist()]
     return {
-        "colocation": np.where(group_of_copy >= 0, np.searchsorted(used, group_of_copy), -1).astype(np.int32),
+        "colocation": np.where(group_of_copy >= 0, np.searchsorted(copied_groups, group_of_copy), -1).astype(np.int32),
         "colocation_names": tuple(labels),
     }
