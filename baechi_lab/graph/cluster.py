@@ -359,7 +359,7 @@ class Cluster:
 
     @cached_property
     def content_key(self) -> str:
-        """A hash of all fields that affect costs."""
+        """Hash of all fields that affect costs."""
         return hashlib.blake2b(repr((self.devices, self.link, self.comm)).encode(), digest_size=16).hexdigest()
 
     def __eq__(self, other: object) -> bool:

@@ -54,6 +54,7 @@ def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]]
 
 
 def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger]) -> None:
+    """Raises `CostError` for the first number that `dtype` cannot hold."""
     integers = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
     k = next((k for k, x in enumerate(integers) if not info.min <= x <= info.max), 0)
@@ -61,7 +62,7 @@ def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedi
 
 
 def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Returns a read-only float64 array. Raises `CostError` for what float64 cannot hold, `InvalidInput` for anything else."""
+    """Returns a read-only float64 array. Raises `CostError` for a number beyond float64, `InvalidInput` for anything else."""
     array = _array(field, values)
     if array.dtype.kind == "O":
         bad = [

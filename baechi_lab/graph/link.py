@@ -18,9 +18,8 @@ class Link:
         us_per_byte: microseconds per byte; 0.001 is 1 GB/s.
         overhead_us: LogGP's `o` (Alexandrov et al. 1995, doi:10.1145/215399.215427): processor time that each message
             takes from the sending device and again from the receiving one, which compute nothing meanwhile. Devices
-            with transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. It lives in
-            durations: the simulator adds it to the op that made the tensor and to the first op that reads it on the
-            other device.
+            with transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. The simulator adds
+            it to the duration of the op that made the tensor, and of the first op that reads it on the other device.
 
     Raises:
         InvalidInput: a number that is negative, not finite or above 1e150.
@@ -44,8 +43,8 @@ class Link:
             if value > MOST_US:
                 raise InvalidInput(f"link {key} is {value:g}; it must be at most {MOST_US:g}")
             object.__setattr__(self, key, value)  # 0 and 0.0 are one cost, and must have one hash
-        if (message := self.latency_us + 2 * self.overhead_us) > MOST_US:
-            raise InvalidInput(f"link latency_us + 2 * overhead_us is {message:g}; it must be at most {MOST_US:g}")
+        if (message_us := self.latency_us + 2 * self.overhead_us) > MOST_US:
+            raise InvalidInput(f"link latency_us + 2 * overhead_us is {message_us:g}; it must be at most {MOST_US:g}")
 
     @classmethod
     def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:
@@ -57,7 +56,10 @@ class Link:
         return cls(latency_us, 1.0 / bytes_per_us)
 
     def cost_us(self, size_bytes: int) -> float:
-        """Microseconds to move `size_bytes`, without the devices' own share. Raises `InvalidInput` for no number of bytes."""
+        """Returns the microseconds to move `size_bytes`, without `overhead_us`.
+
+        Raises `InvalidInput` if `size_bytes` is negative or no finite number.
+        """
         size = finite(size_bytes)
         if size is None or size < 0:
             raise InvalidInput(f"size_bytes is {str(size_bytes)[:60]}; it must be finite and not negative")

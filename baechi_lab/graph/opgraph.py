@@ -69,11 +69,11 @@ class OpGraph(Picklable):
         reuse: int8[n], where the op's outputs lie in memory, if known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
             default every tensor has bytes of its own.
         output_shapes: `n` texts for people, types and shapes of what each op makes, such as "f32[32,1000]"; "" where unknown,
-            empty by default. As `info`, no part of what the graph is compared by.
+            empty by default. Not part of comparisons.
         batch_readers: of a profile of a PyTorch model, the names of the calls of functions between layers that take an input
-            of the model. No part of what the graph is compared by.
-        info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
-            profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
+            of the model. Not part of comparisons.
+        info: further facts about the costs, as JSON has it; not part of comparisons. In a measured profile, `info["measured"]`
+            says how its repeats differed and how much other programs used meanwhile; see
             `baechi_lab.profilers.machine_load.summarize_repeats`.
 
     Raises:
@@ -316,7 +316,7 @@ class OpGraph(Picklable):
 
     @cached_property
     def members(self) -> tuple[NDArray[np.int64], ...]:
-        """Per op, the indices of its original ops (only itself, in a graph that is not coarse)."""
+        """For each op, the indices of its original ops; in a graph that is not coarse, its own."""
         group = np.arange(self.n) if self.group_of is None else self.group_of
         order = np.argsort(group, kind="stable")
         pointer = offsets(group, self.n)
@@ -333,7 +333,7 @@ class OpGraph(Picklable):
         return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
 
     def tensor_label(self, tensor: int) -> str:
-        """`producer:tensor`, for messages and charts. Raises `InvalidInput` for an invalid index."""
+        """Returns `producer:tensor`, for messages and charts. Raises `InvalidInput` for an invalid index."""
         tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return f"{self.names[self.tensor_producer[tensor]]}:{self.tensor_names[tensor]}"
 
@@ -406,7 +406,7 @@ def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
         wrong = next((edge for edge in edges if not is_list(edge) or len(edge) != 3), edges)
         raise InvalidInput(f"edges holds an entry that is not (producer, consumer, bytes): {wrong!r:.60}")
     fields = ("producer of edge", "consumer of edge", "tensor_bytes")
-    producer, consumer, size = (whole_numbers(f, c) for f, c in zip(fields, columns, strict=True))
+    producer, consumer, size = (whole_numbers(field, column) for field, column in zip(fields, columns, strict=True))
     if any(column.ndim != 1 for column in (producer, consumer, size)):
         raise InvalidInput("edges holds an entry in which a number is a list; each is (producer, consumer, bytes)")
     return producer, consumer, size

@@ -35,12 +35,12 @@ class Placement(Picklable):
             by default all ops of a group have the position of the group.
         replicas: groups of devices, each a tuple: a pipeline stage placed on the first of them runs on all, each of which takes
             every r-th micro-batch. No op may be placed on the others by name.
-        info: what else the placer has to say (planned makespan, LP size, decision log, ...).
-        graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; files do not hold it.
+        info: further results of the placer, such as the planned makespan, the size of the LP or the decision log.
+        graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; not stored in files.
         gave_up: the arguments of `bl.recompute` and `bl.offload` that make `graph` of the given one, by function.
-        interrupted: whether Ctrl-C ended a search, and this is the best placement until then; files do not hold it.
+        interrupted: whether Ctrl-C ended a search, and this is the best placement until then; not stored in files.
         finer_groups: if a pipeline placed smaller groups because none of its groups fit, a sentence that says so; else empty.
-        passes: then the passes that made the smaller groups; files do not hold it.
+        passes: in that case, the passes that made the smaller groups; not stored in files.
 
     >>> Placement(device=[0, 0, 1]).n
     3
@@ -158,11 +158,11 @@ class Placement(Picklable):
         return device
 
     def on(self, graph: OpGraph) -> Placement:
-        """This placement read for `graph`: itself, or a placement of groups spread over the original ops.
+        """Returns the placement of `graph` that this one gives: itself, or for its groups one of the original ops.
 
-        A placement of one micro-batch (or of its groups) is read for an unrolled graph as well. Members of a group have the
-        position that `member_order` plans, else that of the group; copies keep the planned position; ties go by op index.
-        Raises `InvalidInput` when it was made for another graph.
+        A placement of one micro-batch, or of its groups, also gives one of the unrolled graph. Members of a group have the
+        position that `member_order` plans, else that of the group; copies have the position of their original; ties are
+        broken by op index. Raises `InvalidInput` if this placement was made for another graph.
         """
         record("graph", graph, OpGraph)
         if self.graph_key in (graph.key, None) and self.n == graph.n:
@@ -181,9 +181,10 @@ class Placement(Picklable):
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
 
     def _spread(self, group_of: Integers, graph: OpGraph, member_order: NDArray[np.float64] | None = None) -> Placement:
-        """Op `i` of `graph` is placed as op `group_of[i]` of this placement; in a step, each replica has what is its own.
+        """Returns the placement of `graph` whose op `i` is placed like op `group_of[i]` of this one.
 
-        `member_order` is the order of the ops of `graph`; None for that of the groups.
+        In an unrolled graph, the ops of a replica are on the replica's device. `member_order` is the order of the ops of
+        `graph`; None for that of the groups.
         """
         device, groups = self.device[group_of], self.replicas
         if groups and graph.micro_batch is not None:
@@ -215,7 +216,7 @@ class Placement(Picklable):
         )
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
-        """`on(graph)`, with every device index below `devices`."""
+        """Returns `on(graph)`. Raises `InvalidInput` if it names a device that is not below `devices`."""
         check_whole("devices", devices, low=0)
         placed = self.on(graph)
         highest_device = max((d for group in placed.replicas for d in group), default=-1)
@@ -236,8 +237,8 @@ class Placement(Picklable):
         if not isinstance(other, Placement):
             return NotImplemented
         same_rank = _same_order(self.rank, other.rank) and _same_order(self.member_order, other.member_order)
-        alike = self.graph_key == other.graph_key and self.replicas == other.replicas
-        return same_rank and alike and np.array_equal(self.device, other.device)
+        same_graph = self.graph_key == other.graph_key and self.replicas == other.replicas
+        return same_rank and same_graph and np.array_equal(self.device, other.device)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -249,11 +250,12 @@ class Placement(Picklable):
 
 
 def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) -> bool:
+    """Whether two optional orders are equal."""
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _indices(key: str, values: object, meaning: str) -> NDArray[np.int32]:
-    """Returns int32[n] of whole numbers from 0."""
+    """Returns int32[n]. Raises `InvalidInput` unless `values` are whole numbers from 0."""
     column = whole_numbers(key, values, np.int32)
     array = np.asarray(values)
     if column.ndim != 1 or (column.size and array.dtype.kind not in "iuO"):

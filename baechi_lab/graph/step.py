@@ -72,7 +72,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Step:
-    """One training step as data: a serialized GraphDef, its inputs, outputs, and the state it starts from.
+    """One training step as data: a serialized GraphDef, its inputs and outputs, and the state from which it starts.
 
     Function calls are inlined; variables are resource handle ops of the graph, named in `variables` with the
     value that each had when the step was traced. Nothing here needs TensorFlow to be read, sent or stored.
@@ -83,13 +83,13 @@ class Step:
         graph_def: the serialized GraphDef.
         inputs, outputs: tensors of the graph.
         example_inputs: one value per input, of the sizes for which costs are known.
-        variables, initial_values: the state, and what it starts from.
+        variables, initial_values: the state, and its values before the first step.
         slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
         updates: ops that must run although no output needs them: variable assignments and other side effects.
         output_names: the keys of the dict that the step returned (`loss`, `metrics/accuracy`), by output; empty for no dict.
         info: notes of tracing.
         built_from: the benchmark model from which `bl.models.build` made the step; None for any other step.
-        source: gives what the step was traced from, for as long as it stays in the process that traced it; it is
+        source: a function that returns the origin of the step; None outside the process that traced it, since it is
             neither sent nor stored.
     """
 
@@ -177,14 +177,14 @@ class Run:
     """The result of `bl.execute`.
 
     Args:
-        timeline: measured, or None where no step was traced.
+        timeline: measured, or None if no step was traced.
         step_seconds: float64[steps] after warm-up.
         outputs: what the step returned, per step from the very first (warm-up included, so that losses can be compared).
         status: one of `ok`, `cancelled`, `out-of-memory`, `died`, `timeout`.
-        message: why, where it is not `ok`.
-        moved_ops: ops that the runtime ran elsewhere than placed, but for constants and shapes, which move no data.
+        message: the reason, if `status` is not `ok`.
+        moved_ops: ops that the runtime ran on another device than the placement's, without constants and shapes.
         info: other facts.
-        native: the undivided step as the framework itself runs it, by method, where it was asked for.
+        native: the undivided step as the framework itself runs it, by method; empty unless requested.
     """
 
     timeline: Timeline | None

@@ -77,7 +77,7 @@ class Transfers:
 
     @classmethod
     def none(cls) -> Transfers:
-        """No transfers."""
+        """Returns an empty record."""
         return cls(*([np.zeros(0)] * 6))  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ class Transfers:
 class MemoryLog:
     """Changes of memory in the order in which they happened: at `time_us` on `device`, `delta` bytes of a category.
 
-    `category` indexes `MEMORY_CATEGORIES`; `op` is the op (for copies the consumer-side tensor's producer) that caused it.
+    `category` indexes `MEMORY_CATEGORIES`; `op` is the op that caused the change, for a copy the producer of its tensor.
     """
 
     device: Integers
@@ -109,11 +109,11 @@ class MemoryLog:
 
     @classmethod
     def none(cls) -> MemoryLog:
-        """No changes."""
+        """Returns an empty log."""
         return cls(*([np.zeros(0)] * 5))  # type: ignore[arg-type]
 
     def levels(self, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Times float64[k] and bytes int64[k, 4] held per category on `device` after each change."""
+        """Returns times float64[k], and bytes int64[k, 4] per category on `device` after each change."""
         on_device = np.flatnonzero(self.device == device)
         change = np.zeros((len(on_device), len(MEMORY_CATEGORIES)), dtype=np.int64)
         change[np.arange(len(on_device)), self.category[on_device]] = self.delta[on_device]
@@ -148,8 +148,8 @@ class Timeline:
             name raise `InvalidInput`.
         start_us, end_us: float64[k] microseconds.
         transfers: one row per tensor sent.
-        memory: every change of what a device holds, in time order.
-        peak_bytes: int64[devices], the most that each held.
+        memory: every change of the bytes on a device, in time order.
+        peak_bytes: int64[devices], the most bytes on each.
         makespan_us: microseconds from the start of the step to the end of its last op.
         origin: "simulated" or "measured".
         op_names: of the graph.
@@ -284,7 +284,7 @@ class Timeline:
 
     @property
     def peak_margin(self) -> NDArray[np.float64]:
-        """float64[devices]: by which share a device may hold more than `peak_bytes`, 0.1 being a tenth.
+        """float64[devices]: the share by which a device may exceed `peak_bytes`, such as 0.1 for a tenth.
 
         See `runtime_peak_bytes`.
         """
@@ -294,8 +294,8 @@ class Timeline:
     def runtime_peak_bytes(self) -> NDArray[np.int64]:
         """int64[devices]: peak bytes that the graph's framework may reach; at least `peak_bytes`.
 
-        TensorFlow's workers send when they have nothing left to compute, and so hold longer what they send than a schedule
-        does, and run ops in other orders. PyTorch runs one op after another, in the order of the code, whichever device they
+        TensorFlow's workers run ops in other orders, and send a tensor only when they have nothing left to compute, so that
+        they hold it longer. PyTorch runs one op after another, in the order of the code, whichever device they
         are on (`baechi_lab.simulator.runtime_peaks`). Equal to `peak_bytes` for measured timelines, and for graphs that do not
         say how outputs share memory.
         """
@@ -310,7 +310,7 @@ class Timeline:
         return tuple(np.flatnonzero(fits & exceeds).tolist())
 
     def peak_parts(self, device: int) -> dict[str, int]:
-        """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
+        """Returns the bytes by category (`MEMORY_CATEGORIES`) at the peak of `device`; zeros without a log."""
         _, levels = self.memory.levels(check_position("device", device, len(self.device_names), "devices"))
         peak_levels = levels[levels.sum(axis=1).argmax()].tolist() if len(levels) else [0] * len(MEMORY_CATEGORIES)
         return dict(zip(MEMORY_CATEGORIES, peak_levels, strict=True))

@@ -32,9 +32,9 @@ def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -
 
 def last_use(graph: OpGraph, position: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns int64[tensors]: the largest of the positions of a tensor's producer and readers; `position` is int64[n]."""
-    last = position[graph.tensor_producer].copy()
-    np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
-    return last
+    last_position = position[graph.tensor_producer].copy()
+    np.maximum.at(last_position, graph.edge_tensor, position[graph.consumers])
+    return last_position
 
 
 def live_bytes(

@@ -47,33 +47,37 @@ class TrainingGraph:
         role = roles(graph)
         self.setup, self.update = role == SETUP, role == UPDATE
         self.is_backward: Bools = backward_ops(graph)
-        place = graph.position if position is None else position
+        graph_position = graph.position if position is None else position
         # An update gets the position of the last other backward op that it waits for.
-        new_place = np.where(self.is_backward, place, -1)
+        sort_position = np.where(self.is_backward, graph_position, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
         update = self.update & self.is_backward
         for op in self.graph.order[update[self.graph.order]].tolist():
-            new_place[op] = new_place[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
-        self.ordered: Ints = np.lexsort((place, new_place)).astype(np.int64)
+            sort_position[op] = sort_position[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
+        self.ordered: Ints = np.lexsort((graph_position, sort_position)).astype(np.int64)
         self.rank: Ints = inverse(self.ordered)
 
     @cached_property
     def may_repeat(self) -> Bools:
         """bool[n]: the ops that may be computed again, those without an `obstacle`."""
         graph = self.graph
-        of_type = {name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
-        repeatable, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
+        type_properties = {
+            name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)
+        }
+        repeatable, in_place = (
+            np.array([type_properties[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
+        )
         repeatable = repeatable & ~(self.is_backward | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
-        is_name = np.array([name in (NAMED, RECOMPUTED) for name in graph.op_types], dtype=np.bool_)
-        hinders = (self.update & self.is_backward) | in_place | is_name
-        data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
-        repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
+        is_holder = np.array([name in (NAMED, RECOMPUTED) for name in graph.op_types], dtype=np.bool_)
+        prevents_repeat = (self.update & self.is_backward) | in_place | is_holder
+        carries_data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
+        repeatable[graph.edge_source[carries_data & prevents_repeat[graph.consumers]]] = False
         repeatable[[*self.unrepeatable]] = False
         return repeatable
 
     @cached_property
     def unrepeatable(self) -> dict[int, str]:
-        """The ops of which the profile says that they must not run twice, and why."""
+        """Op -> reason: the ops that must not run twice by the profile (`UNREPEATABLE` of `OpGraph.info`)."""
         names_by_reason = self.graph.info.get(UNREPEATABLE)
         if not isinstance(names_by_reason, Mapping):  # a file may have anything there
             return {}
@@ -107,13 +111,13 @@ class TrainingGraph:
         graph = self.graph
         first, end = graph.output_ptr[op], graph.output_ptr[op + 1]
         first_edge, end_edge = graph.consumer_ptr[first], graph.consumer_ptr[end]
-        data = graph.tensor_bytes[graph.edge_tensor[first_edge:end_edge]] > CONTROL_BYTES
-        return graph.consumers[first_edge:end_edge][data]
+        carries_data = graph.tensor_bytes[graph.edge_tensor[first_edge:end_edge]] > CONTROL_BYTES
+        return graph.consumers[first_edge:end_edge][carries_data]
 
     @cached_property
     def updates_read(self) -> dict[int, tuple[int, ...]]:
-        """The updates that read the same variable as each op, or the same value computed only from variables."""
-        graph, updates_of_op = self.graph, {}  # type: OpGraph, dict[int, set[int]]
+        """Op -> the updates that read the same variable, or the same value computed only from variables."""
+        graph, updates_of_op = self.graph, dict[int, set[int]]()
         shared = np.flatnonzero(self.setup[graph.tensor_producer])
         for tensor in shared.tolist():
             readers = graph.tensor_consumers(tensor)

@@ -96,7 +96,7 @@ def test_a_saved_timeline_loads_equal(tmp_path, small_timeline):
 
 
 def test_documents_follow_the_published_schema(full_graph, small_timeline):
-    """The whole documents, not the cut ones that the reader checks."""
+    """Whole documents are checked here; the reader checks shortened ones."""
     from jsonschema import Draft202012Validator
 
     Draft202012Validator.check_schema(schema())
@@ -118,7 +118,8 @@ def test_the_schema_refuses_what_the_reader_refuses(full_graph):
 # -- bad files ---------------------------------------------------------------------------------------------------
 
 
-def spoilt(tmp_path, change, record):
+def write_damaged(tmp_path, change, record):
+    """Writes a record whose document is damaged by `change`; returns the path."""
     document = json.loads(json.dumps(to_document(record)))
     change(document)
     path = tmp_path / "bad.json"
@@ -127,7 +128,7 @@ def spoilt(tmp_path, change, record):
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "phrases"),
     [
         (lambda d: d.update(version=2), bl.FormatError, ["version", "2", "1"]),
         (lambda d: d.update(format="other"), bl.FormatError, ["format"]),
@@ -155,16 +156,16 @@ def spoilt(tmp_path, change, record):
         (lambda d: d["tensors"]["consumers"].__setitem__(2, [0]), bl.CycleError, ["cycle"]),
     ],
 )
-def test_a_bad_document_names_file_field_and_place(tmp_path, full_graph, change, error, words):
+def test_a_bad_document_names_file_field_and_place(tmp_path, full_graph, change, error, phrases):
     with pytest.raises(error) as caught:
-        bl.load_graph(spoilt(tmp_path, change, full_graph))
-    for word in ["bad.json", *words]:
-        assert word in str(caught.value)
+        bl.load_graph(write_damaged(tmp_path, change, full_graph))
+    for phrase in ["bad.json", *phrases]:
+        assert phrase in str(caught.value)
 
 
 def test_errors_far_down_a_long_column_are_found(tmp_path):
-    """The schema sees the first entries only; the arrays are checked to the end."""
-    path = spoilt(tmp_path, lambda d: d["ops"]["duration_us"].__setitem__(917, "x"), generators.chain(1000))
+    """The schema checks the first entries only; arrays are checked to the end."""
+    path = write_damaged(tmp_path, lambda d: d["ops"]["duration_us"].__setitem__(917, "x"), generators.chain(1000))
     with pytest.raises(bl.FormatError, match=r"ops\.duration_us\[917\] is 'x'"):
         bl.load_graph(path)
 
@@ -224,7 +225,7 @@ def test_another_kind_of_record(tmp_path):
 )
 def test_files_of_bad_clusters_are_rejected(tmp_path, change, words):
     with pytest.raises(bl.InvalidInput, match=words):
-        load_cluster(spoilt(tmp_path, change, bl.Cluster.uniform(2)))
+        load_cluster(write_damaged(tmp_path, change, bl.Cluster.uniform(2)))
 
 
 def test_a_bad_device_past_the_sampled_ones(tmp_path):
@@ -232,7 +233,7 @@ def test_a_bad_device_past_the_sampled_ones(tmp_path):
         document["devices"][9] = {"name": "x"}
 
     with pytest.raises(bl.FormatError, match=r"devices\[9\]"):
-        load_cluster(spoilt(tmp_path, change, bl.Cluster.uniform(12)))
+        load_cluster(write_damaged(tmp_path, change, bl.Cluster.uniform(12)))
 
 
 def test_only_our_own_suffixes_are_written(tmp_path, full_graph):

@@ -62,7 +62,7 @@ def load_graph(path: PathLike) -> OpGraph:
     2
     """
     data = read_bytes(path)
-    if (program := program_kind(path, data)) is not None:
+    if (program := program_kind(path)) is not None:
         raise FormatError(
             f"{name_of(path)}: is {program}, whose operators have no times; bl.profile_program or `baechi-lab profile` "
             "estimates them for named hardware"

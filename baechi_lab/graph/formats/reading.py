@@ -20,11 +20,11 @@ PathLike = str | os.PathLike[str]
 T = TypeVar("T")
 
 MOST_FILE_BYTES = 1 << 29
-"""A file may hold, and unpack to, half a gibibyte: graphs of a million ops are below a third of that."""
+"""The largest size of a file, packed and unpacked: half a gibibyte. Graphs of a million ops are below a third of that."""
 
 
 def read_bytes(path: PathLike) -> bytes:
-    """Returns the bytes of a file, unpacked where it is gzip. Raises `FormatError`."""
+    """Returns the bytes of a file, unpacked if it is gzip. Raises `FormatError`."""
     name = name_of(path)
     try:
         if not stat.S_ISREG(os.stat(name).st_mode):  # a FIFO would wait for ever, a device never end
@@ -47,7 +47,7 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def name_of(path: PathLike, field: str = "path", kind: str = "file") -> str:
-    """Returns a path as text. Raises `FormatError` for what names no file: no text, an empty one, or one that no system takes."""
+    """Returns a path as text. Raises `FormatError` if it is no path, empty, or no name that the system accepts."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if not name or "\0" in name or not _is_encodable(name):
         raise FormatError(f"{field} is {path!r:.60}; it must name a {kind}")
@@ -64,7 +64,7 @@ def _is_encodable(name: str) -> bool:
 
 
 def absolute(path: PathLike, field: str = "path", kind: str = "file") -> str:
-    """Returns the absolute path; `FormatError` where it starts from the current folder and that was deleted."""
+    """Returns the absolute path. Raises `FormatError` if it starts from the current folder and that was deleted."""
     name = name_of(path, field, kind)
     try:
         return os.path.abspath(name)
@@ -75,7 +75,7 @@ def absolute(path: PathLike, field: str = "path", kind: str = "file") -> str:
 
 
 def text_of(data: bytes) -> str:
-    """UTF-8 bytes as text. Raises `FormatError`."""
+    """Returns UTF-8 bytes as text. Raises `FormatError`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,25 +111,27 @@ LONG_NUMBER = re.compile(r"[eE]\+?\d{3}|\d{300}")
 
 
 def _finite(number: str) -> float:
+    """Parses a number. Raises `FormatError` if it is infinite as float64."""
     if math.isinf(float(number)):
         raise FormatError(f"a number is {number:.60}; numbers must fit into a float64")
     return float(number)
 
 
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-"""How a half of a surrogate pair begins; pairs are legal, so this is only a reason to look."""
+"""The start of half a surrogate pair. Pairs are legal, so a match is only a reason to check the text."""
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Returns an object; the last of two equal keys would win without a word."""
+    """Returns a JSON object. Raises `FormatError` if a field appears twice, which `json` would accept."""
     members = dict(pairs)
     if len(members) != len(pairs):
-        twice = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
-        raise FormatError(f"field {twice!r:.60} appears more than once in one object")
+        repeated_field = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
+        raise FormatError(f"field {repeated_field!r:.60} appears more than once in one object")
     return members
 
 
 def _refuse_constant(word: str) -> NoReturn:
+    """Raises `FormatError` for NaN and infinity, which `json` would accept."""
     raise FormatError(f"{word} is not JSON; numbers must be finite")
 
 
@@ -155,7 +157,7 @@ def stem(path: PathLike) -> str:
     return name
 
 
-def program_kind(path: PathLike, data: bytes) -> str | None:
+def program_kind(path: PathLike) -> str | None:
     """Returns the kind of a file with a program (operators without times); None for any other file."""
     name = name_of(path)
     if name.endswith(".pt2"):
@@ -164,7 +166,7 @@ def program_kind(path: PathLike, data: bytes) -> str | None:
 
 
 def refuse_model_config(path: PathLike, data: bytes) -> None:
-    """Raises `FormatError` where the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
+    """Raises `FormatError` if the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
     if data.lstrip()[:1] == b"{" and any(key in data[:_CONFIG_BYTES] for key in (b'"model_type"', b'"architectures"')):
         name = name_of(path)
         raise FormatError(

@@ -16,7 +16,7 @@ from ....errors import FormatError, MissingPackage
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-_MOST_VARINT_BYTES = 10  # of a 64-bit number, 7 bits per byte
+_MOST_VARINT_BYTES = 10  # a 64-bit number has 7 bits per byte
 
 
 @cache
@@ -34,21 +34,21 @@ def messages(schema: str) -> dict[str, Any]:
         for field in fields.split(";"):
             words = field.split()
             kinds = descriptor_pb2.FieldDescriptorProto
-            many, one_of = words[0] == "repeated", words[0] == "oneof"
-            kind, field_name, _, number = words[1:] if many or one_of else words
-            label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
-            added = message.field.add(name=field_name, number=int(number), label=label)
-            if one_of:  # such fields know whether they were given, 0 or not
+            is_repeated, is_one_of = words[0] == "repeated", words[0] == "oneof"
+            kind, field_name, _, number = words[1:] if is_repeated or is_one_of else words
+            label = kinds.LABEL_REPEATED if is_repeated else kinds.LABEL_OPTIONAL
+            field_proto = message.field.add(name=field_name, number=int(number), label=label)
+            if is_one_of:  # such a field tells 0 from missing
                 if not message.oneof_decl:
                     message.oneof_decl.add(name="value")
-                added.oneof_index = 0
+                field_proto.oneof_index = 0
             if kind in names:
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".read.{kind}"
+                field_proto.type, field_proto.type_name = kinds.TYPE_MESSAGE, f".read.{kind}"
             else:
-                added.type = getattr(kinds, f"TYPE_{kind.upper()}")
+                field_proto.type = getattr(kinds, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{n}")) for n in names}
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{name}")) for name in names}
 
 
 def parse_message(cls: Any, data: bytes, noun: str) -> Any:
@@ -72,8 +72,8 @@ def parsed_text(cls: type[Message], text: str, noun: str) -> Any:
     try:
         return text_format.Parse(text, cls(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"not {noun} as text, or cut off: {first:.200}") from error
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FormatError(f"not {noun} as text, or cut off: {problem:.200}") from error
 
 
 def delimited_messages(data: bytes) -> Iterator[bytes]:
@@ -82,15 +82,15 @@ def delimited_messages(data: bytes) -> Iterator[bytes]:
     Raises:
         FormatError: the stream ends within a message.
     """
-    at = 0
-    while at < len(data):
-        length, start = _varint(data, at)
+    position = 0
+    while position < len(data):
+        length, start = _varint(data, position)
         if start + length > len(data):
             raise FormatError(
                 f"a message of {length} bytes begins at byte {start}, and the file ends before: it is cut off"
             )
         yield data[start : start + length]
-        at = start + length
+        position = start + length
 
 
 def with_length(data: bytes) -> bytes:
@@ -102,12 +102,13 @@ def with_length(data: bytes) -> bytes:
     return bytes([*prefix, length]) + data
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Reads the varint at `position`; returns it and the position after it."""
     value = 0
     for k in range(_MOST_VARINT_BYTES):
-        if at + k >= len(data):
+        if position + k >= len(data):
             break
-        value |= (data[at + k] & 127) << 7 * k
-        if data[at + k] < 128:
-            return value, at + k + 1
-    raise FormatError(f"byte {at}: no length of a message is there; the file is cut off or of another kind")
+        value |= (data[position + k] & 127) << 7 * k
+        if data[position + k] < 128:
+            return value, position + k + 1
+    raise FormatError(f"byte {position}: no length of a message is there; the file is cut off or of another kind")
