@@ -46,6 +46,7 @@ class UnknownNameError(InvalidInput):
 
     @classmethod
     def of(cls, kind: str, name: object, known_names: Iterable[str]) -> UnknownNameError:
+        """Makes the error for a `name` that is not among `known_names`, the names of that kind of thing."""
         names = sorted(set(known_names))
         lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
         near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
@@ -58,8 +59,8 @@ class InfeasiblePlacement(BaechiLabError):
 
     Args:
         message: one sentence.
-        needed_bytes: what had to be placed.
-        available_bytes: what each device could still hold.
+        needed_bytes: the bytes that had to be placed.
+        available_bytes: the memory of each device.
     """
 
     def __init__(self, message: str, needed_bytes: int = 0, available_bytes: Sequence[int] = ()):
@@ -89,7 +90,7 @@ class UncountedWork(UserWarning):
 
 
 class AssumedShares(UserWarning):
-    """An estimate gives what has the shapes of experts equal shares of the tokens; the message names it."""
+    """An estimate assumes that layers with the shapes of experts get equal shares of the tokens; the message names them."""
 
 
 class BusyMachine(UserWarning):
@@ -101,7 +102,7 @@ class RandomLayers(UserWarning):
 
 
 TESTED_VERSIONS = {"tensorflow": ">=2.17,<2.22", "torch": ">=2.13,<2.14"}
-"""Required versions of the frameworks, whose private names are used, too; a test compares them with pyproject.toml."""
+"""Required versions of the frameworks, of which private names are used; a test compares them with pyproject.toml."""
 
 
 class MissingPackage(BaechiLabError, ImportError):
@@ -109,7 +110,7 @@ class MissingPackage(BaechiLabError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
-        """Makes the error for a package, and the extra of a checkout that installs it (empty: every installation does)."""
+        """Makes the error for a package; `extra` is the extra of a checkout that installs it, empty if every checkout does."""
         checkout = f"'.[{extra}]'" if extra else "."
         requirement = f"'{package}{TESTED_VERSIONS[package]}'" if package in TESTED_VERSIONS else package
         return cls(

@@ -515,7 +515,7 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
 
     opened = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lab, "_become", lambda command: opened.append(command) or 0)
+    monkeypatch.setattr(lab, "_replace_process", lambda command: opened.append(command) or 0)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: name)
     assert call("lab")[0] == 0
     notebook = tmp_path / "notebooks" / "00_quickstart.ipynb"

@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     placers = options.distinct(arguments.placers, "--placers")
     for name in placers:
         make_placer(name)
-    default = PASSES_OF_MODEL.get(arguments.model, ",".join(PASSES))
-    passes = options.names(default if arguments.passes is None else arguments.passes, "--passes")
+    default_passes = PASSES_OF_MODEL.get(arguments.model, ",".join(PASSES))
+    passes = options.names(default_passes if arguments.passes is None else arguments.passes, "--passes")
     for name in passes:
         make_pass(name)
     if arguments.memory is not None:
@@ -83,20 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.batch_size is None and arguments.model == "inception_v3":
         arguments.batch_size = "2"  # a step of about a second on two CPU cores
     steps.check_parameters(arguments)
-    say, bars = _Narrator(quiet=arguments.json), console.shows_progress() and not arguments.json
+    narrator, shows_bars = _Narrator(quiet=arguments.json), console.shows_progress() and not arguments.json
 
-    with say(f"tracing the training step of {arguments.model}"):
+    with narrator(f"tracing the training step of {arguments.model}"):
         step = steps.step_from(arguments)
-    with say("profiling it here, operator by operator"):
-        graph = profile(step, mode="measured", progress=bars)
-    with say(f"asking TensorFlow for {devices} devices and timing transfers between them"):
+    with narrator("profiling it here, operator by operator"):
+        graph = profile(step, mode="measured", progress=shows_bars)
+    with narrator(f"asking TensorFlow for {devices} devices and timing transfers between them"):
         cluster = attached_cluster(devices, arguments.memory)
     optimize = Pipeline(optimize=Optimize(tuple(passes)))
-    with say(f"optimizing the graph ({', '.join(passes)})"):
+    with narrator(f"optimizing the graph ({', '.join(passes)})"):
         groups = optimize.run(graph, cluster).coarse.n
-    say.line(f"{graph.n} operators in {groups} groups, {format_us(float(graph.duration_us.sum()))} of work")
-    with say(f"placing on {', '.join(cluster.names)} and simulating"):
-        table = compare(graph, cluster, placers, passes=passes, progress=bars)
+    narrator.line(f"{graph.n} operators in {groups} groups, {format_us(float(graph.duration_us.sum()))} of work")
+    with narrator(f"placing on {', '.join(cluster.names)} and simulating"):
+        table = compare(graph, cluster, placers, passes=passes, progress=shows_bars)
     if not arguments.json:
         output.print_comparison(table)
     feasible = table[table["feasible"].astype(bool)]
@@ -106,17 +106,19 @@ def run(arguments: argparse.Namespace) -> int:
     best = str(feasible.loc[feasible["makespan_us"].astype(float).idxmin(), "placer"])
     result = optimize.replace(place=Place(best), simulate=Simulate()).run(graph, cluster)
     placement, simulated = cast("Placement", result.placement), cast("Timeline", result.timeline)
-    with say(f"running the placement of {best} for real, {count} steps"):
+    with narrator(f"running the placement of {best} for real, {count} steps"):
         measured_run = execute(step, placement, steps=count, cluster=cluster, graph=graph)
     if measured_run.status != "ok":
         raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
     measured_us = measured_run.median_seconds * 1e6
-    say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured_us)} (median)")
-    say.line(below_bound(measured_us, bounds(graph, cluster).best, graph))
-    say.line(sharing(cluster, cores()))
-    with say(f"exporting to {arguments.output}/"):
+    narrator.line(
+        f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured_us)} (median)"
+    )
+    narrator.line(below_bound(measured_us, bounds(graph, cluster).best, graph))
+    narrator.line(sharing(cluster, cores()))
+    with narrator(f"exporting to {arguments.output}/"):
         export(step, placement, arguments.output, graph=graph)
-    say.line(f"train under this placement with: python {arguments.output}/train.py")
+    narrator.line(f"train under this placement with: python {arguments.output}/train.py")
     if arguments.json:
         output.print_json(
             {
@@ -159,17 +161,19 @@ def sharing(cluster: Cluster, cores: int) -> str:
 
 
 class _Narrator:
-    """Prints each stage and its duration; silent for `--json`."""
+    """Prints each stage and its duration; prints nothing for `--json`."""
 
     def __init__(self, quiet: bool):
         self.quiet = quiet
 
     def line(self, text: str) -> None:
+        """Prints a line, unless it is empty."""
         if text and not self.quiet:
             print(text, flush=True)
 
     @contextmanager
     def __call__(self, text: str) -> Iterator[None]:
+        """Prints a stage before it starts and its seconds after it ends."""
         self.line(f"- {text}")
         started = time.perf_counter()
         yield

@@ -1,7 +1,7 @@
 """Open JupyterLab on the quickstart notebook.
 
-That is notebooks/00_quickstart.ipynb below the current folder, as in a checkout. Where it is not, a copy is put there,
-and the graph that it opens into data/. --print only says which notebook it would open.
+That is notebooks/00_quickstart.ipynb below the current folder, as in a checkout. If it is missing, the notebook is copied
+there, and its graph is copied to data/. --print only prints which notebook would open.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder, package = Path.cwd(), Path(str(resources.files("baechi_lab")))
     for name in FILES:
         if not (folder / name).exists():
-            # An installation has the files in the package; a checkout that is installed in place has them beside.
+            # An installation has the files in the package, a checkout beside it.
             source = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
             if source is None:
                 raise FormatError(f"{name} is neither in {folder} nor part of this installation")
@@ -57,10 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
             if name == NOTEBOOK:
                 contents = without_dead_links(contents.decode(), (folder / name).parent).encode()
             write_atomically(folder / name, contents)
-    return _become(isolated_command("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={folder}", *arguments.options))
+    return _replace_process(
+        isolated_command("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={folder}", *arguments.options)
+    )
 
 
-def _become(command: list[str]) -> int:
+def _replace_process(command: list[str]) -> int:
     """Replaces this process by `command`, so ending the process ends JupyterLab."""
     if sys.platform == "win32":
         return subprocess.call(command)
@@ -69,7 +71,7 @@ def _become(command: list[str]) -> int:
 
 
 def without_dead_links(text: str, folder: Path) -> str:
-    """Markdown in which links to files that `folder` does not have are plain text.
+    """Returns Markdown in which links to files that `folder` does not have are plain text.
 
     >>> without_dead_links("[Next](no-such.ipynb), [here](https://example.org)", Path())
     'Next, [here](https://example.org)'

@@ -1,6 +1,6 @@
-"""Place a graph on a cluster and say what a step then costs; -o writes the placement to a file.
+"""Place a graph on a cluster and print what a step then costs; -o writes the placement to a file.
 
-With --optimize (the default) groups of ops are placed; the file then holds the placement of the original ops. Where no
+With --optimize (the default) groups of ops are placed; the file then holds the placement of the original ops. If no
 placement of the groups fits, smaller groups are placed, or single ops, and a note says so.
 """
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Places, simulates, prints, writes; or lists the placers."""
+    """Places, simulates, prints and writes; or lists the placers."""
     if arguments.list:
         from ..placers import list_placers
 
@@ -48,20 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
     graph = options.graph_from(arguments.graph)
     cluster = options.cluster_from(arguments, graph)
     passes = options.passes_from(arguments)
-    pipe = Pipeline(
+    pipeline = Pipeline(
         optimize=Optimize(passes) if passes else None,
         place=Place.with_params(arguments.placer, params),
         simulate=Simulate(),
     )
     with console.progress(f"placing with {arguments.placer}"):
-        result = pipe.run(graph, cluster)
-    placed = result.placement.on(result.graph)  # type: ignore[union-attr]
+        result = pipeline.run(graph, cluster)
+    placement = result.placement.on(result.graph)  # type: ignore[union-attr]
     facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
-    facts = {"placer": arguments.placer, "place_seconds": placed.seconds, "groups": result.coarse.n, **facts}
-    if placed.finer_groups:
-        facts["finer_groups"] = placed.finer_groups
+    facts = {"placer": arguments.placer, "place_seconds": placement.seconds, "groups": result.coarse.n, **facts}
+    if placement.finer_groups:
+        facts["finer_groups"] = placement.finer_groups
     if arguments.output:
-        save(placed, arguments.output)
+        save(placement, arguments.output)
         facts["file"] = arguments.output
     if arguments.json:
         output.print_json(facts)
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         output.print_timeline(facts)
-        for note in filter(None, (placed.finer_groups, note_on_groups(result.graph, result.coarse, cluster))):
+        for note in filter(None, (placement.finer_groups, note_on_groups(result.graph, result.coarse, cluster))):
             print(f"note: {note}")
-    if placed.interrupted:
+    if placement.interrupted:
         print("baechi-lab place: interrupted; the placement is the best so far", file=sys.stderr)
         return 130
     return 0

@@ -7,6 +7,7 @@ is cut, what is profiled and placed is one micro-batch, and the step runs all of
 from __future__ import annotations
 
 import argparse
+import math
 
 from ..comparison_runs import device_memory
 from ..graph.units import format_bytes, format_us
@@ -24,20 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Places, executes, prints."""
+    """Places, executes and prints."""
     from ..errors import ExecutionError
     from ..executors import execute
     from ..simulator import simulate
 
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
-    count = options.whole_number(arguments.steps, "--steps", lowest=1)
+    steps = options.whole_number(arguments.steps, "--steps", lowest=1)
     pipeline = options.pipeline_from(arguments)
     step, placement, cluster, graph = step_placement.placed_step(arguments)
-    simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
+    simulated_us = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
     with console.progress("running"):
         measured_run = execute(
-            step, placement, steps=count, graph=graph, native=arguments.native, progress=False, **pipeline
+            step, placement, steps=steps, graph=graph, native=arguments.native, progress=False, **pipeline
         )
     if measured_run.status != "ok":
         raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         "status": measured_run.status,
         "steps": len(measured_run.step_seconds),
         "measured_us": measured_run.median_seconds * 1e6,
-        "simulated_us": simulated,
+        "simulated_us": simulated_us,
         "moved_ops": list(measured_run.moved_ops),
         "step_seconds": measured_run.step_seconds,
     }
@@ -63,16 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(facts)
         return 0
     lines = {"steps": str(facts["steps"]), "step, measured": format_us(measured_run.median_seconds * 1e6) + " (median)"}
-    if simulated is not None:
-        lines["step, simulated"] = format_us(simulated)
-    for of in memory_rows:
-        name = str(of["device"]).removeprefix("/job:localhost/replica:0/task:0/device:").lower()
-        lines[f"peak of {name}, measured"] = format_bytes(of["peak_bytes"])
+    if simulated_us is not None:
+        lines["step, simulated"] = format_us(simulated_us)
+    for memory_row in memory_rows:
+        name = str(memory_row["device"]).removeprefix("/job:localhost/replica:0/task:0/device:").lower()
+        lines[f"peak of {name}, measured"] = format_bytes(memory_row["peak_bytes"])
     for native_run in measured_run.native.values():
         lines[f"step, {native_run.name}"] = (
             native_run.message or format_us(native_run.median_seconds * 1e6) + " (median, undivided)"
         )
-    if measured_run.native_ratio == measured_run.native_ratio:
+    if not math.isnan(measured_run.native_ratio):
         lines["measured / native"] = f"{measured_run.native_ratio:.2f}"
     if measured_run.moved_ops:
         lines["moved by TensorFlow"] = f"{len(measured_run.moved_ops)} ops, first {measured_run.moved_ops[0]}"

@@ -1,8 +1,8 @@
 """Place and simulate every combination of batch size, device count, memory and placer.
 
 SUBJECT is a graph file, or the name of a benchmark model, which is profiled anew for every batch size. With -o, every
-finished row goes into one SQLite file: an interrupted sweep that is called again goes on where it stopped.
-Ends with exit code 1 where no combination worked; each row says why.
+finished row goes into one SQLite file: a sweep that was interrupted resumes there when it is called again.
+Ends with exit code 1 if no combination worked; each row says why.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..workers.pool import Pool
 from . import console, options, output
 
 Row = dict[str, Any]
-"""A combination and what it gave, by the columns of the table of `bl.sweep`."""
+"""A combination and its results: a row of the table of `bl.sweep`, by column."""
 
 GRAPH_FILES = (".json", ".gz", ".stg")
 
@@ -64,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep and print."""
+    """Sweeps and prints."""
     from ..sweeps import sweep
 
-    sizes = _wholes(arguments.batch_size, "--batch-size")
+    sizes = _whole_numbers(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
     options.check_output(arguments.output, (".sqlite", ".sqlite3", ".db"))
     from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
@@ -84,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         ],
         "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(memory, "--memory")],
         "placer": options.distinct(arguments.placers, "--placers"),
-        "micro_batches": _wholes(arguments.micro_batches, "--micro-batches"),
+        "micro_batches": _whole_numbers(arguments.micro_batches, "--micro-batches"),
         "schedule": arguments.schedule and options.distinct(arguments.schedule, "--schedule"),
-        "replicas": _wholes(arguments.replicas, "--replicas"),
+        "replicas": _whole_numbers(arguments.replicas, "--replicas"),
         "cluster": Cluster.uniform(1, link=link, comm=comm, kind=kind),
         "passes": options.passes_from(arguments),
         "profile": options.one_of(arguments.mode, "--mode", ("estimated", "measured")),
@@ -105,18 +105,18 @@ def run(arguments: argparse.Namespace) -> int:
     with _executor(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)
 
-        def tell(_: object) -> None:
+        def count_row(_: object) -> None:
             status.detail = f"{next(row_numbers)} new rows"
 
-        table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=tell, **axes)
+        table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=count_row, **axes)
     rows = output.rows_of(table)
     if arguments.json:
         output.print_json(rows)
     else:
         header = ["placer", "batch", "devices", "memory", "step", "samples/s", "lower bound", "peak memory", "fits"]
-        steps = any(row["micro_batches"] or row["schedule"] or row["replicas"] > 1 for row in rows)
-        header += ["micro-batches", "schedule", "replicas", "bubble"] if steps else []
-        output.print_rows(header, [[*_cells(row), *(_step_cells(row) if steps else [])] for row in rows])
+        has_steps = any(row["micro_batches"] or row["schedule"] or row["replicas"] > 1 for row in rows)
+        header += ["micro-batches", "schedule", "replicas", "bubble"] if has_steps else []
+        output.print_rows(header, [[*_cells(row), *(_step_cells(row) if has_steps else [])] for row in rows])
         for row in rows:
             if text := row["error"] or row["finer_groups"]:
                 print(f"  {_setting(row)}: {text}")
@@ -126,17 +126,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _wholes(text: str | None, option: str) -> list[int] | None:
+def _whole_numbers(text: str | None, option: str) -> list[int] | None:
+    """Returns the whole numbers of an option, or None if it is not given."""
     return None if text is None else [options.whole_number(n, option, 1) for n in options.distinct(text, option)]
 
 
-MOST_JOBS = 512  # processes at a time
+MAX_JOBS = 512
+"""The most processes at a time."""
 
 
 @contextmanager
 def _executor(jobs: str | None) -> Iterator[Pool | str | None]:
-    """Yields a pool of `jobs` processes, "here" for one job, or None where `bl.sweep` chooses."""
-    count = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MOST_JOBS)
+    """Yields a pool of `jobs` processes, "here" for one job, or None: then `bl.sweep` chooses."""
+    count = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MAX_JOBS)
     if count is None or count == 1:
         yield "here" if count == 1 else None
         return
@@ -155,8 +157,10 @@ def _setting(row: Row) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    def cell(key: str, form: Any) -> str:
-        return "-" if row[key] is None else form(row[key])
+    """Returns the printed columns that every sweep has."""
+
+    def cell(key: str, format_value: Callable[[Any], str]) -> str:
+        return "-" if row[key] is None else format_value(row[key])
 
     return [
         row["placer"],
@@ -172,6 +176,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _step_cells(row: Row) -> list[str]:
+    """Returns the printed columns of a sweep over micro-batches, schedules or replicas."""
     count, bubble = row["micro_batches"], row["bubble"]
     return [
         "-" if count is None else f"{count:g}",
