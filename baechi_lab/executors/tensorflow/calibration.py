@@ -57,7 +57,7 @@ _FREE = Link(0.0, 0.0)
 class Calibration:
     """Overheads of a cluster of workers besides kernels, in microseconds.
 
-    Fields:
+    Args:
         op_us: per op on its device, beyond the kernel's time in a trace. Negative if tracing takes longer than starting an op.
         step_us: per step.
         send, receive: device time per message, `latency_us + us_per_byte * bytes`.
@@ -79,7 +79,7 @@ class Calibration:
     overlap: Link = _FREE
 
     def cold_us(self, between_us: float) -> float:
-        """Extra time of one end of a message, beyond `send` or `receive`, after its device ran kernels for `between_us`."""
+        """Returns the extra time of one end of a message, in microseconds, after its device ran kernels for `between_us`."""
         if not self.cooled:
             return 0.0
         kernel_us, extra_us = zip(*self.cooled, strict=True)
@@ -87,7 +87,10 @@ class Calibration:
 
 
 def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
-    """Mean of several calibrations of one cluster, with the smallest `busy_share`. `InvalidInput` if there are none."""
+    """Returns the mean of several calibrations of one cluster, with the smallest `busy_share`.
+
+    Raises `InvalidInput` if there are none.
+    """
     if not calibrations:
         raise InvalidInput("mean_calibration needs at least 1 calibration")
 
@@ -113,9 +116,13 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one synthetic step, in microseconds: wall time, kernels in its trace without products, CPU time per worker.
+    """Cost of one synthetic step, in microseconds.
 
-    `product_us`: the median product.
+    Args:
+        wall_us: elapsed time.
+        kernels_us: kernels in its trace, without products.
+        cpu_us: CPU time of each worker.
+        product_us: the median product.
     """
 
     wall_us: float
@@ -135,41 +142,44 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         raise InvalidInput(f"the cluster has {local.n} worker; calibrate needs at least 2")
     with Worker() as worker:
         cost = partial(cost_of, local, worker, steps)
-        bare = cost(ladder_step(FEW, 0, 4), 1)
+        empty_step = cost(ladder_step(FEW, 0, 4), 1)
         # A ladder without and with ops on its rungs, again while other programs made the first the slower one.
         for _ in range(TRIES):
-            without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
-            if ladder.wall_us > without.wall_us:
+            bare_ladder, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
+            if ladder.wall_us > bare_ladder.wall_us:
                 break
         messages = np.array([_message(cost, size) for size in SIZES])
         warm_us = messages[0, 0] + messages[0, 1]  # of both ends of a message with no kernel in between
         rungs = [(0.0, 0.0)]
         for stream in STREAMS:
-            staying, moving = (cost(hop_step(MANY, SIZES[0], moving, stream), 2) for moving in (False, True))
+            staying, moving = (cost(hop_step(MANY, SIZES[0], crosses, stream), 2) for crosses in (False, True))
             extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
             rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
         cooled = tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
     ops = RUNGS * (WIDTH + 1)
-    tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
-    op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
+    ops_us, ops_cpu = ladder.wall_us - bare_ladder.wall_us, ladder.cpu_us[0] - bare_ladder.cpu_us[0]
+    op_us = (max(ops_us, 0.0) - (ladder.kernels_us - bare_ladder.kernels_us)) / ops
     send, receive, hop = (fit_link(SIZES, times)[0] for times in messages.T)
     remainder = (
         hop.latency_us - send.latency_us - receive.latency_us,
         hop.us_per_byte - send.us_per_byte - receive.us_per_byte,
     )
     wire, overlap = (Link(*(max(sign * term, 0.0) for term in remainder)) for sign in (1.0, -1.0))
-    share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
-    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled, overlap)
+    busy_share = min(1.0, max(ops_cpu, 0.0) / ops_us) if ops_us > 0.0 else 0.0
+    step_us = max(empty_step.wall_us - empty_step.kernels_us, 0.0)
+    return Calibration(op_us, step_us, send, receive, wire, busy_share, cooled, overlap)
 
 
 def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:
     """Returns the CPU microseconds of sender and receiver per message, and its elapsed microseconds."""
-    few, many = (cost(message_step(count, size), 2) for count in (FEW, MANY))
-    staying, moving = (cost(hop_step(MANY, size, moving), 2) for moving in (False, True))
-    send_us, receive_us = (max(b - a, 1.0) for a, b in zip(few.cpu_us, many.cpu_us, strict=True))
+    short_step, long_step = (cost(message_step(count, size), 2) for count in (FEW, MANY))
+    staying, moving = (cost(hop_step(MANY, size, crosses), 2) for crosses in (False, True))
+    send_us, receive_us = (
+        max(long - short, 1.0) for short, long in zip(short_step.cpu_us, long_step.cpu_us, strict=True)
+    )
     both_us = max((sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY, 0.2)
-    hop = max((moving.wall_us - staying.wall_us) / MANY, 0.1)
-    return both_us * send_us / (send_us + receive_us), both_us * receive_us / (send_us + receive_us), hop
+    hop_us = max((moving.wall_us - staying.wall_us) / MANY, 0.1)
+    return both_us * send_us / (send_us + receive_us), both_us * receive_us / (send_us + receive_us), hop_us
 
 
 def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> Cost:
@@ -193,14 +203,14 @@ def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices
     )
     if run.status != "ok":
         raise ExecutionError(f"calibration step {step.name!r} ended with status {run.status!r}: {run.message}")
-    spent = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
+    cpu_us = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
     timeline = run.timeline
     if timeline is None:
         raise ExecutionError(f"calibration step {step.name!r} gave no trace")
-    product = np.array(["_product" in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
+    is_product = np.array(["_product" in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
     duration_us = timeline.end_us - timeline.start_us
-    product_us = float(np.median(duration_us[product])) if product.any() else 0.0
-    return Cost(run.median_seconds * 1e6, float(duration_us[~product].sum()), tuple(spent[:devices]), product_us)
+    product_us = float(np.median(duration_us[is_product])) if is_product.any() else 0.0
+    return Cost(run.median_seconds * 1e6, float(duration_us[~is_product].sum()), tuple(cpu_us[:devices]), product_us)
 
 
 def process_seconds(pid: int) -> float:
@@ -213,17 +223,20 @@ def process_seconds(pid: int) -> float:
 
 
 def ladder_step(rungs: int, width: int, size: int) -> Step:
-    """Returns a chain of products of `size` bytes on device 0, each followed by `width` independent additions and their sum."""
+    """Returns a step with a chain of products of `size` bytes on device 0.
+
+    Each is followed by `width` independent additions and their sum.
+    """
     return two_device_step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
 
 
 def message_step(messages: int, size: int) -> Step:
-    """`messages` tensors of `size` bytes from device 0 to device 1, independent of each other."""
+    """Returns a step that sends `messages` independent tensors of `size` bytes from device 0 to device 1."""
     return two_device_step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
 
 
 def hop_step(hops: int, size: int, crosses: bool = True, stream: int = 0) -> Step:
-    """Returns a tensor of `size` bytes that is copied on device 0 and 1 in turns; on device 0 alone if not `crosses`.
+    """Returns a step that copies a tensor of `size` bytes on device 0 and 1 in turns, or only on device 0 if not `crosses`.
 
     Between two hops a product of `stream` bytes is computed, unless `stream` is 0.
     """
@@ -275,7 +288,7 @@ def two_device_step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
         last = build(tf.raw_ops)
     definition = graph.as_graph_def()
     # A constant such as `d0_source/dims` has the name of its op as a prefix.
-    strangers: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
-    if strangers:
-        raise ExecutionError(f"op {strangers[0]!r} of a calibration step does not say where it runs")
+    other_nodes: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
+    if other_nodes:
+        raise ExecutionError(f"op {other_nodes[0]!r} of a calibration step does not say where it runs")
     return Step(name, definition.SerializeToString(deterministic=True), (), (), (), (), (), updates=(last.op.name,))

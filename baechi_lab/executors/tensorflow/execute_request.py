@@ -36,25 +36,27 @@ def serve(request: Message, send: Send) -> None:
     selection = select(header["devices"], header["options"], max(1, int(device.max(initial=0)) + 1))
     names: list[str] = header["op_names"]
     device_of = {name: selection.devices[d] for name, d in zip(names, device.tolist(), strict=True)}
-    placed = place_graph(step, device_of)
+    placed_graph = place_graph(step, device_of)
     selection.threads = selection.threads or max(1, sum("/device:CPU:" in name for name in set(device_of.values())))
     config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads, workers=selection.workers)
     selection.apply(config)
     try:
-        session = PlacedSession(placed, config, selection.target)
+        session = PlacedSession(placed_graph, config, selection.target)
     except (tf.errors.OpError, ValueError) as error:
         raise ExecutionError(f"the placed graph cannot be loaded: {first_line(error)}") from error
     try:
         # TensorFlow states 256 MiB for every CPU, and enforces no limit there.
         limits = {name: cpu_memory() if kind == "CPU" else limit for name, kind, limit in session.devices()}
-        missing = [name for name in selection.devices if name not in limits]
-        if missing:
-            raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(limits))}")
+        missing_devices = [name for name in selection.devices if name not in limits]
+        if missing_devices:
+            raise ExecutionError(
+                f"the runtime has no device {missing_devices[0]!r}; it has {', '.join(sorted(limits))}"
+            )
         try:
             session.start(step.initial_values)
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
             raise ExecutionError(f"TensorFlow refuses the placed step: {first_line(error)}") from error
-        _run_steps(session, inputs, device, header, selection, limits, placed, send)
+        _run_steps(session, inputs, device, header, selection, limits, placed_graph, send)
     finally:
         session.close()
 
@@ -66,7 +68,7 @@ def _run_steps(
     header: dict[str, Any],
     selection: Selection,
     limits: dict[str, int],
-    placed: PlacedGraph,
+    placed_graph: PlacedGraph,
     send: Send,
 ) -> None:
     """Warms up, traces, then measures. Traced steps come before measured ones, so an interrupted run still has a trace.
@@ -79,7 +81,7 @@ def _run_steps(
         {
             "devices": devices,
             "memory_bytes": [limits[d] for d in devices],
-            "moved": list(placed.moved_ops),
+            "moved": list(placed_graph.moved_ops),
             "notes": list(selection.notes),
         },
     )
@@ -90,12 +92,12 @@ def _run_steps(
         phase = "warmup" if index < warmup else "traced" if index < warmup + traced else "measured"
         if phase == "traced":
             (outputs, metadata), seconds = time_call(partial(session.trace, batch))
-            nodes = parse_graph(placed.graph_def).node
+            nodes = parse_graph(placed_graph.graph_def).node
             differences = {"moved": moved_ops(metadata, nodes), "replaced": replaced_ops(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), differences))
         else:
-            run = session.run_and_record_partition if traced and index == 0 else session.call
-            outputs, seconds = time_call(partial(run, batch))
+            call_step = session.run_and_record_partition if traced and index == 0 else session.call
+            outputs, seconds = time_call(partial(call_step, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
         if len(traces) == traced > 0 and phase == "traced":
             spans = [trace.span_us for trace, _ in traces]
@@ -108,13 +110,15 @@ def _run_steps(
 
 def moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
     """Returns the ops that ran on another device than in the placed graph, except for ops that move no data."""
-    device_of = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
-    devices_of: dict[str, set[str]] = {}
+    planned_device = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
+    devices_by_op: dict[str, set[str]] = {}
     for partition in metadata.partition_graphs:
         for node in partition.node:
-            devices_of.setdefault(original_name(node.name), set()).add(node.device)
+            devices_by_op.setdefault(original_name(node.name), set()).add(node.device)
     return sorted(
-        name for name, devices in devices_of.items() if device_of.get(name, "") and device_of[name] not in devices
+        name
+        for name, devices in devices_by_op.items()
+        if planned_device.get(name, "") and planned_device[name] not in devices
     )
 
 

@@ -1,9 +1,9 @@
 """Gradients of several micro-batches for one update: added up, or joined as rows.
 
-A gradient is a sum over samples: those of the micro-batches are added. Of a table that was looked up it is rows and their
-indices (`tf.IndexedSlices`); both are put one behind the other, since other micro-batches look up other rows. They are
-known by who reads them: an argument of a scattering or sparse update, directly or through element-wise ops and ops that put the
-rows of several look-ups one behind the other.
+A gradient is a sum over samples, so the gradients of micro-batches are added. The gradient of a table that is looked up has
+rows and their indices (`tf.IndexedSlices`). Both are concatenated, since micro-batches look up different rows. Rows are
+recognized by their readers: they are an argument of a scattering or sparse update, directly, or through element-wise ops and
+concatenations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows_tensors(
     repeated: set[str],
     functions: Mapping[str, FunctionDef] | None = None,
 ) -> set[Tensor]:
-    """Tensors of `repeated` ops that are rows, or indices of rows: (op, output).
+    """Returns the tensors (op, output) of `repeated` ops that are rows, or indices of rows.
 
     `once`: the ops that run once per step. `functions`: the bodies of conditionals and loops, by name.
     """
@@ -64,30 +64,30 @@ def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Ten
             names = [argument.name for argument in body.signature.input_arg]
             # Which arguments are rows in the body. Its ops refer to `op:output:0`, or to an argument.
             inner = {node.name: node for node in body.node_def}
-            waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
-            rows = {name for name, _ in _row_sources(waiting, inner)} - set(inner)
+            body_inputs = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
+            rows = {name for name, _ in _row_sources(body_inputs, inner)} - set(inner)
             arguments = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
             row_tensors += [tensor for tensor, name in zip(arguments, names, strict=True) if name in rows]
     return row_tensors
 
 
-def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[Tensor]:
-    """Returns `waiting` and all tensors from which element-wise and joining ops among `through` compute them."""
-    sources_of_rows: set[Tensor] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in sources_of_rows:
+def _row_sources(unvisited: list[Tensor], nodes: Mapping[str, NodeDef]) -> set[Tensor]:
+    """Returns `unvisited` and all tensors from which element-wise and joining ops among `nodes` compute them."""
+    row_sources: set[Tensor] = set()
+    while unvisited:
+        tensor = unvisited.pop()
+        if tensor in row_sources:
             continue
-        sources_of_rows.add(tensor)
-        producer = through.get(tensor[0])
+        row_sources.add(tensor)
+        producer = nodes.get(tensor[0])
         if producer is not None and producer.op in _ELEMENTWISE | {"ConcatV2"}:
             sources = list(data_inputs(producer))
             if producer.op == "IdentityN":
                 sources = [sources[tensor[1]]]
             elif producer.op == "ConcatV2":
                 sources.pop()  # the axis
-            waiting += sources
-    return sources_of_rows
+            unvisited += sources
+    return row_sources
 
 
 def argument_names(node: NodeDef) -> list[str]:
@@ -103,16 +103,18 @@ def argument_names(node: NodeDef) -> list[str]:
 
 @cache
 def _arguments(op: str) -> tuple[tuple[str, str, str], ...]:
+    """Returns the name of every argument of a type of ops, and the attributes with its list of types or its count."""
     definition = op_def(op)
     return () if definition is None else tuple((a.name, a.type_list_attr, a.number_attr) for a in definition.input_arg)
 
 
 def _is_rows(op: str, label: str) -> bool:
+    """Whether the argument `label` of a type of ops takes rows or indices of rows."""
     if op in ("Unique", "UniqueV2"):
         return label == "x"
     if not op.startswith(_ROW_OPS):
         return False
-    return label in _ROWS or (label == "grad" and "Sparse" in op) or (label == "data" and "egment" in op)
+    return label in _ROWS or (label == "grad" and "Sparse" in op) or (label == "data" and "Segment" in op)
 
 
 class Sums:

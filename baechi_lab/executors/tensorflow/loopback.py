@@ -31,7 +31,9 @@ def refusal(host: str, has_secret: bool, trusted_network: bool, trusted_users: b
     """Returns the reason why a server at `host` could be reached by people who are not trusted; empty if it could not."""
     if has_secret or trusted_network:
         return ""
-    return REFUSAL if not is_loopback(host) else "" if trusted_users else USERS_REFUSAL
+    if not is_loopback(host):
+        return REFUSAL
+    return "" if trusted_users else USERS_REFUSAL
 
 
 def is_loopback(host: str) -> bool:
@@ -51,18 +53,18 @@ def keep_to_loopback(port: int) -> None:
 
     Raises `OSError` if that is impossible, or if another machine has connected before.
     """
-    bound_count = 0
+    listener_count = 0
     for listener in _listeners(port):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-        bound_count += 1
-    if not bound_count:
+        listener_count += 1
+    if not listener_count:
         raise OSError(f"no socket of this process listens on port {port}")
     if not any(state == "0A" for _, state in _connections(port)):
         raise OSError(f"the socket that listens on port {port} is in another network than this thread")
     addresses = (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: listening
-    foreign = [address for address in addresses if not is_local(address)]
-    if foreign:
-        raise OSError(f"somebody connected from {foreign[0]} while the server started")
+    remote_addresses = [address for address in addresses if not is_local(address)]
+    if remote_addresses:
+        raise OSError(f"somebody connected from {remote_addresses[0]} while the server started")
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:

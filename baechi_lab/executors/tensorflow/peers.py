@@ -16,13 +16,14 @@ from .tunnel import context
 if TYPE_CHECKING:
     from .cluster import LocalCluster
 
-ASK_SECONDS = 0.1  # between two looks at the other workers
+ASK_SECONDS = 0.1
+"""Seconds between two checks of the servers."""
 
 
 class Peers(contextlib.AbstractContextManager["Peers"]):
     """Connections to the servers at `addresses` (host:port), through TLS if there is a `secret`. A context manager.
 
-    Of a `local` cluster the processes are watched instead, because this process cannot reach their network.
+    For a `local` cluster the processes are watched instead, because this process cannot reach their network.
 
     Raises `ExecutionError` if a server does not answer within `seconds` or requires a secret that is not given, and
     `InvalidInput` if a server is named twice.
@@ -63,8 +64,10 @@ class Peers(contextlib.AbstractContextManager["Peers"]):
         self._index = {address: i for i, address in enumerate(addresses)}
         if len(self._index) < len(addresses):
             self.close()
-            twice = next(a for i, a in enumerate(addresses) if self._index[a] != i)
-            raise InvalidInput(f"workers names {twice!r} more than once; every device has a worker of its own")
+            repeated_address = next(a for i, a in enumerate(addresses) if self._index[a] != i)
+            raise InvalidInput(
+                f"workers names {repeated_address!r} more than once; every device has a worker of its own"
+            )
 
     def ended_server(self) -> str | None:
         """Returns a sentence that names a server that has ended; None while all are running."""
@@ -73,18 +76,18 @@ class Peers(contextlib.AbstractContextManager["Peers"]):
             if self._local is not None:
                 self._message = self._local.ended_worker() or ""
                 return self._message or None
-            address_of_ended = next(
+            ended_address = next(
                 (address for address in self._connections if not alive(self._connections, address, 1.0, self._tls)),
                 None,
             )
-            if address_of_ended is not None:
-                self._message = f"worker {self._index[address_of_ended]} of the cluster ({address_of_ended}) has ended"
+            if ended_address is not None:
+                self._message = f"worker {self._index[ended_address]} of the cluster ({ended_address}) has ended"
         return self._message or None
 
     def wait_for_ended_server(self, seconds: float) -> str | None:
         """Polls `ended_server` until it returns a sentence or `seconds` have passed."""
-        until = time.monotonic() + seconds
-        while (self._connections or self._local) and self.ended_server() is None and time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while (self._connections or self._local) and self.ended_server() is None and time.monotonic() < deadline:
             time.sleep(ASK_SECONDS)
         return self.ended_server()
 

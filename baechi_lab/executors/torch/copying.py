@@ -47,7 +47,7 @@ class CopyingTransport(TaggedTransport):
             tag = tag_of(state, tensor)
             if tag is None or tag.device != device or tag.version != version(tensor):
                 self._set_tag(state, tensor, Tag(state, op, device, None, version(tensor)))
-        self._expect(state, output_tensors, sends)
+        self._expect_reads(state, output_tensors, sends)
 
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
         bases = {storage_key(t): tag for t in tensors(inputs) if (tag := tag_of(state, t)) is not None}

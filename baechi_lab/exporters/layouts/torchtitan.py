@@ -15,7 +15,7 @@ _NAMES = {"llama": "llama3", "qwen3_moe": "qwen3", "llama4_text": "llama4"}
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
-    """Returns the file: value is {section: {field: value}}, text the TOML."""
+    """Returns the plan, with `value` as {section: {field: value}} and `text` as TOML."""
     layout, model = request.layout, request.transformer
     unsupported = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
     unsupported += request.uneven_vocabulary()
@@ -91,6 +91,9 @@ def write(request: LayoutRequest) -> WrittenPlan:
 
 
 def _toml(entry: object) -> str:
+    """Returns a list, text, truth value or number as TOML."""
     if isinstance(entry, list):
         return f"[{', '.join(map(_toml, entry))}]"
-    return f'"{entry}"' if isinstance(entry, str) else str(entry).lower() if isinstance(entry, bool) else str(entry)
+    if isinstance(entry, str):
+        return f'"{entry}"'
+    return str(entry).lower() if isinstance(entry, bool) else str(entry)

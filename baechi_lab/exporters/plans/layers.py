@@ -1,4 +1,4 @@
-"""The layers of a model, found by the names of its ops, and the stages that a placement makes of them."""
+"""The layers of a model, by the names of its ops, and the pipeline stages into which a placement cuts them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stack:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """All of them, from input to output."""
+        """All units, from input to output."""
         return (*self.before, *self.layers, *self.after)
 
 
@@ -51,8 +51,8 @@ class Stage:
 def find_stack(request: Request) -> Stack:
     """Returns the stack of numbered layers (`model.layers.0`, `.1`, ...) that holds most ops, and the modules around it.
 
-    A layer over several devices is written on the one with most of its persistent bytes. Modules between two layers
-    count as before, where they run before the last layer begins.
+    A layer on several devices is written on the one with most of its persistent bytes. Modules between two layers count as
+    `before` if they run before the last layer begins.
 
     Raises:
         InvalidInput: no op's name has a numbered part, or none under `request.layers`.
@@ -73,22 +73,24 @@ def find_stack(request: Request) -> Stack:
     prefix = largest if request.layers is None else request.layers
     ops_of_layer = layer_ops[prefix]
     last_start = max(request.graph.position[ops[0]] for ops in ops_of_layer.values())
-    inside = {i for ops in ops_of_layer.values() for i in ops}
+    ops_in_layers = {i for ops in ops_of_layer.values() for i in ops}
     other_ops: dict[str, list[int]] = defaultdict(list)
     for i in request.forward:
-        if i not in inside and not is_call(request.graph, i):
+        if i not in ops_in_layers and not is_call(request.graph, i):
             other_ops[stem(request.graph.names[i])].append(int(i))
-    around = [
+    other_units = [
         (_unit(request, name, ops), request.graph.position[ops[0]] < last_start) for name, ops in other_ops.items()
     ]
-    dot = f"{prefix}." if prefix else ""
-    other_prefixes = [repr(p) for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
+    layer_prefix = f"{prefix}." if prefix else ""
+    other_prefixes = [
+        repr(p) for p in layer_ops if p != prefix and not p.startswith(layer_prefix) and len(layer_ops[p]) > 1
+    ]
     other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(other_prefixes)}"
     return Stack(
         prefix=prefix,
-        before=tuple(u for u, is_before in around if is_before),
-        layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(ops_of_layer.items())),
-        after=tuple(u for u, is_before in around if not is_before),
+        before=tuple(u for u, is_before in other_units if is_before),
+        layers=tuple(_unit(request, f"{layer_prefix}{number}", ops) for number, ops in sorted(ops_of_layer.items())),
+        after=tuple(u for u, is_before in other_units if not is_before),
         unsupported=(other_stacks,) if other_prefixes else (),
     )
 
@@ -111,19 +113,22 @@ def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = Fa
     if stages and (round_count == 0 or (round_count > 1 and not looped)):
         # Name the first unit that returns to a device which an earlier unit had left.
         first_stage: dict[int, Stage] = {}
-        returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
-        unit, earlier = units[returning.start], first_stage[returning.device]
-        rounds_too = ", or rounds through all devices in one order" if looped else ""
+        for stage in stages:
+            earlier = first_stage.setdefault(stage.device, stage)
+            if earlier is not stage:
+                break
+        unit = units[stage.start]
+        rounds_text = ", or rounds through all devices in one order" if looped else ""
         raise InvalidInput(
             f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
-            f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_too} "
+            f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_text} "
             f"({_remedy(request, units, stages)})"
         )
     return tuple(stages)
 
 
 def rounds(stages: Sequence[Stage]) -> int:
-    """Returns how often the stages go through all devices in one order: 1 for a stage each, 0 if they do not.
+    """Returns how often the stages go through all devices in one order: 1 if each device has one stage, 0 if they do not.
 
     >>> [rounds([Stage(d, k, k + 1) for k, d in enumerate(devices)]) for devices in ((2, 0), (0, 1, 0, 1), (0, 1, 0))]
     [1, 2, 0]
@@ -136,14 +141,14 @@ def rounds(stages: Sequence[Stage]) -> int:
 
 def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) -> str:
     """Returns the remedy: untie weights that hold two units together, or place the layers in stages."""
-    first: dict[int, tuple[int, Unit]] = {}  # colocation group -> the first stage and unit of it
+    first_of_group: dict[int, tuple[int, Unit]] = {}  # colocation group -> the first stage and unit of it
     for k, stage in enumerate(stages):
         for unit in units[stage.start : stage.stop]:
             for group in {int(g) for g in request.graph.colocation[list(unit.ops)]} - {-1}:
-                first_index, tied = first.setdefault(group, (k, unit))
+                first_index, tied_unit = first_of_group.setdefault(group, (k, unit))
                 if first_index != k:
                     return (
-                        f"{unit.name!r} must share a device with {tied.name!r}, as tied weights do: untie them, as "
+                        f"{unit.name!r} must share a device with {tied_unit.name!r}, as tied weights do: untie them, as "
                         "tie_word_embeddings=False does in a Hugging Face configuration, or write for 'megatron' or 'vllm', "
                         "which hold them twice"
                     )
@@ -180,4 +185,5 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
 
 
 def _unit(request: Request, name: str, ops: list[int]) -> Unit:
+    """Makes the unit of some ops, on the device with most of their bytes."""
     return Unit(name, tuple(ops), heaviest(request, ops))

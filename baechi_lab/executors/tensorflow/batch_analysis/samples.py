@@ -1,4 +1,4 @@
-"""Rules for ops on samples: along which axis the output has them, and whether the op mixes or selects them."""
+"""Rules for ops on samples: the axis of the samples in the output, and whether the op mixes or selects them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class SampleRules(OpInputs):
     """Values of outputs of ops that read samples and do not reduce them."""
 
     def value_of_samples(self, output: int) -> Value:
-        """Value of an op that reads samples and is neither a reduction nor a product."""
+        """Returns the value of an op that reads samples and is neither a reduction nor a product."""
         op, shape = self.node.op, self.batch_values.shape((self.node.name, output))
-        samples = [(k, v) for k, v in enumerate(self.values) if isinstance(v, Samples)]
+        samples = [(index, v) for index, v in enumerate(self.values) if isinstance(v, Samples)]
         counts, power = frozenset[float]().union(*(v.counts for _, v in samples)), self.samples_power()
         rank = None if shape is None else len(shape)
         if output_types(self.node)[output] == VARIANT:
             return Samples(None, counts, power)
-        per_row = op == "DenseBincount" and rank == 2
+        counts_per_row = op == "DenseBincount" and rank == 2
         if (
             op.startswith(COUNTING)
-            and not per_row
-            and any(v.axis is not None for k, v in samples if k or not op.startswith("Unsorted"))
+            and not counts_per_row
+            and any(v.axis is not None for index, v in samples if index or not op.startswith("Unsorted"))
         ):
             scatters = op.startswith(("ScatterNd", "TensorScatter"))
             problem = SCATTERS_ENTRIES if scatters else "counts or joins entries by their values"
@@ -59,20 +59,20 @@ class SampleRules(OpInputs):
                 return self.report_problem(WORKS_ALONG, Samples(None, counts, power))
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]
-        k, axis = samples[0][0], samples[0][1].axis
-        source = self.shapes[k]
+        index, axis = samples[0][0], samples[0][1].axis
+        source = self.shapes[index]
         if axis is None or source is None:
             return Samples(None, counts, power)
         if op not in INDEXING and self.reads_positions():
             return self.report_problem("reads positions of samples in the batch", Samples(None, counts, power))
         if op in BROADCASTING:
-            placed = {v.axis + rank - len(self.shapes[i] or ()) for i, v in samples}  # type: ignore[operator]
-            if len(placed) > 1:
+            output_axes = {v.axis + rank - len(self.shapes[i] or ()) for i, v in samples}  # type: ignore[operator]
+            if len(output_axes) > 1:
                 return self.report_problem("compares samples with each other", Samples(None, counts, power))
-            return Samples(placed.pop(), counts, power)
-        if reason := self._mixing_samples(k, axis, source, shape or ()):
-            rank_kept = rank == len(source) and op not in REARRANGING
-            return self.report_problem(reason, Samples(axis if rank_kept else None, counts, power))
+            return Samples(output_axes.pop(), counts, power)
+        if reason := self._mixing_samples(index, axis, source, shape or ()):
+            keeps_rank = rank == len(source) and op not in REARRANGING
+            return self.report_problem(reason, Samples(axis if keeps_rank else None, counts, power))
         output_axis = self._output_axis(axis, source, shape or ())
         if output_axis is None and rank == 0:
             return Total(None, exact=False)
@@ -80,45 +80,45 @@ class SampleRules(OpInputs):
             output_axis = None
         return Samples(output_axis, counts, power)
 
-    def _mixing_samples(self, k: int, axis: int, source: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
-        """How an op combines or selects samples that input `k` has along `axis`; None where it treats all alike."""
+    def _mixing_samples(self, index: int, axis: int, source: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+        """Returns how an op combines or selects the samples along `axis` of input `index`; None if it treats all alike."""
         op, batch, length = self.node.op, self.batch_values.batch, source[axis]
-        along = (
-            (k == 0 and axis >= len(source) - ALONG_LAST.get(op, 0))
+        works_along_samples = (
+            (index == 0 and axis >= len(source) - ALONG_LAST.get(op, 0))
             or (op in ALONG_SECOND and self._names_axis(axis, len(source)))
             or (op in ALONG_FIRST and axis == 0)
             or (op == "ReverseSequence" and axis == self.node.attr["seq_dim"].i)
         )
-        if along or (op.startswith(SPATIAL) and k == 0 and axis != 0):
+        if works_along_samples or (op.startswith(SPATIAL) and index == 0 and axis != 0):
             return "works along the samples of the batch"
         if op == "Reshape":
-            at = _reshaped(axis, source, shape, batch)
-            rows = batch if at is None or shape[at] < 0 or batch == 1 else shape[at]
+            output_axis = _reshaped(axis, source, shape, batch)
+            rows = batch if output_axis is None or shape[output_axis] < 0 or batch == 1 else shape[output_axis]
             return "divides the samples of the batch among rows" if rows % batch else None
-        if op == "StridedSlice" and k == 0 and self._slices_samples(axis, source):
+        if op == "StridedSlice" and index == 0 and self._slices_samples(axis, source):
             return "takes a part of the samples of the batch"
         if op in ("Split", "SplitV", "Unpack") and self._splits_samples(axis, source):
             return "takes a part of the samples of the batch"
-        if op.startswith("Gather") and k == 0 and -1 not in shape and self._gathers_samples(axis, length):
+        if op.startswith("Gather") and index == 0 and -1 not in shape and self._gathers_samples(axis, length):
             return "takes samples by their indices"
         return None
 
     def _splits_samples(self, axis: int, source: tuple[int, ...]) -> bool:
-        """Whether the parts into which an op splits its input are other than whole batches behind each other."""
+        """Whether an op splits its input along the samples into parts that are not whole batches."""
         op, lengths = self.node.op, [1]
-        at: NDArray[Any] | None = np.array(self.node.attr["axis"].i)
+        split_axis: NDArray[Any] | None = np.array(self.node.attr["axis"].i)
         if op != "Unpack":
-            at = self.batch_values.constant(self.inputs[0 if op == "Split" else 2])
+            split_axis = self.batch_values.constant(self.inputs[0 if op == "Split" else 2])
             sizes = None if op == "Split" else self.batch_values.constant(self.inputs[1])
             lengths = [source[axis] // self.node.attr["num_split"].i] if sizes is None else np.ravel(sizes).tolist()
-        along_samples = at is not None and int(at) % len(source) == axis
+        along_samples = split_axis is not None and int(split_axis) % len(source) == axis
         return along_samples and any(length % self.batch_values.batch for length in lengths)
 
     def _gathers_samples(self, axis: int, length: int) -> bool:
-        """Whether indices, other than 0, 1, 2, ... as in a choice of one entry of each sample, select samples."""
+        """Whether indices select samples. Indices 0, 1, 2, ..., which choose one entry of each sample, do not."""
         if self.node.op != "GatherNd":
-            at = self.batch_values.constant(self.inputs[2]) if self.node.op == "GatherV2" else 0
-            return at is None or int(at) == axis
+            gather_axis = self.batch_values.constant(self.inputs[2]) if self.node.op == "GatherV2" else 0
+            return gather_axis is None or int(gather_axis) == axis
         index_shape = self.shapes[1]
         if index_shape and axis >= index_shape[-1]:
             return False
@@ -127,7 +127,7 @@ class SampleRules(OpInputs):
         return axis != 0 or indices is None or not np.array_equal(np.unique(indices), np.arange(length))
 
     def _slices_samples(self, axis: int, source: Sequence[int]) -> bool:
-        """Whether an index takes a part of the samples: neither all, nor whole batches of several put behind each other."""
+        """Whether an index takes a part of the samples that is not one or more whole batches."""
         _, k = self._slice_entries(axis, len(source))
         if k is None or source[axis] < 0:
             return False
@@ -154,6 +154,7 @@ class SampleRules(OpInputs):
         return any(length <= 0 or (length % batch == 0 if batch > 1 else length == 1) for length in lengths)
 
     def _names_axis(self, axis: int, rank: int) -> bool:
+        """Whether the op's last input, a constant, names `axis`."""
         axes = self.batch_values.constant(self.inputs[-1])
         return axes is not None and axis in {int(a) % rank for a in np.ravel(axes)}
 
@@ -166,8 +167,8 @@ class SampleRules(OpInputs):
             order = self.batch_values.constant(self.inputs[1])
             return None if order is None else [int(a) for a in order].index(axis)
         if op in ("ExpandDims", "Pack", "OneHot"):
-            at = self.batch_values.constant(self.inputs[1]) if op == "ExpandDims" else self.node.attr["axis"].i
-            return None if at is None else axis + (int(at) % len(shape) <= axis)
+            new_axis = self.batch_values.constant(self.inputs[1]) if op == "ExpandDims" else self.node.attr["axis"].i
+            return None if new_axis is None else axis + (int(new_axis) % len(shape) <= axis)
         if op in ("Squeeze", "Unpack"):
             removed_axes = (
                 list(self.node.attr["squeeze_dims"].list.i) if op == "Squeeze" else [self.node.attr["axis"].i]
@@ -179,14 +180,14 @@ class SampleRules(OpInputs):
         if op == "StridedSlice":
             return self._slice_entries(axis, len(source))[0]
         if op in ("GatherV2", "ResourceGather", "Gather") and not isinstance(self.values[0], Samples):
-            at = self.batch_values.constant(self.inputs[2]) if op == "GatherV2" else 0
-            return None if at is None else axis + int(at)
+            gather_axis = self.batch_values.constant(self.inputs[2]) if op == "GatherV2" else 0
+            return None if gather_axis is None else axis + int(gather_axis)
         return axis if axis < len(shape) else None
 
     def _slice_entries(self, axis: int, rank: int) -> tuple[int | None, int | None]:
-        """Returns, of indexing such as `x[:, None, ..., 0]`, where an axis is in the output, and which index it has.
+        """Returns the output axis of `axis`, and the position of its index, in indexing such as `x[:, None, ..., 0]`.
 
-        Both are None where it is indexed by a number; the second where no index names it.
+        Both are None if it is indexed by a number; the position is None if no index names it.
         """
         index_shape = self.shapes[1]
         shrunk_axes, new_axes, ellipsis = (
@@ -214,8 +215,8 @@ class SampleRules(OpInputs):
         if self.node.op in PRODUCTS | MATRIX | {"Einsum"}:
             return None if None in powers else sum(p for p in powers if p is not None)
         if self.node.op in DIVISIONS and len(self.values) == 2 and None not in powers:
-            of, by = (0 if value is None else value.power or 0 for value in self.values)
-            return of - by
+            dividend_power, divisor_power = (0 if value is None else value.power or 0 for value in self.values)
+            return dividend_power - divisor_power
         first = self.values[0]
         if first is not None and (self.node.op in SHAPED or self.node.op.startswith("Gather")):
             return first.power
@@ -224,7 +225,7 @@ class SampleRules(OpInputs):
         return self._power_of_scaled_samples()
 
     def _power_of_scaled_samples(self) -> int | None:
-        """Returns the power where samples were multiplied by a share: None unless the op scales with some power of it."""
+        """Returns the power if samples were multiplied by a share; None unless the op scales with some power of it."""
         op, is_selection = self.node.op, self.node.op in SELECTIONS
         values = list(zip(self.inputs, self.values, strict=True))[is_selection:]
         powers = {value.power for _, value in values if value is not None}
