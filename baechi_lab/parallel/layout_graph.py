@@ -1,7 +1,7 @@
 """The graph of a layout's step: one micro-batch of one rank of every pipeline stage.
 
 Blocks of a stage that share a bucket of gradients are one op of the forward pass and one of the backward pass (two if the
-schedule separates gradients of weights). Their times are those of their kernels and of the collectives in them
+schedule separates gradients of weights). Their durations are those of their kernels and of the collectives in them
 (`kernel_times.part_times`).
 """
 
@@ -33,12 +33,12 @@ class StepWriter:
 
     def __init__(self, layout: Layout, options: StepOptions, border_us: float) -> None:
         self.layout, self.options, self.border_us = layout, options, border_us
-        self.splits = layout.schedule.startswith("zb")
+        self.separates_weights = layout.schedule.startswith("zb")
         self.names: list[str] = []
         self.types: list[str] = []
-        self.us: list[float] = []
-        self.temp: list[int] = []
-        self.persistent: list[int] = []
+        self.duration_us: list[float] = []
+        self.temp_bytes: list[int] = []
+        self.persistent_bytes: list[int] = []
         self.forward_of: list[int] = []
         self.device: list[int] = []
         self.table = TensorTable()
@@ -47,11 +47,12 @@ class StepWriter:
         self.buckets: list[Bucket] = []
 
     def _add(self, name: str, op_type: str, us: float, stage: int, temp: int = 0, forward_of: int = -1) -> int:
+        """Adds an op of `us` microseconds and `temp` temporary bytes; returns its index."""
         self.names.append(name)
         self.types.append(op_type)
-        self.us.append(us)
-        self.temp.append(temp)
-        self.persistent.append(0)
+        self.duration_us.append(us)
+        self.temp_bytes.append(temp)
+        self.persistent_bytes.append(0)
         self.forward_of.append(forward_of)
         self.device.append(stage_device(self.layout, stage))
         return len(self.names) - 1
@@ -59,49 +60,51 @@ class StepWriter:
     def add_forward(self, stage: int, segments: Sequence[Segment], hardware: Hardware) -> None:
         """Adds the forward ops of a stage, after those of the previous stage."""
         host_us = self.options.efficiency_of(hardware).stage_us
-        for k, segment in enumerate(segments):
+        for index, segment in enumerate(segments):
             costs = segment.costs
-            us = segment.count * costs.forward.us + (host_us if k == 0 else 0.0)
+            us = segment.count * costs.forward.us + (host_us if index == 0 else 0.0)
             op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, costs.part.transient_bytes)
             if op:
-                before, border = self.segments[-1][1].costs.part, self.segments[-1][0] != stage
-                self.us[op] += self.border_us if border else 0.0
-                self.table.add(op - 1, "activation", self._sent_bytes(before.output_bytes, border), [op])
+                previous, crosses_border = self.segments[-1][1].costs.part, self.segments[-1][0] != stage
+                self.duration_us[op] += self.border_us if crosses_border else 0.0
+                self.table.add(op - 1, "activation", self._sent_bytes(previous.output_bytes, crosses_border), [op])
             self.segments.append((stage, segment, host_us))
 
-    def _sent_bytes(self, size: int, border: bool) -> int:
+    def _sent_bytes(self, size: int, crosses_border: bool) -> int:
         """Returns the bytes that each rank sends to the next stage: a share, if all ranks of a group have the same tensor."""
-        is_divided = border and not self.layout.sequence_parallel
+        is_divided = crosses_border and not self.layout.sequence_parallel
         return -(-size // self.layout.tp) if is_divided else size
 
     def add_backward(self) -> None:
         """Adds the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
         count = len(self.segments)
         self.backward = [()] * count
-        after = -1
-        for k in reversed(range(count)):
-            stage, segment, host_us = self.segments[k]
+        previous_op = -1
+        for index in reversed(range(count)):
+            stage, segment, host_us = self.segments[index]
             costs = segment.costs
-            last = k == count - 1 or self.segments[k + 1][0] != stage
-            us = segment.count * costs.backward.us + (host_us if last else 0.0)
-            input_us = segment.count * costs.backward.input_us + (host_us if last else 0.0)
-            input_us = min(input_us, us) if self.splits else us
-            op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
-            if after >= 0:
-                self.us[op] += self.border_us if last else 0.0
-                self.table.add(after, "gradient", self._sent_bytes(segment.costs.part.output_bytes, last), [op])
+            is_last_of_stage = index == count - 1 or self.segments[index + 1][0] != stage
+            us = segment.count * costs.backward.us + (host_us if is_last_of_stage else 0.0)
+            input_us = segment.count * costs.backward.input_us + (host_us if is_last_of_stage else 0.0)
+            input_us = min(input_us, us) if self.separates_weights else us
+            op = self._add(f"{self.names[index]}/backward", "Backward", input_us, stage, costs.transient_bytes, index)
+            if previous_op >= 0:
+                self.duration_us[op] += self.border_us if is_last_of_stage else 0.0
+                self.table.add(
+                    previous_op, "gradient", self._sent_bytes(segment.costs.part.output_bytes, is_last_of_stage), [op]
+                )
             else:
-                self.table.add(k, "loss", CONTROL_BYTES, [op])
+                self.table.add(index, "loss", CONTROL_BYTES, [op])
             readers = [op]
-            if self.splits and us > input_us:
-                weights = self._add(f"{self.names[k]}/weights", "BackwardWeights", us - input_us, stage, 0, k)
-                self.table.add(op, "order", CONTROL_BYTES, [weights])
-                readers.append(weights)
+            if self.separates_weights and us > input_us:
+                weight_op = self._add(f"{self.names[index]}/weights", "BackwardWeights", us - input_us, stage, 0, index)
+                self.table.add(op, "order", CONTROL_BYTES, [weight_op])
+                readers.append(weight_op)
             # A stage keeps the tensor that it receives, so a segment's saved input is not counted twice.
             saved = segment.count * costs.saved_bytes
-            self.table.add(k, "saved", max(saved, 0), readers)
-            self.backward[k] = tuple(readers)
-            after = op
+            self.table.add(index, "saved", max(saved, 0), readers)
+            self.backward[index] = tuple(readers)
+            previous_op = op
 
     def add_updates(self, hardwares: Sequence[Hardware], table_us: float) -> None:
         """Adds one update per stage and the bytes of its parameters.
@@ -114,38 +117,45 @@ class StepWriter:
         for stage in stages:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = self.options.efficiency_of(hardware)
-            own_segments = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
+            stage_segments = [index for index, (s, _, _) in enumerate(self.segments) if s == stage]
             bandwidth = hardware.bandwidth * efficiency.bandwidth_share
-            rate = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
-            dense = sum(self.segments[k][1].parameters for k in own_segments)
-            experts = sum(self.segments[k][1].expert_parameters for k in own_segments)
-            us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
+            us_per_parameter = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
+            dense = sum(self.segments[index][1].parameters for index in stage_segments)
+            experts = sum(self.segments[index][1].expert_parameters for index in stage_segments)
+            us = us_per_parameter * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
             update = self._add(f"stage{stage}/update", UPDATE, us, stage)
             updates[stage] = update
-            for k in own_segments:
-                for op in self.backward[k]:
+            for index in stage_segments:
+                for op in self.backward[index]:
                     self.table.add(op, "order", CONTROL_BYTES, [update])
-        for k, (stage, segment, _) in enumerate(self.segments):
+        for index, (stage, segment, _) in enumerate(self.segments):
             counts = segment.parameters, segment.expert_parameters
             buckets = segment_buckets(
-                *counts, layout, precision, self.names[k], forward=k, backward=self.backward[k], update=updates[stage]
+                *counts,
+                layout,
+                precision,
+                self.names[index],
+                forward=index,
+                backward=self.backward[index],
+                update=updates[stage],
             )
-            self.persistent[k] += sum(bucket.resident_bytes(zero=0) for bucket in buckets)
+            self.persistent_bytes[index] += sum(bucket.resident_bytes(zero=0) for bucket in buckets)
             self.buckets += buckets
         if table_us:
             for stage in (0, self.layout.stages - 1):
                 op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", table_us, stage)
-                for end in (0, len(self.segments) - 1):
-                    self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
+                for border_segment in (0, len(self.segments) - 1):
+                    self.table.add(self.backward[border_segment][-1], "order", CONTROL_BYTES, [op])
                 self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
 
     def graph(self, name: str) -> tuple[OpGraph, np.ndarray]:
+        """Returns the graph of all ops added so far, and the device of each op, int32[n]."""
         graph = OpGraph(
             names=tuple(self.names),
             op_types=tuple(self.types),
-            duration_us=np.array(self.us),
-            temp_bytes=np.array(self.temp, dtype=np.int64),
-            persistent_bytes=np.array(self.persistent, dtype=np.int64),
+            duration_us=np.array(self.duration_us),
+            temp_bytes=np.array(self.temp_bytes, dtype=np.int64),
+            persistent_bytes=np.array(self.persistent_bytes, dtype=np.int64),
             forward_of=np.array(self.forward_of, dtype=np.int32),
             name=f"{name}, {self.layout!r}",
             **self.table.columns(),

@@ -31,8 +31,8 @@ DUALS = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_to
 """Collectives of the forward pass, and the collective of the gradient for each."""
 
 SOFTMAX_MULTIPLE, LONGEST_SOFTMAX = 4, 16384
-"""Megatron-LM has a softmax in one kernel for at most so many keys, where sequences have a multiple of 4 tokens and a rank has a
-multiple of 4 heads in all sequences of a micro-batch."""
+"""Megatron-LM has a softmax in one kernel for at most 16384 keys, if the tokens of a sequence, and the heads of a rank in all
+sequences of a micro-batch, are multiples of 4."""
 
 LOSS_PASSES = {False: 14.0, True: 5.0}
 """Number of times that the cross entropy reads or writes float32 logits in memory, as separate kernels and fused."""
@@ -162,9 +162,9 @@ class _PartWriter:
     def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
         """Adds an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
         self.saved += saved
-        back_elements = elements if backward_elements is None else backward_elements
+        moved_elements = elements if backward_elements is None else backward_elements
         forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
-        backward_kernel = Kernel(moved_bytes=HALF * back_elements)
+        backward_kernel = Kernel(moved_bytes=HALF * moved_elements)
         backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, backward_kernel)
         self.rows.append((forward, (backward,)))
 
@@ -208,7 +208,7 @@ class _PartWriter:
             self.collective("all_gather", "tp", message, f"{label}/all_gather")
             return
         reduction = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", INPUT, axis="tp", message_bytes=message)
-        self.rows.append((_NOTHING, (reduction,)))
+        self.rows.append((_NO_OP, (reduction,)))
 
     def leave_tensor_parallel(self, label: str, copies: int = 1) -> None:
         """Adds the collective after a layer divided by rows: add up its outputs, with a share of the sequence per device."""
@@ -218,16 +218,18 @@ class _PartWriter:
         if self.layout.sequence_parallel:
             self.collective("reduce_scatter", "tp", message, f"{label}/reduce_scatter")
             return
-        ahead = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", axis="tp", message_bytes=message)
-        self.rows.append((ahead, ()))
+        reduction = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", axis="tp", message_bytes=message)
+        self.rows.append((reduction, ()))
 
     def part(self, input_bytes: int, output_bytes: int, transient_bytes: int) -> Part:
         """Returns the part with its forward and backward ops in the order in which they run."""
         backward: list[RankOp] = []
         for forward, gradients in reversed(self.rows):
             backward += gradients
-            sequence = self.layout.sequence_parallel and forward.op_type == "all_gather" and forward.axis == "tp"
-            if sequence:  # the gathered input is not kept; the gradient of the weight needs it again
+            gathers_sequence = (
+                self.layout.sequence_parallel and forward.op_type == "all_gather" and forward.axis == "tp"
+            )
+            if gathers_sequence:  # the gathered input is not kept; the gradient of the weight needs it again
                 second_gather = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
                 products = [k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"]
                 backward.insert(max(products, default=0), second_gather)
@@ -244,7 +246,7 @@ class _PartWriter:
             ops.append(op)
         return Part(
             name=self.name,
-            forward=tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
+            forward=tuple(forward for forward, _ in self.rows if forward is not _NO_OP),
             backward=tuple(ops + weights),
             parameters=self.parameters,
             expert_parameters=self.expert_parameters,
@@ -256,10 +258,12 @@ class _PartWriter:
         )
 
 
-_NOTHING = RankOp("", "")
+_NO_OP = RankOp("", "")
+"""Stands for the forward op of a collective that only the backward pass has."""
 
 
 def _attention_kernel(flops: float, moved_bytes: float) -> Kernel:
+    """Returns the work of attention in one kernel."""
     return Kernel(flops=flops, moved_bytes=moved_bytes, precision="fp16", matrix=True, batched=True)
 
 
@@ -284,17 +288,17 @@ def _product(
 # -- the parts of a transformer ------------------------------------------------------------------------------------------
 
 
-def make_block(model: Transformer, layout: Layout, sequence_length: int, precision: Storage, experts: bool) -> Part:
+def make_block(model: Transformer, layout: Layout, sequence_length: int, storage: Storage, experts: bool) -> Part:
     """Makes a block of the model on one rank, with or without experts."""
     batch, length = layout.micro_batch, sequence_length // layout.cp
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
-    writer = _PartWriter("block", layout, tokens, hidden, precision.products)
+    writer = _PartWriter("block", layout, tokens, hidden, storage.products)
     # Tokens of tensors that tensor parallelism does not divide.
     shared = tokens // tp if layout.sequence_parallel else tokens
     norm = hidden * (1 + model.bias)
     writer.parameters += norm
     writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
-    _attention(writer, model, layout, batch, length, sequence_length, precision, shared)
+    _attention(writer, model, layout, batch, length, sequence_length, storage, shared)
     mask = shared * hidden if model.dropout else 0
     writer.move("add", 3 * shared * hidden + mask / 2, (shared * hidden + mask / 2) * (2 if mask else 1), saved=mask)
     writer.parameters += norm
@@ -309,7 +313,7 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, precisi
     edge = HALF * shared * hidden
     width = max(2 * model.feed_forward // tp, 3 * model.heads * model.head_size // tp)
     transient = HALF * tokens * (width + 2 * hidden)
-    if not precision.flash_attention:
+    if not storage.flash_attention:
         transient += 2 * HALF * batch * (model.heads // tp) * length * sequence_length
     elif layout.cp > 1:  # of two rounds of the ring: keys and values, and their gradients
         key_and_value = model.head_size + model.rope_size + model.value_size
@@ -324,7 +328,7 @@ def _attention(
     batch: int,
     length: int,
     keys: int,
-    precision: Storage,
+    storage: Storage,
     shared: int,
 ) -> None:
     """Adds the ops of a rank's share of an attention: projections, scores over `keys` positions, and the output's product."""
@@ -345,15 +349,15 @@ def _attention(
         writer.move("key_norm", 2 * tokens * rank, saved=HALF * tokens * rank)
         writer.product("key_up", tokens, model.key_rank, heads * (model.head_size + model.value_size))
         writer.move("rotary", 4 * tokens * heads * size)
-        kept_numbers = tokens * heads * (2 * size + model.value_size)
+        saved_elements = tokens * heads * (2 * size + model.value_size)
     else:
         width = (heads + 2 * kv_heads) * size
         writer.product("qkv", tokens, hidden, width, bias=model.bias, saved=saved_input)
         writer.move("split", 2 * tokens * width)
-        kept_numbers = tokens * width
-    writer.saved += HALF * kept_numbers
-    before = writer.saved
-    if precision.flash_attention:
+        saved_elements = tokens * width
+    writer.saved += HALF * saved_elements
+    saved_before = writer.saved
+    if storage.flash_attention:
         writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.attended_share(keys))
         writer.saved += FULL * tokens * heads
     else:
@@ -362,12 +366,12 @@ def _attention(
         writer.saved += gathered_bytes - gathered_bytes // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
-        _softmax(writer, batch * heads, length, keys, precision.torch_softmax)
+        _softmax(writer, batch * heads, length, keys, storage.torch_softmax)
         if model.dropout:
             writer.move("dropout", 2.5 * scores, 2.5 * scores, saved=(HALF + 1) * scores)
         writer.scores("context", batch * heads, length, model.value_size, keys)
         writer.move("merge_heads", 2 * tokens * heads * model.value_size)
-    writer.attention_saved = writer.saved - before
+    writer.attention_saved = writer.saved - saved_before
     writer.product("out", tokens, heads * model.value_size, hidden, bias=model.bias)
     writer.leave_tensor_parallel("out")
 
@@ -393,6 +397,7 @@ def _softmax(writer: _PartWriter, heads: int, length: int, keys: int, in_torch: 
 def _feed_forward(
     writer: _PartWriter, model: Transformer, rows: int, width: int, label: str, *, saved_input: int
 ) -> None:
+    """Adds the layers of a feed-forward part of inner `width`: up (two of them if gated), activation, and down."""
     up = 2 if model.gated else 1
     writer.product(f"{label}up", rows, model.hidden, up * width, saved=saved_input, bias=model.bias)
     writer.move(
@@ -403,8 +408,10 @@ def _feed_forward(
 
 def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: int, shared: int) -> None:
     """Adds router, all-to-all, the experts' feed-forward parts, and the all-to-all back; tokens are spread evenly."""
-    hidden, k, ep, tp = model.hidden, model.experts_per_token, layout.ep, layout.tp
-    local = max(model.experts // ep, 1)
+    hidden, ep, tp = model.hidden, layout.ep, layout.tp
+    local_experts = max(model.experts // ep, 1)
+    # Rows of a rank before its tensor-parallel ranks gather their tokens, and after.
+    routed, gathered = shared * model.experts_per_token, tokens * model.experts_per_token
     if model.shared_feed_forward:
         writer.enter_tensor_parallel("shared")
         _feed_forward(
@@ -413,22 +420,22 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
         writer.leave_tensor_parallel("shared_down")
     writer.product("router", shared, hidden, model.experts, saved=FULL * shared * hidden)
     writer.move("top_k", 4 * shared * model.experts, saved=FULL * shared * model.experts)
-    routed = shared * k
     writer.move("dispatch", 2 * routed * hidden)
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "dispatch/all_to_all")
-    writer.enter_tensor_parallel("experts", k)
-    routed = tokens * k
-    rows, width = -(-routed // local), -(-model.expert_feed_forward // tp)
+    writer.enter_tensor_parallel("experts", model.experts_per_token)
+    rows, width = -(-gathered // local_experts), -(-model.expert_feed_forward // tp)
     up = 2 if model.gated else 1
-    writer.move("permute", 2 * routed * hidden)
-    writer.product("experts_up", rows, hidden, up * width, batch=local, expert=True)
+    writer.move("permute", 2 * gathered * hidden)
+    writer.product("experts_up", rows, hidden, up * width, batch=local_experts, expert=True)
     writer.move(
-        "experts_activation", (up + 1) * routed * width, (2 * up + 1) * routed * width, saved=HALF * up * routed * width
+        "experts_activation",
+        (up + 1) * gathered * width,
+        (2 * up + 1) * gathered * width,
+        saved=HALF * up * gathered * width,
     )
-    writer.product("experts_down", rows, width, hidden, batch=local, expert=True)
-    writer.move("unpermute", 2 * routed * hidden)
-    writer.leave_tensor_parallel("experts", k)
-    routed = shared * k
+    writer.product("experts_down", rows, width, hidden, batch=local_experts, expert=True)
+    writer.move("unpermute", 2 * gathered * hidden)
+    writer.leave_tensor_parallel("experts", model.experts_per_token)
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "combine/all_to_all")
     writer.move("combine", (routed + shared) * hidden)
 
@@ -453,7 +460,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
     return writer.part(0, edge, HALF * tokens * hidden)
 
 
-def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
+def make_head(model: Transformer, layout: Layout, sequence_length: int, storage: Storage) -> Part:
     """Makes the output layer: last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     width = model.embedding_size
@@ -466,11 +473,11 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, precisio
         writer.product("project", shared, hidden, width)
     writer.enter_tensor_parallel("logits")
     writer.product("logits", tokens, width, columns, saved=HALF * shared * width, weights=False)
-    passes = LOSS_PASSES[precision.fused_loss] * FULL / HALF * tokens * columns
+    passes = LOSS_PASSES[storage.fused_loss] * FULL / HALF * tokens * columns
     logits = tokens * columns
-    writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if precision.fused_loss else FULL * logits)
+    writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if storage.fused_loss else FULL * logits)
     if tp > 1:
-        ahead = RankOp("head/loss/all_reduce", "all_reduce", axis="tp", message_bytes=3 * FULL * tokens)
-        writer.rows.append((ahead, ()))
-    transient = (HALF if precision.fused_loss else HALF + FULL) * logits
+        reduction = RankOp("head/loss/all_reduce", "all_reduce", axis="tp", message_bytes=3 * FULL * tokens)
+        writer.rows.append((reduction, ()))
+    transient = (HALF if storage.fused_loss else HALF + FULL) * logits
     return writer.part(HALF * shared * hidden, 0, transient)

@@ -20,7 +20,7 @@ HOST_OPERATOR_US = 23.0
 """Microseconds in which a host runs one operator of a PyTorch step that is not compiled, views among them: the model's Python,
 dispatch and autograd. Median of ten passes of `transformers` models that waited for the host of an H200 (13 to 32 us)."""
 HALF = "bf16 or fp16"
-"""The name of a 16-bit type where a reader does not know which one it is."""
+"""Stands for a 16-bit type that is not known."""
 
 
 def estimate_record(
@@ -28,7 +28,7 @@ def estimate_record(
 ) -> dict[str, object]:
     """Returns the entry of `OpGraph.info` under "estimate", as JSON has it.
 
-    `hardware` maps device kinds to names of hardware. `precision` is the chosen one; where none is chosen, that of most
+    `hardware` maps device kinds to names of hardware. `precision` is the chosen one; if none is chosen, that of most
     FLOPs of matrix products, with `half` as the name of 16-bit types. `constants` maps names of hardware to the constants of
     their generation, and to the devices that these were fitted on. `expected_error` maps names of hardware to mean relative
     errors by kind of kernel, and of whole models, on measured rows of the generation that were not fitted; it is empty for
@@ -50,9 +50,9 @@ def estimate_record(
 def host_record(
     operators: int, kinds: Mapping[str, Hardware], duration_by_kind: Mapping[str, Floats]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the entry "host" of the record: what a host needs to run the operators of a PyTorch step one by one; none on a CPU.
+    """Returns the entry "host" of the record: the time of a host that runs a PyTorch step operator by operator; none on a CPU.
 
-    The durations of a graph are those of kernels. Where `us` is more than `kernels_us`, a step takes about `us`, unless it is
+    The durations of a graph are those of kernels. If `us` is more than `kernels_us`, a step takes about `us`, unless it is
     compiled or replayed as a CUDA graph. Kernels of updates are among those of the graph, their operators are not counted.
 
     Args:
@@ -74,7 +74,7 @@ def host_record(
 
 
 def constants_of(hardware: Hardware) -> dict[str, float | str]:
-    """Returns the constants of the hardware's generation and what they were fitted on; none for a plain roofline."""
+    """Returns the constants of the hardware's generation, and the devices that they were fitted on; none for a roofline."""
     if not hardware.generation:
         return {}
     generation = generation_named(hardware.generation)
@@ -111,19 +111,22 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
     """
     errors = [
         f"{name}: "
-        + (", ".join(f"{kernel} {share:.0%}".replace("%", " %") for kernel, share in each.items()) or "unknown")
-        for name, each in record["expected_error"].items()
+        + (
+            ", ".join(f"{kernel} {share:.0%}".replace("%", " %") for kernel, share in error_by_kernel.items())
+            or "unknown"
+        )
+        for name, error_by_kernel in record["expected_error"].items()
     ]
-    words = {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
+    description = {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
     if host := record.get("host"):
-        waiting = [
+        waiting_hardware = [
             f"{name} waits for it: its kernels take {format_us(us)}"
             for name, us in host["kernels_us"].items()
             if us < host["us"]
         ]
-        needed = f"{format_us(host['us'])} for {host['operators']} operators, unless compiled"
-        words["host"] = "; ".join((needed, *waiting))
-    return words
+        host_time = f"{format_us(host['us'])} for {host['operators']} operators, unless compiled"
+        description["host"] = "; ".join((host_time, *waiting_hardware))
+    return description
 
 
 def main_precision(kernels: Iterable[Kernel], half: str = HALF) -> str:

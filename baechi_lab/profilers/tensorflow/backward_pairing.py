@@ -55,19 +55,19 @@ def _grad_target(name: str) -> str | None:
     """
     path = name.split("/")
     target: list[str] = []
-    k = 0
-    while k < len(path):
-        if path[k] == "gradients":
-            end = next((e for e in range(k + 1, len(path)) if path[e].endswith("_grad")), None)
+    start = 0
+    while start < len(path):
+        if path[start] == "gradients":
+            end = next((position for position in range(start + 1, len(path)) if path[position].endswith("_grad")), None)
             if end is not None:
-                target += [*path[k + 1 : end], path[end][: -len("_grad")]]
-                k = end
-        k += 1
+                target += [*path[start + 1 : end], path[end][: -len("_grad")]]
+                start = end
+        start += 1
     return "/".join(target) or None
 
 
 class _Pairing:
-    """Indexes of one graph; built and used once."""
+    """Looks up the forward op of each backward op of one graph, by the names, scopes and neighbours of its ops."""
 
     def __init__(self, nodes: tuple[NodeDef, ...]) -> None:
         self.nodes = nodes
@@ -90,6 +90,7 @@ class _Pairing:
                         self.scopes["/".join(path[:depth])].append(i)
 
     def run(self) -> NDArray[np.int32]:
+        """Returns int32[n], the forward op of every backward op, -1 for none."""
         forward_of = np.full(len(self.nodes), -1, dtype=np.int32)
         for i, node in enumerate(self.nodes):
             if self.backward[i]:
@@ -108,7 +109,7 @@ class _Pairing:
             self._take_pair_of_neighbour(i, self.readers[i], forward_of)
         for i in sorted([*unpaired, *sums]):
             self._take_pair_of_neighbour(i, self.sources[i], forward_of)
-        # What a forward op reads is no part of its gradient: empty lists that a loop fills, and their shapes.
+        # An op that a forward op reads, such as an empty list that a loop fills, is no part of its gradient.
         read_by_loops = set[int]()
         for i in range(len(self.nodes) - 1, -1, -1):
             if forward_of[i] in self.readers[i] or not read_by_loops.isdisjoint(self.readers[i]):
@@ -119,7 +120,7 @@ class _Pairing:
     def _differentiable(self) -> list[bool]:
         """Returns for each op whether a gradient may pass through it: it gives floats that depend on a variable or an input.
 
-        Ops that read gradients, as those of an optimizer, are none. Counts of steps are no floats.
+        No gradient passes through ops that read gradients, such as those of an optimizer. Counts of steps are no floats.
         """
         import tensorflow as tf
 
@@ -137,23 +138,24 @@ class _Pairing:
         return [a and b and not c for a, b, c in zip(varies, gives_floats, reads_gradients, strict=True)]
 
     def _by_tape(self, i: int) -> int:
+        """Returns the forward op of the longest prefix of an op's path after `gradient_tape/`, or -1."""
         before_tape, _, after_tape = self.nodes[i].name.partition(_TAPE)
         path = (before_tape + after_tape.replace(_TAPE, "")).split("/")
         linked = self._linked_forward_ops(i)
         for depth in range(len(path), 0, -1):
             prefix = "/".join(path[:depth])
-            exact = self.index.get(prefix, -1)
-            is_forward = exact >= 0 and self.differentiable[exact] and self.nodes[exact].op not in _PLUMBING
-            if is_forward and (depth < len(path) or self._fits(i, exact)):
-                return exact
-            inside = self.scopes.get(prefix)
-            if inside:
-                near = [f for f in linked if self.nodes[f].name.startswith(prefix + "/")]
-                if near or len(inside) <= _MAX_SCOPE:
-                    return self._best(i, near or inside)
+            named_op = self.index.get(prefix, -1)
+            is_forward = named_op >= 0 and self.differentiable[named_op] and self.nodes[named_op].op not in _PLUMBING
+            if is_forward and (depth < len(path) or self._fits(i, named_op)):
+                return named_op
+            scope_ops = self.scopes.get(prefix)
+            if scope_ops:
+                linked_in_scope = [f for f in linked if self.nodes[f].name.startswith(prefix + "/")]
+                if linked_in_scope or len(scope_ops) <= _MAX_SCOPE:
+                    return self._best(i, linked_in_scope or scope_ops)
                 return -1
-        near = [f for f in linked if "/" not in self.nodes[f].name]
-        return self._best(i, near) if near else -1
+        linked_in_scope = [f for f in linked if "/" not in self.nodes[f].name]
+        return self._best(i, linked_in_scope) if linked_in_scope else -1
 
     def _by_suffix(self, i: int, target: str) -> int:
         """Returns the forward op named `target` in the nearest scope into which its function was inlined."""
@@ -161,9 +163,13 @@ class _Pairing:
         gradient_name = self.nodes[i].name.replace(_TAPE, "")
         leaf = self.leaves.get(target.rsplit("/", 1)[-1], ())
         while True:
-            same = [f for f in leaf if ("/" + self.nodes[f].name).endswith("/" + target)]
-            if same or "/" not in target:
-                return max(same, key=lambda f: (_common(gradient_name, self.nodes[f].name), f in linked, f), default=-1)
+            matching_ops = [f for f in leaf if ("/" + self.nodes[f].name).endswith("/" + target)]
+            if matching_ops or "/" not in target:
+                return max(
+                    matching_ops,
+                    key=lambda f: (_common_scopes(gradient_name, self.nodes[f].name), f in linked, f),
+                    default=-1,
+                )
             target = target.partition("/")[2]
 
     def _linked_forward_ops(self, i: int) -> list[int]:
@@ -179,20 +185,23 @@ class _Pairing:
         return [f for f in forward if self.nodes[f].op not in _PLUMBING]
 
     def _fits(self, i: int, f: int) -> bool:
+        """Whether the type of op `i` begins with that of op `f`, as `ReluGrad` with `Relu`."""
         return self.nodes[i].op.startswith(self.nodes[f].op)
 
     def _best(self, i: int, candidates: Iterable[int]) -> int:
+        """Returns the candidate of fitting type, else one that op `i` reads or shares an input with, else the last one."""
         sources = set(self.sources[i])
         return max(candidates, key=lambda f: (self._fits(i, f), f in sources, bool(sources & set(self.sources[f])), f))
 
     def _take_pair_of_neighbour(self, i: int, neighbours: list[int], forward_of: NDArray[np.int32]) -> None:
+        """Gives op `i`, if it has no forward op, that of a neighbour, or a loop or conditional among its neighbours."""
         if forward_of[i] < 0:
             pairs = (int(forward_of[k]) for k in neighbours if forward_of[k] >= 0 and forward_of[k] != i)
             loops = (k for k in neighbours if self.nodes[k].op in CONTROL_FLOW_OPS and not self.backward[k])
             forward_of[i] = next(pairs, next(loops, -1))
 
 
-def _common(a: str, b: str) -> int:
+def _common_scopes(a: str, b: str) -> int:
     """Returns the number of leading scopes that two names share."""
     pairs = zip(a.split("/"), b.split("/"), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,8 +1,8 @@
-"""Measures the memory of a PyTorch model's calls: what each saves for its backward pass, and its temporaries.
+"""Measures the memory of a PyTorch model's calls: the tensors that each saves for its backward pass, and its temporaries.
 
 Source: paper P, section 1.3.1, class e. On the CPU, the events of the allocator are read, which include scratch memory of
-kernels. The temporary peak of a call is the most it held at once beyond what it still holds at its end. On CUDA the same is
-read from the allocator's peak counter, call by call.
+kernels. The temporary peak of a call is the most bytes that it holds at once beyond those that it holds at its end. On CUDA
+it is read from the allocator's peak counter, call by call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _LABEL = "baechi call "
 
 _OWNER = "baechi owner"
-"""Key of an autograd node's metadata: the call of the output, or of the view of one, that the node is behind.
+"""Key of an autograd node's metadata: the call that made the output, or a view of the output, of this node.
 
-The nodes are not listed by the handler: that would hold them, and what they saved, after the model has dropped them.
+The handler lists no nodes, since a list would keep them and their saved tensors alive after the model has dropped them.
 """
 
 LOSS_KEY = "\0loss"
@@ -47,13 +47,17 @@ LOSS_KEY = "\0loss"
 
 @dataclass
 class CallMemory:
-    """Bytes of one call: temporaries forward and backward, and what it saves.
+    """Bytes of one call: its temporaries in the forward and backward pass, and the tensors that it saves.
 
-    `saves_inputs` are positions among the tensors passed in; `saves_outputs` is True if it saves its own outputs;
-    `saved_bytes` is everything else that it saves (dropout masks, statistics; not parameters). `backward_peak` is the most
-    that its backward pass holds beyond what exists at its beginning, including the gradients that it makes. `level` and
-    `backward_level` are the most that the whole step holds during the call and during its backward pass, beyond what exists
-    when the step begins; 0 if unknown. `saves` is True if it saves anything, parameters too.
+    Args:
+        forward_temp, backward_temp: the most temporary bytes.
+        saves_inputs: positions, among the tensors passed in, of those that it saves.
+        saves_outputs: whether it saves its own outputs.
+        saved_bytes: bytes of the other tensors that it saves, such as dropout masks and statistics, without parameters.
+        backward_peak: the most bytes that its backward pass adds, including the gradients that it makes.
+        level, backward_level: the most bytes in use during the call, and during its backward pass, beyond those in use at the
+            start of the step; 0 if unknown.
+        saves: whether it saves anything, parameters included.
     """
 
     forward_temp: int = 0
@@ -68,21 +72,21 @@ class CallMemory:
 
     @property
     def saves_only_inputs(self) -> bool:
-        """Whether all that it saves is there before it computes."""
+        """Whether it saves only tensors that exist before it computes."""
         return not self.saves_outputs and not self.saved_bytes
 
 
 def recomputations(trace: Trace, memory: Sequence[CallMemory]) -> NDArray[np.int64]:
     """Returns how often each call runs again in the backward pass, int64[calls].
 
-    Non-reentrant checkpointing stops when all that its region saved is there again: at the last call that saves something,
-    and before that call computes if it saves only inputs.
+    Non-reentrant checkpointing stops once all tensors that its region saved exist again: at the last call that saves one, and
+    before that call computes if it saves only inputs.
     """
     last_saving = {call.region: i for i, call in enumerate(trace.calls) if memory[i].saves}
     counts = np.array([call.recomputed for call in trace.calls], dtype=np.int64)
     for i, call in enumerate(trace.calls):
-        last = last_saving.get(call.region, -1)
-        if not call.reentrant and (i > last or (i == last and memory[i].saves_only_inputs)):
+        last_call = last_saving.get(call.region, -1)
+        if not call.reentrant and (i > last_call or (i == last_call and memory[i].saves_only_inputs)):
             counts[i] = 0
     return counts
 
@@ -107,6 +111,14 @@ def measure_memory(
     return watch.result()
 
 
+class _CallStorages(NamedTuple):
+    """A call with the storages of its arguments, mapped to their positions, and the storages of its results."""
+
+    op: int
+    positions: dict[int, int]
+    results: set[int]
+
+
 class MemoryWatch(Handler):
     """The handler that measures allocations."""
 
@@ -119,26 +131,25 @@ class MemoryWatch(Handler):
         self.backward_windows: list[tuple[int, int, bool]] = []
         self.forward_windows: list[tuple[int, int]] = []
         # CUDA: backward pass of a call -> bytes at the start of its first window
-        self.held_at_start: dict[int, int] = {}
-        self.held_before = 0  # gradients from before the step, to which it adds
+        self.bytes_at_start: dict[int, int] = {}
+        self.earlier_gradient_bytes = 0  # gradients from before the step, to which it adds
         self.cuda = cuda
-        self.last: tuple[int, int] | None = (
-            None  # CUDA: op of the last window of the backward pass, bytes when it began
-        )
+        # CUDA: op of the last window of the backward pass, and the bytes at its start
+        self.last_window: tuple[int, int] | None = None
         # positions of arguments that other calls made; the batch; saved tensors that no call made
-        self.read_at = [*({*call.read_at.values()} for call in trace.calls), None]
+        self.read_positions = [*({*call.read_at.values()} for call in trace.calls), None]
         self.batch: set[int] = set()
         self.constants: set[int] = set()
-        self.fixed: set[int] = set()  # parameters and buffers of the model
-        # calls of the running Function: call, storages of its arguments with their positions, storages of its results
-        self.called: list[tuple[int, dict[int, int], set[int]]] = []
+        self.parameter_storages: set[int] = set()  # parameters and buffers of the model
+        # calls of the running Function
+        self.function_calls: list[_CallStorages] = []
 
     def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         if in_backward():  # a Function runs modules again
             return args, kwargs
-        self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
-        self.called, self.constants = [], set()
-        self.fixed = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
+        self.earlier_gradient_bytes = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
+        self.function_calls, self.constants = [], set()
+        self.parameter_storages = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
 
@@ -152,7 +163,7 @@ class MemoryWatch(Handler):
         stop = inputs_of((args, kwargs))
         arguments = list(tensors((args, kwargs)))
         saved: list[torch.Tensor] = []
-        with saved_tensors_hooks(partial(self.keep, op, saved), lambda t: t), self.window("f", op):
+        with saved_tensors_hooks(partial(self.record_saved, op, saved), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
         self._classify(op, arguments, list(tensors(outputs)), saved)
         saved.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
@@ -173,7 +184,7 @@ class MemoryWatch(Handler):
             _set_owner((outputs, written), op)
         return outputs
 
-    def keep(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    def record_saved(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         """Adds a tensor that call `op` saves to `saved`; -1 stands for no call. Returns it without its graph."""
         if op >= 0:
             self.memory[op].saves = True
@@ -181,44 +192,43 @@ class MemoryWatch(Handler):
         return tensor.detach()
 
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
-        """Runs a checkpointed region without checkpointing; what another Function saves belongs to the calls in it."""
+        """Runs a checkpointed region without checkpointing, and another Function so that its calls own what it saves."""
         if recomputes(region_kind, args):
             return plainly(run, args, kwargs)
         if isinstance(region_kind, str) or in_backward():
             with kept_activations():
                 return run(*args, **kwargs)
-        outer, self.called = self.called, []
+        outer, self.function_calls = self.function_calls, []
         stop = inputs_of((args, kwargs))
         saved: list[torch.Tensor] = []
         try:
-            keep = lambda t: self.keep(self.called[-1][0] if self.called else -1, saved, t)  # noqa: E731
+            keep = lambda t: self.record_saved(self.function_calls[-1].op if self.function_calls else -1, saved, t)  # noqa: E731
             with saved_tensors_hooks(keep, lambda t: t):
                 outputs = run(*args, **kwargs)
         finally:
-            calls, self.called = self.called, outer + self.called
+            calls, self.function_calls = self.function_calls, outer + self.function_calls
         if calls:
-            # What a Function saves belongs to the last of its calls that took or made it, else to its last call.
-            self.fixed |= {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
+            # A tensor that a Function saves belongs to the last of its calls that took or made it, else to its last call.
+            self.parameter_storages |= {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
             other_bytes: dict[int, int] = {}
             for tensor in saved:
                 storage = storage_key(tensor)
-                if storage in self.fixed:
+                if storage in self.parameter_storages:
                     continue
-                op, positions, results = next(
-                    (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
-                )
-                memory = self.memory[op]
-                if storage in results:
-                    memory.saves_outputs = True
-                elif storage in positions:
-                    memory.saves_inputs = tuple(sorted({*memory.saves_inputs, positions[storage]}))
-                else:
+                owner = next((c for c in reversed(calls) if storage in c.positions or storage in c.results), None)
+                if owner is None:
                     other_bytes[storage] = storage_bytes(tensor)
-            self.memory[calls[-1][0]].saved_bytes += sum(other_bytes.values())
+                elif storage in owner.results:
+                    self.memory[owner.op].saves_outputs = True
+                else:
+                    memory = self.memory[owner.op]
+                    memory.saves_inputs = tuple(sorted({*memory.saves_inputs, owner.positions[storage]}))
+            last_op = calls[-1].op
+            self.memory[last_op].saved_bytes += sum(other_bytes.values())
             for node in nodes_between(outputs, stop) if self.training else ():
-                self._hook(node, calls[-1][0])
-            _set_owner(outputs, calls[-1][0])
-        saved.clear()  # as above
+                self._hook(node, last_op)
+            _set_owner(outputs, last_op)
+        saved.clear()  # as in `call`
         return outputs
 
     def _classify(
@@ -228,26 +238,32 @@ class MemoryWatch(Handler):
         outputs: list[torch.Tensor],
         saved: list[torch.Tensor],
     ) -> None:
+        """Records which inputs and outputs call `op` saves, and the bytes of the other tensors in `saved`."""
         activations = [(k, t) for k, t in enumerate(arguments) if not isinstance(t, nn.Parameter)]
         positions = {storage_key(t): k for k, t in reversed(activations)}
         results = {storage_key(t) for t in outputs}
-        self.fixed |= {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
-        read, inputs = self.read_at[op], set()
+        self.parameter_storages |= {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
+        read_positions, saved_inputs = self.read_positions[op], set()
         other_bytes: dict[int, int] = {}
         for tensor in saved:
             storage = storage_key(tensor)
             if storage in results:
                 self.memory[op].saves_outputs = True
-            elif storage in positions and (read is None or positions[storage] in read or storage in self.batch):
-                inputs.add(positions[storage])
+            elif storage in positions and (
+                read_positions is None or positions[storage] in read_positions or storage in self.batch
+            ):
+                saved_inputs.add(positions[storage])
             elif storage in positions:  # code between the calls made it: a mask, positions
-                if storage not in {*self.fixed, *self.constants}:
+                if storage not in {*self.parameter_storages, *self.constants}:
                     other_bytes[storage] = storage_bytes(tensor)
                     self.constants.add(storage)
-            elif storage not in self.fixed:
+            elif storage not in self.parameter_storages:
                 other_bytes[storage] = storage_bytes(tensor)
-        self.memory[op].saves_inputs, self.memory[op].saved_bytes = tuple(sorted(inputs)), sum(other_bytes.values())
-        self.called.append((op, positions, results))
+        self.memory[op].saves_inputs, self.memory[op].saved_bytes = (
+            tuple(sorted(saved_inputs)),
+            sum(other_bytes.values()),
+        )
+        self.function_calls.append(_CallStorages(op, positions, results))
 
     def _hook(self, node: Node, op: int, phase: str = "b") -> None:
         """Measures backward temporaries: the node's execution is a window of the allocator's events or peak counter."""
@@ -257,7 +273,7 @@ class MemoryWatch(Handler):
             windows.append(self.window(phase, op))
             windows[-1].__enter__()
 
-        def after(into: object, outof: object) -> None:
+        def after(input_gradients: object, output_gradients: object) -> None:
             windows.pop().__exit__(None, None, None)
 
         node.register_prehook(before)
@@ -270,19 +286,19 @@ class MemoryWatch(Handler):
         `phase` is forward ("f"), backward ("b"), or the backward pass of views of its outputs ("v").
         """
         self.record_peak_between_windows()
-        before = 0
+        bytes_before = 0
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            before = int(torch.cuda.memory_allocated())
+            bytes_before = int(torch.cuda.memory_allocated())
         with record_function(f"{_LABEL}{phase}{op}"):
             yield
         if self.cuda:
             torch.cuda.synchronize()
-            remaining_bytes = max(before, int(torch.cuda.memory_allocated()))
+            remaining_bytes = max(bytes_before, int(torch.cuda.memory_allocated()))
             self.add_temporary(phase, op, int(torch.cuda.max_memory_allocated()) - remaining_bytes)
         if phase == "b" and self.cuda:
-            self.last = op, self.held_at_start.setdefault(op, before)
+            self.last_window = op, self.bytes_at_start.setdefault(op, bytes_before)
             self.record_peak_between_windows()
 
     def add_temporary(self, phase: str, op: int, size: int) -> None:
@@ -294,12 +310,12 @@ class MemoryWatch(Handler):
             memory.backward_temp = max(memory.backward_temp, size)
 
     def record_peak_between_windows(self) -> None:
-        """CUDA: assigns what was held since the last window of the backward pass began to that window's op."""
-        if self.last is not None:
+        """CUDA: assigns the peak since the last window of the backward pass began to that window's op."""
+        if self.last_window is not None:
             torch.cuda.synchronize()
-            op, first = self.last
+            op, bytes_at_start = self.last_window
             memory = self.memory[op]
-            memory.backward_peak = max(memory.backward_peak, int(torch.cuda.max_memory_allocated()) - first)
+            memory.backward_peak = max(memory.backward_peak, int(torch.cuda.max_memory_allocated()) - bytes_at_start)
 
     def add_window(self, phase: str, op: int, start: int) -> None:
         """Adds the next window of a call, by its start in the list of changes; `phase` as in `window`."""
@@ -315,15 +331,15 @@ class MemoryWatch(Handler):
         a parameter or value with several uses.
         """
         # The most that the step holds from the start of each window to the start of the next.
-        held_bytes = list(accumulate(changes, initial=self.held_before))
-        rows = [(start, op, False) for start, op in self.forward_windows]
-        rows += [(start, op, True) for start, op in self._backward_blocks()]
-        rows.sort(key=lambda row: row[0])  # a model may differentiate in its forward pass
-        next_starts = [*(start for start, *_ in rows[1:]), len(changes)]
-        for (start, op, is_backward), end in zip(rows, next_starts, strict=True):
-            memory, level = self.memory[op], max(held_bytes[start : end + 1])
+        live_bytes = list(accumulate(changes, initial=self.earlier_gradient_bytes))
+        windows = [(start, op, False) for start, op in self.forward_windows]
+        windows += [(start, op, True) for start, op in self._backward_blocks()]
+        windows.sort(key=lambda window: window[0])  # a model may differentiate in its forward pass
+        next_starts = [*(start for start, *_ in windows[1:]), len(changes)]
+        for (start, op, is_backward), end in zip(windows, next_starts, strict=True):
+            memory, level = self.memory[op], max(live_bytes[start : end + 1])
             if is_backward:
-                memory.backward_peak = max(memory.backward_peak, level - held_bytes[start])
+                memory.backward_peak = max(memory.backward_peak, level - live_bytes[start])
                 memory.backward_level = max(memory.backward_level, level)
             else:
                 memory.level = max(memory.level, level)
@@ -332,7 +348,8 @@ class MemoryWatch(Handler):
         """Returns the starts of backward passes with their calls, in order. A call with several nodes may have several.
 
         Windows of views just before those of their call are included: they make the whole gradient from those of its parts.
-        Other windows of views belong to the call before: the call of the view is not ready yet, and runs when less is held.
+        Other windows of views belong to the previous call: the call of the view is not ready yet, and runs when fewer bytes
+        are live.
         """
         windows = self.backward_windows
         may_begin_pass = [not view for _, _, view in windows]
@@ -362,6 +379,7 @@ class MemoryWatch(Handler):
 
 
 def _set_owner(outputs: object, call: int) -> None:
+    """Marks the autograd nodes of `outputs` as those of a call."""
     for tensor in tensors(outputs):
         if tensor.grad_fn is not None:
             tensor.grad_fn.metadata[_OWNER] = call
@@ -384,9 +402,9 @@ def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[l
 
 
 def temporary_peak(changes: list[int]) -> int:
-    """Returns the most that was held beyond what is held at the end (or at the start, if that is more).
+    """Returns the most bytes beyond those at the end, or beyond those at the start if these are more.
 
-    >>> temporary_peak([100, 40, -40])   # 100 is kept, 40 was temporary
+    >>> temporary_peak([100, 40, -40])   # 100 bytes remain, 40 are temporary
     40
     """
     level = peak = 0

@@ -318,9 +318,9 @@ class WorkWatch(MemoryWatch):
         self.rows_at_save: dict[int, int] = {}
         """Call -> the kernels that had run when it saved its last tensor for the backward pass."""
 
-    def keep(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    def record_saved(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         self.rows_at_save[op] = len(self.counter.rows)
-        return super().keep(op, saved, tensor)
+        return super().record_saved(op, saved, tensor)
 
     def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         outputs = super().call(frame, key, run, args, kwargs, module)

@@ -1,9 +1,9 @@
-"""Parts and views of one tensor: queries, keys and values of one product, a transpose beside the tensor itself.
+"""Parts and views of one tensor, such as queries, keys and values of one product.
 
 PyTorch keeps a whole storage while any view of it is alive. So an op that reads a part reads it from an extra op,
-`name/parts`, which is a `VIEW` on the device of the call that made the whole. A part that goes to another device is sent with
-its own size, and the whole stays until the last part is no longer needed. A view of the whole is such a part where another
-value of the whole is read, too: each tensor that another device reads is sent, views of one memory included.
+`name/parts`, which is a `VIEW` on the device of the call that made the whole tensor. A part that goes to another device is
+sent with its own size, and the whole stays until the last part is no longer needed. A view of the whole is such a part if
+another value of the whole is read too: each tensor that another device reads is sent, views of one memory included.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ValueTensors:
         return op_names
 
 
-def value_tensors(trace: Trace, read: Iterable[int], first: int) -> ValueTensors:
-    """Returns the tensors of a trace whose values `read` are read by ops; ops of parts are numbered from `first` on."""
+def value_tensors(trace: Trace, read: Iterable[int], first_op: int) -> ValueTensors:
+    """Returns the tensors of a trace whose values `read` are read by ops; ops of parts are numbered from `first_op` on."""
     whole_value: dict[CallStorage, int] = {}
     for k, value in enumerate(trace.values):
         key = value.producer, value.storage
@@ -77,8 +77,10 @@ def value_tensors(trace: Trace, read: Iterable[int], first: int) -> ValueTensors
         if len(views) == 1 and (view := next(iter(views))) != same[covering_value]:
             if trace.values[view].size_bytes == trace.values[covering_value].size_bytes:
                 same[covering_value] = view
-    cut = [key for key, views in tensors_read.items() if key in whole_value and views - {same[whole_value[key]]}]
-    return ValueTensors(trace, same, whole_value, {key: first + k for k, key in enumerate(cut)})
+    storages_in_parts = [
+        key for key, views in tensors_read.items() if key in whole_value and views - {same[whole_value[key]]}
+    ]
+    return ValueTensors(trace, same, whole_value, {key: first_op + k for k, key in enumerate(storages_in_parts)})
 
 
 def same_tensors(trace: Trace, read: Collection[int] = ()) -> list[int]:
@@ -90,14 +92,14 @@ def same_tensors(trace: Trace, read: Collection[int] = ()) -> list[int]:
     storage_bytes: dict[tuple[int, int], int] = {}
     places: dict[tuple[int, int, int], set[int]] = {}
     for value in trace.values:
-        key_of_storage = (value.producer, value.storage)
-        storage_bytes[key_of_storage] = max(storage_bytes.get(key_of_storage, 0), value.size_bytes)
-        places.setdefault((*key_of_storage, value.size_bytes), set()).add(value.offset)
-    first: dict[tuple[int, int, int, int, int], int] = {}
+        storage_key = (value.producer, value.storage)
+        storage_bytes[storage_key] = max(storage_bytes.get(storage_key, 0), value.size_bytes)
+        places.setdefault((*storage_key, value.size_bytes), set()).add(value.offset)
+    first_by_place: dict[tuple[int, int, int, int, int], int] = {}
     first_values, is_read = [], set(read)
     for k, value in enumerate(trace.values):
         key = (value.producer, value.storage, value.size_bytes)
         is_separate = len(places[key]) * value.size_bytes <= storage_bytes[key[:2]]
-        view = k if k in is_read and is_separate else -1
-        first_values.append(first.setdefault((*key, value.offset if is_separate else 0, view), k))
+        separate_view = k if k in is_read and is_separate else -1
+        first_values.append(first_by_place.setdefault((*key, value.offset if is_separate else 0, separate_view), k))
     return first_values
