@@ -1,4 +1,4 @@
-"""Activation policy: drops what calls save for the backward pass and computes it again, or keeps it on the host.
+"""Activation policy: drops tensors that calls save for the backward pass, and computes them again or keeps them on the host.
 
 Idea: a call runs under `saved_tensors_hooks`. If the plan says that the backward call reads an output from a later run of its
 producer, the hook stores no tensor. It stores a `CallRecord` of the producer (function, arguments, settings and random
@@ -33,10 +33,10 @@ from .storage import is_plain, is_whole, storage_reference, version
 from .tree import Args, Function, Kwargs, map_tensors, tensors
 
 HOST = -1
-"""As a run: the tensor waits on the host."""
+"""Stands for a run: the tensor waits on the host."""
 
 BACKWARD = -1
-"""As a reader's run: its backward call."""
+"""Stands for a run of a reader: its backward call."""
 
 OUTPUT, SAVED = 0, 1
 """Kinds of tensors that are read: an output of the producer, or another tensor that it saves for its own backward call."""
@@ -67,7 +67,7 @@ class ActivationSources:
 
 
 class ActivationPolicy:
-    """Decides what the calls of one forward save; `call` runs one of them."""
+    """Decides which tensors the calls of one forward pass save; `call` runs one of them."""
 
     def __init__(
         self, sources: ActivationSources, observer: ObserveRerun | None = None, host_copier: HostCopier | None = None
@@ -77,18 +77,18 @@ class ActivationPolicy:
         self.producers: dict[StorageWeakRef, Producer] = {}
         self.hosted: dict[StorageWeakRef, HostedStorage] = {}
         # copy on another device -> its original, and whether both cover their storages
-        self.received: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
-        self.numbers = itertools.count()
+        self.received_copies: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
+        self.record_numbers = itertools.count()
 
     def call(
         self, op: int, run: Callable[..., object], module: nn.Module | None, /, *args: object, **kwargs: object
     ) -> object:
-        """Runs a call and returns its outputs. What its backward pass needs is kept or dropped as planned."""
+        """Runs a call and returns its outputs. The tensors that its backward pass needs are kept or dropped as planned."""
         if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
         with self.lock:
             record = self._record_call(op, run, args, kwargs, module) if op in self.sources.last_run else None
-        before = {} if record is None else self._snapshot_buffers(op, module)
+        snapshots = {} if record is None else self._snapshot_buffers(op, module)
         packs: list[SavedTensor] = []
 
         def pack(tensor: torch.Tensor) -> SavedTensor:
@@ -101,7 +101,7 @@ class ActivationPolicy:
             if record is not None:
                 # Keep the old values of buffers that the call has changed. Later forwards do not copy the others.
                 key = (op, record.module is not None and record.module.training)
-                for name, buffer in before.items():
+                for name, buffer in snapshots.items():
                     # values are compared because some kernels do not raise the version
                     if version(buffer.tensor) != buffer.version or not torch.equal(buffer.tensor, buffer.values):
                         record.buffers[id(buffer.tensor)] = buffer.values
@@ -116,13 +116,13 @@ class ActivationPolicy:
             for position, tensor in enumerate(output_tensors):
                 if (storage := storage_reference(tensor)) not in argument_storages:
                     self.producers[storage] = Producer(op, position, record)
-            in_python = (
+            has_python_functions = (
                 any(map(_is_python_function, nodes_between(outputs, inputs_of((args, kwargs))))) if packs else False
             )
             for index, saved in enumerate(packs):
                 if is_plain(saved.tensor) and (storage := storage_reference(saved.tensor)) not in state_storages:
                     self._drop_if_planned(op, saved, index, storage, storage in argument_storages, record)
-                if in_python and saved.view is not None and isinstance(saved.view.record, CallRecord):
+                if has_python_functions and saved.view is not None and isinstance(saved.view.record, CallRecord):
                     saved.view.record.keep_arguments()
             if record is not None:
                 record.packs = len(packs)
@@ -130,37 +130,39 @@ class ActivationPolicy:
         return outputs
 
     def note_copies(self, originals: object, copies: object) -> None:
-        """Notes which arguments of a call are copies of which tensors of other devices."""
+        """Records which arguments of a call are copies of tensors of other devices."""
         with self.lock:
             for tensor, copy in zip(tensors(originals), tensors(copies), strict=True):
                 if copy is not tensor and is_plain(tensor) and is_plain(copy):
                     covers_storage = is_whole(tensor) and is_whole(copy)
-                    self.received[storage_reference(copy)] = storage_reference(tensor), covers_storage
+                    self.received_copies[storage_reference(copy)] = storage_reference(tensor), covers_storage
 
     def _record_call(self, op: int, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> CallRecord:
+        """Returns the record by which a call can run again: its function, arguments, settings and random states."""
         states = generator_states()
         record = CallRecord(
-            next(self.numbers), op, run, module, states, self.sources.last_run[op], self.lock, self.observer
+            next(self.record_numbers), op, run, module, states, self.sources.last_run[op], self.lock, self.observer
         )
-        occurring = list(tensors((args, kwargs)))
-        unique = {id(t): t for t in occurring}  # some layers test whether two arguments are one object
-        number = {key: k for k, key in enumerate(unique)}
+        argument_tensors = list(tensors((args, kwargs)))
+        unique = {id(t): t for t in argument_tensors}  # some layers test whether two arguments are one object
+        position_of = {key: k for k, key in enumerate(unique)}
         record.inputs = [self._record_argument(record, t) for t in unique.values()]
-        record.input_index = [number[id(t)] for t in occurring]
+        record.input_index = [position_of[id(t)] for t in argument_tensors]
         record.arguments = map_tensors((args, kwargs), lambda t: EMPTY)
         return record
 
     def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
         """Copies the buffers of a call, except those that the call was seen to leave unchanged."""
-        steady = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
+        unchanged = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
         buffers = () if module is None else module.named_buffers()
         return {
             name: BufferSnapshot(buffer, buffer.detach().clone(), version(buffer))
             for name, buffer in buffers
-            if name not in steady
+            if name not in unchanged
         }
 
     def _record_argument(self, record: CallRecord, tensor: torch.Tensor) -> RetainedArgument | StorageView:
+        """Returns a view of the producer's later result if the plan computes the argument again, else the argument."""
         producer = self.producers.get(storage_reference(tensor)) if is_plain(tensor) else None
         if producer is not None and producer.record is not None:
             source_of_run = self.sources.copies.get((record.op, producer.op), {})
@@ -180,21 +182,21 @@ class ActivationPolicy:
         own_record: CallRecord | None,
     ) -> None:
         """Drops the saved tensor if the plan says that it is computed again or waits on the host."""
-        maker = self.producers.get(storage)
-        if maker is None and is_argument:
-            maker = self.producers.get(self.received.get(storage, (storage, True))[0])
-            if maker is None or self.sources.backward.get((op, OUTPUT, maker.op)) != HOST:
+        owner = self.producers.get(storage)
+        if owner is None and is_argument:
+            owner = self.producers.get(self.received_copies.get(storage, (storage, True))[0])
+            if owner is None or self.sources.backward.get((op, OUTPUT, owner.op)) != HOST:
                 return  # an input, a tensor computed between calls, or a copy that no call makes again here
-        kind, producer = (SAVED, op) if maker is None else (OUTPUT, maker.op)
+        kind, producer = (SAVED, op) if owner is None else (OUTPUT, owner.op)
         source = self.sources.backward.get((op, kind, producer), 0)
         if source == HOST:
             if storage not in self.hosted:
-                origin, covers_storage = self.received.get(storage, (storage, True))
+                origin, covers_storage = self.received_copies.get(storage, (storage, True))
                 hosted_origin = self.hosted.get(origin) if covers_storage else None
                 self.hosted[storage] = HostedStorage(pack.tensor, op, self.lock, self.host_copier, hosted_origin)
             pack.drop(StorageView(self.hosted[storage], 0, pack.tensor))
         elif source > 0:
-            record, position = (own_record, ~index) if maker is None else (maker.record, maker.position)
+            record, position = (own_record, ~index) if owner is None else (owner.record, owner.position)
             if record is not None:
                 pack.drop(StorageView(record, position, pack.tensor))
                 record.add_reader((id(pack), BACKWARD), position, source)
@@ -224,7 +226,7 @@ class BufferSnapshot:
 
 
 class SavedTensor:
-    """What autograd holds for a saved tensor: the tensor, or the view from which it is read."""
+    """An entry that autograd holds for a saved tensor: the tensor itself, or the view from which it is read."""
 
     __slots__ = ("tensor", "version", "view")
 

@@ -1,4 +1,4 @@
-"""The state of one forward while it runs, and the protocol of its observers."""
+"""The state of one forward pass while it runs, and the protocol of its observers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Observer:
     """Observes every planned call of a forward. The measured timeline is an observer."""
 
     def start(self, op: int, arguments: object) -> set[Node]:
-        """The call is about to run on its device; its inputs are there. Returns the autograd nodes that `stop` is given."""
+        """Called before a call runs; its inputs are on its device. Returns the autograd nodes that `stop` is given."""
         return set()
 
     def stop(self, op: int, nodes: set[Node], outputs: object) -> None:
-        """The call is submitted. A call that raises, as the last one of a recomputation does, gets no `stop`."""
+        """Called when a call is submitted. A call that raises, as the last one of a recomputation does, gets no `stop`."""
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
         """Called when a forward begins. Returns the context to enter around the `run`-th run of a call in the backward pass."""
@@ -38,27 +38,31 @@ class Observer:
 
 
 class ForwardState:
-    """The state of one forward."""
+    """The state of one forward pass.
+
+    `learned` maps the key of a call to its outputs' specification, its number of autograd nodes, and the outline of its inputs.
+    """
 
     def __init__(self, learned: dict[str, tuple[object, int, object]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
         self.pending: list[Future] = []  # futures that nobody has waited for
         self.pinned_regions = 0  # number of running regions in which no call may wait
-        self.before: tuple[object, ...] = ()
-        self.modes = 0
-        self.latest = -1  # of the reached calls, the one that comes last in the plan
+        self.ambient_settings: tuple[object, ...] = ()  # autograd, autocast and hooks, when it began
+        self.modes = 0  # number of active function modes
+        self.latest = -1  # the call that is last in the plan, of those reached so far
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
         self.inplace_pending = False
-        self.ambient: dict[torch.device, torch.cuda.Stream] = {}
+        self.caller_streams: dict[torch.device, torch.cuda.Stream] = {}
         self.output_device: torch.device | None = None
         self.order: list[int] = []
         self.tags: list[Any] = []
-        self.adopted: list[torch.Tensor] = []
+        self.adopted: list[torch.Tensor] = []  # tensors that no call made, with a tag
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:
+        """Waits until all submitted calls have ended."""
         wait(self.jobs)
 
     def join(self) -> None:
@@ -70,14 +74,14 @@ class ForwardState:
 
 
 class LearnedSpecs:
-    """What each call returns, by the signature of a forward. The oldest signature is dropped and learned again later."""
+    """Specifications of what each call returns, by the signature of a forward pass. The oldest of too many is dropped."""
 
     def __init__(self, max_signatures: int = 256):
         self.max_signatures = max_signatures
         self.signatures: dict[object, dict[str, tuple[object, int, object]]] = {}
 
     def lookup(self, signature: object) -> tuple[bool, dict[str, tuple[object, int, object]]]:
-        """Whether a signature is known, and what is learned of each call by its key."""
+        """Returns whether a signature is known, and what is learned of each call, by its key."""
         is_known = signature in self.signatures
         if not is_known and len(self.signatures) >= self.max_signatures:
             self.signatures.pop(next(iter(self.signatures)))
@@ -85,7 +89,7 @@ class LearnedSpecs:
 
 
 def run_observed(observer: Observer, op: int, run: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """Runs a call and tells the observer."""
+    """Runs a call between `observer.start` and `observer.stop`."""
     nodes = observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)
     observer.stop(op, nodes, outputs)

@@ -109,7 +109,7 @@ class Session(Handler):
                 "autocast casts a tensor once for several layers that read it: this forward runs in code order"
             )
             return
-        state.before, state.modes = ambient(), function_modes() + 1
+        state.ambient_settings, state.modes = ambient(), function_modes() + 1
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training
         is_known, state.learned = self.learned.lookup((input_outline, autocast_state(), *modes))
         state.gate = Gate(self.plan.order) if is_known else None
@@ -210,7 +210,7 @@ class Session(Handler):
 
     def _is_pinned(self, state: ForwardState, module: nn.Module | None, args: Args, kwargs: Kwargs) -> bool:
         """Whether this call must run where the code has it."""
-        if state.pinned_regions or ambient() != state.before:
+        if state.pinned_regions or ambient() != state.ambient_settings:
             return True
         return module is not None and (has_hooks(module) or function_modes() != state.modes)
 

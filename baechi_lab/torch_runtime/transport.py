@@ -42,16 +42,16 @@ class Tag:
 
 
 class HostTransport:
-    """All devices are the CPU (or one other device): nothing moves, nothing is synchronised."""
+    """Transport between devices that are all the CPU, or one other device: nothing moves, nothing is synchronised."""
 
     def __init__(self, devices: Sequence[str]):
         self.devices = [torch.device(d) for d in devices]
 
     def begin(self, state: ForwardState) -> None:
-        """Nothing to prepare."""
+        """Starts a forward pass. Here there is nothing to prepare."""
 
     def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:
-        """Returns the context in which a call on `device` runs; no stream to enter here."""
+        """Returns the context in which a call on `device` runs. Here there is no stream to enter."""
         return contextlib.nullcontext()
 
     def arrive(self, state: ForwardState, value: T, device: int) -> T:
@@ -62,20 +62,20 @@ class HostTransport:
     def depart(
         self, state: ForwardState, outputs: object, op: int, device: int, sends: Sequence[Send], remote: bool = True
     ) -> None:
-        """Outputs are on every device already. `remote` says whether another device will read any of them."""
+        """Sends outputs on; here they are on every device already. `remote`: whether another device will read any of them."""
 
     def release_copies(self, state: ForwardState, value: object, device: int) -> None:
-        """A planned call on `device` has run with `value`. There are no copies to free."""
+        """Called after a planned call on `device` has run with `value`. Here there are no copies to free."""
 
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
-        """Views are where their base is."""
+        """Called for the outputs of a function that is not planned. Here views are where their base is."""
 
     def device_of_value(self, state: ForwardState, value: object) -> int | None:
         """Returns the device for a function that was not planned; None because every device is equally good."""
         return None
 
     def end(self, state: ForwardState, outputs: T) -> T:
-        """Nothing to wait for."""
+        """Ends a forward pass and returns its outputs. Here there is nothing to wait for."""
         return outputs
 
 
@@ -92,7 +92,8 @@ class TaggedTransport(HostTransport):
         tensor._baechi_tag = tag  # type: ignore[attr-defined]
         state.tags.append(weakref.ref(tag))
 
-    def _expect(self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[Send]) -> None:
+    def _expect_reads(self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[Send]) -> None:
+        """Counts the planned calls that will read each output on another device."""
         for position, device, calls in sends:
             tag = tag_of(state, output_tensors[position]) if position < len(output_tensors) else None
             if tag is not None:
@@ -121,32 +122,32 @@ class StreamTransport(TaggedTransport):
 
     def __init__(self, devices: Sequence[str], *, record: bool = True):
         super().__init__([str(_with_index(torch.device(d))) for d in devices])
-        self.record = record
+        self.records_streams = record
         self.on_send: Callable[[int, int, int, object, object], None] | None = None  # op, target, bytes, start, stop
         self.own_streams: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
-        first: dict[torch.device, int] = {}
+        self.first_on_gpu: dict[torch.device, int] = {}
         for d, device in enumerate(self.devices):
-            if first.setdefault(device, d) != d and device.type == "cuda":
+            if self.first_on_gpu.setdefault(device, d) != d and device.type == "cuda":
                 self.own_streams[d] = torch.cuda.Stream(device)
-        self.first = first
         self.pairs: dict[tuple[int, int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     # -- streams -------------------------------------------------------------------------------------
 
     def compute(self, state: ForwardState, device: int) -> torch.cuda.Stream:
-        return self.own_streams.get(device) or state.ambient[self.devices[device]]
+        """Returns the compute stream of a device."""
+        return self.own_streams.get(device) or state.caller_streams[self.devices[device]]
 
     def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:
-        return torch.cuda.stream(self.compute(state, device)) if self._cuda(device) else contextlib.nullcontext()
+        return torch.cuda.stream(self.compute(state, device)) if self._is_cuda(device) else contextlib.nullcontext()
 
-    def _cuda(self, device: int) -> bool:
+    def _is_cuda(self, device: int) -> bool:
         return self.devices[device].type == "cuda"
 
     def begin(self, state: ForwardState) -> None:
-        """Remembers the caller's streams. The own streams start after what the caller has submitted so far."""
-        state.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
+        """Stores the caller's streams. The own streams start after all that the caller has submitted so far."""
+        state.caller_streams = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
         for d, stream in self.own_streams.items():
-            stream.wait_stream(state.ambient[self.devices[d]])
+            stream.wait_stream(state.caller_streams[self.devices[d]])
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class StreamTransport(TaggedTransport):
     def depart(
         self, state: ForwardState, outputs: object, op: int, device: int, sends: Sequence[Send], remote: bool = True
     ) -> None:
-        if not self._cuda(device):
+        if not self._is_cuda(device):
             return
         event = torch.cuda.Event() if remote else None  # most calls are read on their own device only
         if event is not None:
@@ -180,12 +181,12 @@ class StreamTransport(TaggedTransport):
                 self._set_tag(state, tensor, Tag(state, op, device, event, version(tensor)))
         for position, target, _ in sends:  # a layer on the host fetches its inputs itself
             on_gpu = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
-            if on_gpu and self._cuda(target):
+            if on_gpu and self._is_cuda(target):
                 self.send_copy(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
-        self._expect(state, output_tensors, sends)
+        self._expect_reads(state, output_tensors, sends)
 
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
-        """Tag the outputs of a function that is not planned. A view is complete when its base is; anything else is new."""
+        """Tags the outputs of a function that is not planned. A view is complete when its base is; anything else is new."""
         bases = {storage_key(t): tag_of(state, t) for t in tensors(inputs)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
@@ -198,42 +199,38 @@ class StreamTransport(TaggedTransport):
         self, state: ForwardState, tensor: torch.Tensor, tag: Tag, target: int
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Returns the copy of a tensor on a device, made once per version, and the event after which it is complete."""
-        copied, copy, event = tag.copies.get(target, (-1, tensor, None))
-        if copied == version(tensor):
+        copied_version, copy, event = tag.copies.get(target, (-1, tensor, None))
+        if copied_version == version(tensor):
             return copy, event
         if tag.event is None or tag.version != version(tensor):  # complete after all that is submitted so far
             tag.version, tag.event = version(tensor), torch.cuda.Event()
             tag.event.record(self.compute(state, tag.device))
-        tx, rx = self.stream_pair(tag.op, tag.device, target)
-        tx.wait_event(tag.event)
-        started = self._mark(tx)
+        send_stream, receive_stream = self.stream_pair(tag.op, tag.device, target)
+        send_stream.wait_event(tag.event)
+        start_mark = self._mark(send_stream)
         if tensor.device == self.devices[target]:
-            rx.wait_event(tag.event)
-            copy, reader = (
-                self.copy_on_streams(tensor, target, rx, rx),
-                rx,
-            )  # one GPU: the receiving stream makes the copy
+            receive_stream.wait_event(tag.event)
+            reader = receive_stream  # on one GPU the receiving stream makes the copy
         else:
-            copy, reader = self.copy_on_streams(tensor, target, tx, rx), tx
+            reader = send_stream
+        copy = self.copy_on_streams(tensor, target, reader, receive_stream)
         event = torch.cuda.Event()
-        event.record(rx)
-        if self.record:
+        event.record(receive_stream)
+        if self.records_streams:
             tensor.record_stream(reader)
             copy.record_stream(self.compute(state, target))
         tag.copies[target] = (version(tensor), copy, event)
         if self.on_send is not None:
-            self.on_send(tag.op, target, tensor_bytes(tensor), started, self._mark(rx))
+            self.on_send(tag.op, target, tensor_bytes(tensor), start_mark, self._mark(receive_stream))
         return copy, event
 
     def copy_on_streams(
-        self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream
+        self, tensor: torch.Tensor, target: int, send_stream: torch.cuda.Stream, receive_stream: torch.cuda.Stream
     ) -> torch.Tensor:
-        """Copies a tensor. Between GPUs torch copies on the sender's stream, and makes it and the receiver's stream wait for each
-        other.
-        """
-        with torch.cuda.stream(tx), torch.cuda.stream(rx):
-            same = tensor.device == self.devices[target]
-            return tensor.clone() if same else tensor.to(self.devices[target], non_blocking=True)
+        """Copies a tensor. Between GPUs torch copies on the sender's stream, and the two streams wait for each other."""
+        with torch.cuda.stream(send_stream), torch.cuda.stream(receive_stream):
+            is_same_gpu = tensor.device == self.devices[target]
+            return tensor.clone() if is_same_gpu else tensor.to(self.devices[target], non_blocking=True)
 
     def _mark(self, stream: torch.cuda.Stream) -> object:
         """Returns a timing event with the index of its GPU, or None if nobody measures."""
@@ -244,6 +241,7 @@ class StreamTransport(TaggedTransport):
         return event, stream.device.index
 
     def stream_pair(self, op: int, source: int, target: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        """Returns the stream on which `op` sends from `source` to `target`, and the one on which `target` receives."""
         key = (op, source, target)
         if key not in self.pairs:
             self.pairs[key] = (torch.cuda.Stream(self.devices[source]), torch.cuda.Stream(self.devices[target]))
@@ -252,10 +250,10 @@ class StreamTransport(TaggedTransport):
     # -- tensors that no layer made ------------------------------------------------------------------
 
     def _adopt(self, state: ForwardState, tensor: torch.Tensor) -> Tag:
-        """Tag an input or constant. It is complete after what the caller's stream has submitted so far."""
+        """Tags an input or constant. It is complete after all that the caller's stream has submitted so far."""
         event = torch.cuda.Event()
-        event.record(state.ambient[tensor.device])
-        tag = Tag(state, -1, self.first[tensor.device], event, version(tensor))
+        event.record(state.caller_streams[tensor.device])
+        tag = Tag(state, -1, self.first_on_gpu[tensor.device], event, version(tensor))
         self._set_tag(state, tensor, tag)
         state.adopted.append(tensor)
         return tag
@@ -264,17 +262,17 @@ class StreamTransport(TaggedTransport):
         """Returns the device of the first tensor of `value`. A function that was not planned runs there."""
         for tensor in tensors(value):
             tag = tag_of(state, tensor)
-            if tag is not None or tensor.device in self.first:
-                return tag.device if tag is not None else self.first[tensor.device]
+            if tag is not None or tensor.device in self.first_on_gpu:
+                return tag.device if tag is not None else self.first_on_gpu[tensor.device]
         return None
 
     def end(self, state: ForwardState, outputs: T) -> T:
         """Makes the caller's streams wait for the own streams. The caller may free the outputs."""
         for d, stream in self.own_streams.items():
-            state.ambient[self.devices[d]].wait_stream(stream)
+            state.caller_streams[self.devices[d]].wait_stream(stream)
         for tensor in tensors(outputs):
-            if self.own_streams and tensor.device in state.ambient and self.record:
-                tensor.record_stream(state.ambient[tensor.device])
+            if self.own_streams and tensor.device in state.caller_streams and self.records_streams:
+                tensor.record_stream(state.caller_streams[tensor.device])
         super().end(state, outputs)
         for tensor in state.adopted:
             del tensor._baechi_tag  # type: ignore[attr-defined]
@@ -295,6 +293,7 @@ def make_transport(devices: Sequence[str]) -> HostTransport:
 
 
 def _with_index(device: torch.device) -> torch.device:
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
-    )
+    """Returns the device; for "cuda" without an index, the current GPU."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

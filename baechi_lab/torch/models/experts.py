@@ -42,20 +42,22 @@ def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
 
 def join_companions(graph: OpGraph, device: NDArray[np.int32]) -> None:
     """Gives colocation groups the device of their first call, and backward ops that of their forward op."""
-    first: dict[int, int] = {}
+    group_device: dict[int, int] = {}
     for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates come last and follow their calls
         group = int(graph.colocation[op])
         if group >= 0:
-            device[op] = first.setdefault(group, int(device[op]))
+            device[op] = group_device.setdefault(group, int(device[op]))
     is_backward = graph.forward_of >= 0
     device[is_backward] = device[graph.forward_of[is_backward]]
 
 
-def _one(op: str, layers: int, devices: int) -> int | None:
+def _one_device(op: str, layers: int, devices: int) -> int | None:
+    """Returns the stage of a call in a model that stays on one device."""
     return 0
 
 
 def _gnmt(op: str, layers: int, devices: int) -> int | None:
+    """Returns the stage of a call of GNMT, or None: that of the call before it."""
     if op in ("source", "target"):
         return 0
     match = re.match(r"(?:encoder|decoder)\.(first|rest\.(\d+))", op)
@@ -65,6 +67,7 @@ def _gnmt(op: str, layers: int, devices: int) -> int | None:
 
 
 def _stacks(op: str, layers: int, devices: int) -> int | None:
+    """Returns the stage of a call in a model of equal stacks of layers, or None: that of the call before it."""
     if op.startswith("embedding") or op == "dropout":
         return 0
     match = re.match(r"(?:layers|encoder|decoder)\.(\d+)", op)
@@ -72,8 +75,8 @@ def _stacks(op: str, layers: int, devices: int) -> int | None:
 
 
 _RULES: dict[str, Callable[[str, int, int], int | None]] = {
-    "inception_v3": _one,
-    "resnet50": _one,
+    "inception_v3": _one_device,
+    "resnet50": _one_device,
     "gnmt": _gnmt,
     "transformer": _stacks,
     "bert": _stacks,

@@ -42,10 +42,10 @@ def build(
     if optimizer not in ("sgd", None):
         raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")
     generator = torch.Generator().manual_seed(seed)
-    make, inputs, loss, targets = build_model(batch_size, generator, dict(config))
+    build_module, inputs, loss, targets = build_model(batch_size, generator, dict(config))
     return TorchStep(
         name=name,
-        build=make,
+        build=build_module,
         inputs=inputs,
         loss=loss,
         targets=targets,
@@ -60,13 +60,19 @@ def names() -> list[str]:
     return sorted(MODELS.names())
 
 
-StepParts = tuple[
+ModelParts = tuple[
     Callable[[], nn.Module], tuple[torch.Tensor, ...], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]
 ]
+"""A function that builds a model, its inputs, its loss, and the targets of the loss."""
+
+ModelBuilder = Callable[[int, torch.Generator, dict[str, object]], ModelParts]
+"""Builds the parts of a step from its batch size, a generator of random data and keywords."""
 
 
-def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, object]], StepParts]:
-    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> StepParts:
+def _image_model(model: type[nn.Module], size: int) -> ModelBuilder:
+    """Returns the builder of a classifier of square images; `size` is the default side in pixels."""
+
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> ModelParts:
         side, classes = config.pop("image_size", size), config.get("classes", 1000)
         images = torch.randn(batch, 3, side, side, generator=generator)
         labels = torch.randint(classes, (batch,), generator=generator)
@@ -75,10 +81,10 @@ def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator,
     return make_step
 
 
-def _translation(
-    model: type[nn.Module], words: int, size: int
-) -> Callable[[int, torch.Generator, dict[str, object]], StepParts]:
-    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> StepParts:
+def _translation_model(model: type[nn.Module], words: int, size: int) -> ModelBuilder:
+    """Returns the builder of a translator; `words` and `size` are the default vocabulary and tokens per sentence."""
+
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> ModelParts:
         length, vocabulary = config.pop("length", size), config.get("vocabulary", words)
         source, target, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(3))
         return _bind_config(model, config), (source, target), token_loss, (labels,)
@@ -86,7 +92,7 @@ def _translation(
     return make_step
 
 
-def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
+def _bert_model(batch: int, generator: torch.Generator, config: dict[str, Any]) -> ModelParts:
     length, vocabulary = config.pop("length", 128), config.get("vocabulary", 30522)
     config["length"] = max(length, 1)
     tokens, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(2))
@@ -96,6 +102,7 @@ def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Ste
 
 
 def _bind_config(model: Callable[..., nn.Module], config: dict[str, object]) -> Callable[[], nn.Module]:
+    """Returns a function that builds the model. Raises `UnknownNameError` for a keyword that it does not know."""
     parameters = list(inspect.signature(model).parameters)
     for key in config:
         if key not in parameters:
@@ -107,10 +114,10 @@ MODELS: Registry[Any] = Registry(
     "model",
     TorchStep,
     {
-        "inception_v3": _image(InceptionV3, 299),
-        "resnet50": _image(ResNet, 224),
-        "transformer": _translation(Transformer, 32000, 64),
-        "gnmt": _translation(GNMT, 32000, 40),
-        "bert": _bert,
+        "inception_v3": _image_model(InceptionV3, 299),
+        "resnet50": _image_model(ResNet, 224),
+        "transformer": _translation_model(Transformer, 32000, 64),
+        "gnmt": _translation_model(GNMT, 32000, 40),
+        "bert": _bert_model,
     },
 )
