@@ -1,4 +1,4 @@
-"""Sentences about a step time: against one device, against the lower bound, and why no placement is better."""
+"""Sentences on a step time: compared with one device and with the lower bound, and why no placement is better."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | 
         pipeline: `micro_batches` and `schedule`, as in `bl.simulate`.
 
     Returns:
-        The simulated timeline, or None where some op may run nowhere.
+        The simulated timeline, or None if no device may run some op.
     """
     from .placers.single import on_one_device
     from .simulator import simulate
@@ -50,7 +50,7 @@ def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | 
 
 
 def against_one_device(step_us: float, one_device_us: float) -> str:
-    """Compares a step with that of one device in words; empty where a time is missing.
+    """Compares a step with that of one device in words; empty if a time is missing.
 
     >>> against_one_device(106.0, 100.0), against_one_device(50.0, 100.0), against_one_device(100.2, 100.0)
     ('1.06 times slower than one device', '2 times faster than one device', 'as fast as one device')
@@ -64,13 +64,13 @@ def against_one_device(step_us: float, one_device_us: float) -> str:
 
 
 def speedup_of(table: pandas.DataFrame) -> pandas.Series:
-    """Returns the step of one device over that of every row: float64[rows], NaN where one of them is missing or 0."""
+    """Returns the step of one device over that of every row: float64[rows], NaN if one of them is missing or 0."""
     one_device_us, makespan_us = table["one_device_us"].astype(float), table["makespan_us"].astype(float)
     return one_device_us.where(one_device_us > 0) / makespan_us.where(np.isfinite(makespan_us) & (makespan_us > 0))
 
 
 def change_in_words(step_us: float, before_us: float) -> str:
-    """Returns the change from one step to another in percent; empty where a time is missing or grows from 0.
+    """Returns the change from one step to another in percent; empty if a time is missing or grows from 0.
 
     >>> change_in_words(141.0, 100.0), change_in_words(97.5, 100.0), change_in_words(5.0, 5.0)
     ('+41%', '-2.5%', 'no change')
@@ -88,7 +88,7 @@ def change_in_words(step_us: float, before_us: float) -> str:
 
 
 def from_to_in_words(before_us: float, after_us: float) -> str:
-    """Returns two steps in the unit that suits the longer one; empty where one is missing.
+    """Returns two steps in the unit that suits the longer one; empty if one is missing.
 
     >>> from_to_in_words(422_800.0, 351_800.0), from_to_in_words(25.0, 17.0), from_to_in_words(float("nan"), 1.0)
     ('422.8 -> 351.8 ms', '25.0 -> 17.0 us', '')
@@ -96,7 +96,7 @@ def from_to_in_words(before_us: float, after_us: float) -> str:
     if not (before_us > 0 and after_us > 0 and math.isfinite(before_us) and math.isfinite(after_us)):
         return ""
     longest = max(before_us, after_us)
-    factor, unit = next(((f, u) for f, u in ((1e6, "s"), (1e3, "ms")) if longest >= f), (1.0, "us"))
+    factor, unit = (1e6, "s") if longest >= 1e6 else (1e3, "ms") if longest >= 1e3 else (1.0, "us")
     digits = 1 if longest / factor >= 10 else 3
     return f"{before_us / factor:.{digits}f} -> {after_us / factor:.{digits}f} {unit}"
 
@@ -117,57 +117,62 @@ class StepPart:
 def step_parts(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> tuple[StepPart, ...]:
     """Divides the step from 0 to its end into the parts of its critical path, which add up to the makespan.
 
-    Between two ops of the path, a transfer waits in queues and then takes its time. The remaining time is idle: a planned
-    order, or other work of a real runtime.
+    Between two ops of the path, a transfer first waits in queues and then sends. The remaining time is idle: the device waits
+    for a planned order, or for other work of a real runtime.
 
     Args:
         timeline: of the step.
         ops, transfers: the critical path in order of time, ops of the timeline and rows of its transfers.
     """
-    stretches = _stretches(timeline, ops, transfers)
+    intervals = _path_intervals(timeline, ops, transfers)
     sums: dict[tuple[str, int], float] = {}
     longest: dict[tuple[str, int], tuple[float, float]] = {}
-    for kind, device, start, end in stretches:
+    for kind, device, start, end in intervals:
         key = (kind, device)
         sums[key] = sums.get(key, 0.0) + end - start
         if key not in longest or end - start > longest[key][1] - longest[key][0]:
             longest[key] = (start, end)
     order = sorted(sums, key=lambda key: (_KINDS.index(key[0]), key[1]))
-    near = 1e-9 * timeline.makespan_us
-    return tuple(StepPart(*key, sums[key], longest[key]) for key in order if sums[key] > near)
+    rounding_us = 1e-9 * timeline.makespan_us
+    return tuple(StepPart(*key, sums[key], longest[key]) for key in order if sums[key] > rounding_us)
 
 
 _KINDS = ("compute", "transfer", "queue", "idle")
 
 
-def _stretches(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> list[tuple[str, int, float, float]]:
-    """Returns the intervals of the path in order, `(kind, device, start, end)`; equal neighbours are joined."""
+def _path_intervals(
+    timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]
+) -> list[tuple[str, int, float, float]]:
+    """Returns the intervals of the path in order, `(kind, device, start, end)`; neighbours of one kind and device are joined."""
     rows = {int(op): row for row, op in enumerate(timeline.op.tolist())}
-    sends, stretches, now_us = timeline.transfers, [], 0.0
+    sends, intervals, now_us = timeline.transfers, [], 0.0
     pending = [int(row) for row in transfers]
     for op in ops:
         row = rows[int(op)]
         start, end = float(timeline.start_us[row]), float(timeline.end_us[row])
         if pending and start > now_us:
-            arrives = float(sends.end_us[pending[0]])
-            if arrives <= start + 1e-9 * timeline.makespan_us and int(sends.target[pending[0]]) == timeline.device[row]:
+            arrival_us = float(sends.end_us[pending[0]])
+            if (
+                arrival_us <= start + 1e-9 * timeline.makespan_us
+                and int(sends.target[pending[0]]) == timeline.device[row]
+            ):
                 send_start_us = max(float(sends.start_us[pending[0]]), float(sends.receive_us[pending[0]]))
-                stretches += [("queue", -1, now_us, send_start_us), ("transfer", -1, send_start_us, arrives)]
-                now_us = arrives
+                intervals += [("queue", -1, now_us, send_start_us), ("transfer", -1, send_start_us, arrival_us)]
+                now_us = arrival_us
         while pending and float(sends.end_us[pending[0]]) <= start:
             pending.pop(0)
-        stretches += [("idle", -1, now_us, start), ("compute", int(timeline.device[row]), max(start, now_us), end)]
+        intervals += [("idle", -1, now_us, start), ("compute", int(timeline.device[row]), max(start, now_us), end)]
         now_us = max(now_us, end)
-    stretches.append(("idle", -1, now_us, timeline.makespan_us))
-    joined: list[tuple[str, int, float, float]] = []
-    for kind, device, start, end in stretches:
+    intervals.append(("idle", -1, now_us, timeline.makespan_us))
+    joined_intervals: list[tuple[str, int, float, float]] = []
+    for kind, device, start, end in intervals:
         if end <= start:
             continue
-        if joined and joined[-1][:2] == (kind, device) and joined[-1][3] >= start:
-            joined[-1] = (kind, device, joined[-1][2], end)
+        if joined_intervals and joined_intervals[-1][:2] == (kind, device) and joined_intervals[-1][3] >= start:
+            joined_intervals[-1] = (kind, device, joined_intervals[-1][2], end)
         else:
-            joined.append((kind, device, start, end))
-    return joined
+            joined_intervals.append((kind, device, start, end))
+    return joined_intervals
 
 
 def gap_in_words(gap: float) -> str:
@@ -182,7 +187,7 @@ def gap_in_words(gap: float) -> str:
 
 
 def group_work(graph: OpGraph) -> NDArray[np.float64]:
-    """Microseconds of work of every colocation group (an op without one is its own), in no promised order.
+    """Returns the microseconds of work of every colocation group, in any order; an op without one is a group of its own.
 
     >>> sorted(group_work(OpGraph.from_edges([1, 3, 4], colocation=[0, 0, -1], colocation_names=("g",))).tolist())
     [4.0, 4.0]
@@ -206,13 +211,13 @@ def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
     """Whether passes left groups that are too large or too few to divide among the devices."""
     if coarse is graph or cluster.n == 1:
         return False
-    few = GROUPS_PER_DEVICE * cluster.n
+    max_groups = GROUPS_PER_DEVICE * cluster.n
     groups_after, groups_before = len(group_work(coarse)), len(group_work(graph))
-    return groups_after <= few < groups_before or largest_share(coarse) > LARGEST_SHARE >= largest_share(graph)
+    return groups_after <= max_groups < groups_before or largest_share(coarse) > LARGEST_SHARE >= largest_share(graph)
 
 
 def coarse_in_words(coarse: OpGraph) -> str:
-    """Describes the groups that the passes left, where there is little to divide."""
+    """Describes the groups that the passes made, if there is little to divide."""
     count = len(group_work(coarse))
     groups = f"{coarse.n:,} group{'' if coarse.n == 1 else 's'}"
     if count < coarse.n:
@@ -240,23 +245,23 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
         graph, placed: the graph, and what was placed of it: itself, or its groups.
         cluster: the devices.
     """
-    split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
+    divided = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
     well_divided = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
     is_well_divided = bool((well_divided & table["feasible"].astype(bool)).any())
-    coarse = "" if is_well_divided else note_on_groups(graph, placed, cluster)
-    notes = [coarse] if coarse else []
-    if len(split) == 0 or cluster.n == 1:
+    group_note = "" if is_well_divided else note_on_groups(graph, placed, cluster)
+    notes = [group_note] if group_note else []
+    if len(divided) == 0 or cluster.n == 1:
         return tuple(notes)
-    best, one = float(split["makespan_us"].min()), float(split["one_device_us"].iloc[0])
-    if not math.isnan(one) and best > SLOWER * one:
+    best_us, one_device_us = float(divided["makespan_us"].min()), float(divided["one_device_us"].iloc[0])
+    if not math.isnan(one_device_us) and best_us > SLOWER * one_device_us:
         advice = "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed is graph else ""
         notes.append(
-            f"one device alone takes {format_us(one)}: even the best split here is "
-            f"{against_one_device(best, one)}{advice}"
+            f"one device alone takes {format_us(one_device_us)}: even the best split here is "
+            f"{against_one_device(best_us, one_device_us)}{advice}"
         )
-    elif best > (1 - AT_THE_BOUND) * one and not coarse:
-        proof = ": by the lower bound, none can be" if float(split["gap"].min()) < AT_THE_BOUND else ""
-        notes.append(f"no placement here is faster than one device, which takes {format_us(one)}{proof}")
+    elif best_us > (1 - AT_THE_BOUND) * one_device_us and not group_note:
+        proof = ": by the lower bound, none can be" if float(divided["gap"].min()) < AT_THE_BOUND else ""
+        notes.append(f"no placement here is faster than one device, which takes {format_us(one_device_us)}{proof}")
     return tuple(notes)
 
 
@@ -289,11 +294,11 @@ def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> st
     """
     if not measured_us < lower_bound_us * (1.0 - AT_THE_BOUND):
         return ""
-    about = f" ({describe_repeats(graph.info['measured'])})" if "measured" in graph.info else ""
+    repeats_text = f" ({describe_repeats(graph.info['measured'])})" if "measured" in graph.info else ""
     return (
         f"measured {format_us(measured_us)}, below the lower bound of {format_us(lower_bound_us)}: the bound holds for the "
-        f"times of the profile{about}, which has every op on its own; in a real step ops may overlap, use more cores and do "
-        "without what observing them takes"
+        f"times of the profile{repeats_text}, which has every op on its own; in a real step ops may overlap, use more cores and "
+        "do without what observing them takes"
     )
 
 

@@ -53,10 +53,15 @@ class Placing:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One setting: the batch size of its graph (None: the graph's own), a cluster, a placer and the options of a step.
+    """One setting of a sweep.
 
-    `samples` per step (None: unknown); `micro_batches` and `schedule` as in `bl.simulate`; `replicas`: the number of copies of
-    the placement, each on its share of the devices; `error`: why this setting cannot be simulated.
+    Args:
+        batch_size: of its graph; None: the graph's own.
+        cluster, placer: the devices, and the name of the placer.
+        samples: per step; None: unknown.
+        micro_batches, schedule: as in `bl.simulate`.
+        replicas: the number of copies of the placement, each on its share of the devices.
+        error: why this setting cannot be simulated; empty if it can.
     """
 
     batch_size: int | None
@@ -70,13 +75,13 @@ class Cell:
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """The given ones of `micro_batches` and `schedule`."""
+        """Those of `micro_batches` and `schedule` that are not None."""
         options = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {key: value for key, value in options.items() if value is not None}
 
     @property
     def placer_arguments(self) -> dict[str, object]:
-        """The given ones of `micro_batches` and `schedule` that are parameters of the placer."""
+        """Those of `pipeline` that are parameters of the placer."""
         from ..placers.registry import pipeline_parameters
 
         return pipeline_parameters(self.placer, self.pipeline)
@@ -132,7 +137,7 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
 class Steps:
     """Lists of the swept options of steps: `micro_batches` and `schedule` (None: not given) and `replicas`.
 
-    A batch that the micro-batches do not divide is rejected at once where there is one count, else in its rows.
+    A batch that the micro-batches do not divide is rejected at once if there is one count, else in its rows.
     """
 
     micro_batches: tuple[int | None, ...] = (None,)
@@ -146,18 +151,18 @@ class Steps:
         from ..simulator.pipelined_graph import pipeline_options
 
         counts = [None] if micro_batches is None else as_list("micro_batches", micro_batches)
-        orders = [None] if schedule is None else as_list("schedule", schedule)
-        for count, order in product(counts, orders):
-            pipeline_options(count, order)
+        schedules = [None] if schedule is None else as_list("schedule", schedule)
+        for count, option in product(counts, schedules):
+            pipeline_options(count, option)
             if count is not None and count > MOST_OPS:
                 raise InvalidInput(f"micro_batches is {str(count)[:60]}; it must be at most {MOST_OPS}")
-        for field, values in (("micro_batches", counts), ("schedule", orders)):
+        for field, values in (("micro_batches", counts), ("schedule", schedules)):
             if not values:
                 raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
-        width = [device_count(r, "replicas") for r in as_list("replicas", replicas)]
-        if not width:
+        replica_counts = [device_count(replica_count, "replicas") for replica_count in as_list("replicas", replicas)]
+        if not replica_counts:
             raise InvalidInput("replicas is empty; give at least one value to sweep over")
-        return cls(tuple(counts), tuple(orders), tuple(width))
+        return cls(tuple(counts), tuple(schedules), tuple(replica_counts))
 
 
 def cells(
@@ -173,25 +178,39 @@ def cells(
     Without `memory_bytes`, devices have the memory of the template's.
     """
     steps = Steps() if steps is None else steps
-    sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
-    counts = [device_count(d, "devices") for d in devices]
-    memory = [None] if memory_bytes is None else [parse_bytes(m) for m in memory_bytes]
+    sizes = [None] if batch_size is None else [check_whole("batch_size", size) for size in batch_size]
+    device_counts = [device_count(count, "devices") for count in devices]
+    memory = [None] if memory_bytes is None else [parse_bytes(size) for size in memory_bytes]
     names = list(placer)
-    for field, values in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
+    for field, values in (
+        ("batch_size", sizes),
+        ("devices", device_counts),
+        ("memory_bytes", memory),
+        ("placer", names),
+    ):
         if not values:
             raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
-    for b, m in product(sizes, steps.micro_batches):
-        size, error = _micro_batch_size(b, m, len(steps.micro_batches) > 1)
-        for d, capacity_bytes, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
-            why = error or replica_error(d, r, m)
-            cluster = template.resized(d)
+    for samples, micro_batches in product(sizes, steps.micro_batches):
+        graph_batch, batch_error = _micro_batch_size(samples, micro_batches, len(steps.micro_batches) > 1)
+        options = product(device_counts, memory, names, steps.replicas, steps.schedule)
+        for device_number, capacity_bytes, placer_name, replicas, schedule in options:
+            cluster = template.resized(device_number)
             if capacity_bytes is not None:
                 cluster = cluster.with_memory(capacity_bytes)
-            yield Cell(size, cluster, p, b, m, order, r, why)
+            yield Cell(
+                batch_size=graph_batch,
+                cluster=cluster,
+                placer=placer_name,
+                samples=samples,
+                micro_batches=micro_batches,
+                schedule=schedule,
+                replicas=replicas,
+                error=batch_error or replica_error(device_number, replicas, micro_batches),
+            )
 
 
 def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
-    """Returns the samples of a micro-batch, or None and the reason."""
+    """Returns the samples of a micro-batch, or None and the reason; raises the reason unless there are `several` counts."""
     from ..passes.unroll import micro_batch_size
 
     if samples is None or count is None:
@@ -224,7 +243,7 @@ def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str
 
 
 def as_list(field: str, values: Any) -> list[Any]:
-    """Returns one value or several as a list."""
+    """Returns one value or several as a list. Raises `InvalidInput` for anything else."""
     if isinstance(values, (str, int)):
         return [values]
     if not is_list(values) or isinstance(values, Mapping):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,11 +11,12 @@ import plotly.graph_objects as go
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.units import format_us
+from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
 
 MOST_STEPS = 200
-"""Most steps of a log, because the figure holds for every step the bars of all earlier ones."""
+"""Most steps of a log, because the figure has the bars of all earlier steps for every step."""
 
 
 def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str | None = None) -> go.Figure:
@@ -71,7 +71,8 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     return figure.update_layout(margin={"t": 75}, title_text=_title(heading, sentences[-1]))
 
 
-def _decision_text(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
+def _decision_text(graph: OpGraph, cluster: Cluster, decision: Decision) -> str:
+    """Returns the chosen pair and the reason as a sentence."""
     pair = decision.chosen
     place_and_time = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
     return f"{place_and_time}: {decision.reason}"
@@ -82,30 +83,33 @@ def _title(heading: str, sentence: str) -> str:
 
 
 def _traces(
-    graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, factor: float
+    graph: OpGraph, cluster: Cluster, log: Sequence[Decision], step: int, factor: float
 ) -> list[go.Bar | go.Scatter]:
     """Returns the three traces of a slider position; those of the last position are shown at first."""
     marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
-    placed = log[: step + 1]
+    shown_decisions = log[: step + 1]
     colors = device_colors(cluster.names)
-    table, pairs = durations(graph, cluster), [d.chosen for d in placed]
-    pair_colors = [colors[c.device] for c in pairs]
+    table, chosen_pairs = durations(graph, cluster), [d.chosen for d in shown_decisions]
+    pair_colors = [colors[c.device] for c in chosen_pairs]
     traces = [
         go.Bar(
             orientation="h",
-            y=[-c.device for c in pairs],
-            base=[c.start_us / factor for c in pairs],
-            x=[float(table[c.op, c.device]) / factor for c in pairs],
+            y=[-c.device for c in chosen_pairs],
+            base=[c.start_us / factor for c in chosen_pairs],
+            x=[float(table[c.op, c.device]) / factor for c in chosen_pairs],
             width=0.5,
-            text=[graph.names[c.op] for c in pairs],
+            text=[graph.names[c.op] for c in chosen_pairs],
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": [text_on(color) for color in pair_colors]},
             marker={
                 "color": pair_colors,
-                "line": {"color": INK, "width": np.where(np.arange(len(placed)) < len(placed) - 1, 0.3, 2.5)},
+                "line": {
+                    "color": INK,
+                    "width": np.where(np.arange(len(shown_decisions)) < len(shown_decisions) - 1, 0.3, 2.5),
+                },
             },
-            hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(placed)],
+            hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(shown_decisions)],
             hovertemplate="%{hovertext}<extra></extra>",
         ),
         *marks,
@@ -115,14 +119,14 @@ def _traces(
     return traces
 
 
-def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
-    """Draws the pairs that were not chosen; pairs of one device and start share a mark."""
-    pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
+def _marks(graph: OpGraph, decision: Decision, factor: float, excluded: bool) -> go.Scatter:
+    """Draws the excluded or the other pairs that were not chosen; pairs of one device and start share a mark."""
+    pairs_by_position: dict[tuple[int, float], list[Candidate]] = defaultdict(list)
     for c in decision.candidates:
         if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
             pairs_by_position[c.device, c.start_us].append(c)
-    texts = [", ".join(graph.names[c.op] for c in same) for same in pairs_by_position.values()]
-    reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in same) for same in pairs_by_position.values()]
+    texts = [", ".join(graph.names[c.op] for c in pairs) for pairs in pairs_by_position.values()]
+    reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in pairs) for pairs in pairs_by_position.values()]
     color = LIMIT if excluded else INK
     return go.Scatter(
         x=[start / factor for _, start in pairs_by_position],

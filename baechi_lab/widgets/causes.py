@@ -13,17 +13,21 @@ from .schedule import computing
 from .waiting import last_inputs
 
 SLACK = 1e-9
-"""Share of the step below which two times are the same: sums of durations are rounded."""
+"""Two times are the same if they differ by less than this share of the step, since sums of durations are rounded."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """The last event for which an op waited.
 
-    `kind` is `start` (it did not wait), `device` (another op ran there), `tensor` (an input was made late), `transfer` (an input
-    was under way), `queue` (an input waited for a busy link) or `idle` (the timeline shows no cause). `op` is the op for which
-    it waited, `transfer` the row of the transfer, and `behind` the row of the transfer before it in a queue; -1 for none.
-    `waited_us` is how long the device, or else the inputs, were ready before the start.
+    Args:
+        kind: `start` (it did not wait), `device` (another op ran there), `tensor` (an input was produced late), `transfer` (an
+            input was being sent), `queue` (an input waited for a busy link) or `idle` (the timeline shows no cause).
+        op: the op for which it waited, -1 for none.
+        transfer: the row of the transfer for which it waited, -1 for none.
+        waited_us: how long the device, or else the inputs, were ready before the start.
+        sentence: the cause in words.
+        behind: the row of the transfer before it in a queue, -1 for none.
     """
 
     kind: str
@@ -44,73 +48,87 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
         return None
     row = int(rows[0])
     start, device = float(timeline.start_us[row]), int(timeline.device[row])
-    near = SLACK * max(timeline.makespan_us, 1.0)
-    last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
-    arrival_us, producer, transfer = float(last.there_us[0]), int(last.producer[0]), int(last.transfer[0])
+    rounding_us = SLACK * max(timeline.makespan_us, 1.0)
+    last_input = last_inputs(graph, timeline, np.array([op]), np.array([device]))
+    arrival_us, producer, transfer = (
+        float(last_input.there_us[0]),
+        int(last_input.producer[0]),
+        int(last_input.transfer[0]),
+    )
     if producer < 0 or arrival_us < 0:
         arrival_us, producer, transfer = -1.0, -1, -1
     # The end of the previous op in the lane of the device, and that op; -1 for none.
     computes = computing(graph, timeline)
-    same = (
+    ran_before = (
         (timeline.device == timeline.device[row])
         & (computes == computes[row])
-        & (timeline.end_us <= timeline.start_us[row] + near)
+        & (timeline.end_us <= timeline.start_us[row] + rounding_us)
     )
-    same[row] = False
-    earlier_rows = np.flatnonzero(same)
+    ran_before[row] = False
+    earlier_rows = np.flatnonzero(ran_before)
     if len(earlier_rows):
-        latest = int(earlier_rows[np.argmax(timeline.end_us[earlier_rows])])
-        before, previous = float(timeline.end_us[latest]), int(timeline.op[latest])
+        latest_row = int(earlier_rows[np.argmax(timeline.end_us[earlier_rows])])
+        free_us, previous_op = float(timeline.end_us[latest_row]), int(timeline.op[latest_row])
     else:
-        before, previous = -1.0, -1
-    at, name = f"started at {format_us(start)}", timeline.device_names[device]
-    if start <= near:
-        return Cause("start", -1, -1, 0.0, f"{at}, with the step")
-    if max(arrival_us, before) < start - near:
-        gap = start - max(arrival_us, before, 0.0)
-        sentence = (
-            f"{at}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
-        )
+        free_us, previous_op = -1.0, -1
+    start_text, name = f"started at {format_us(start)}", timeline.device_names[device]
+    if start <= rounding_us:
+        return Cause("start", -1, -1, 0.0, f"{start_text}, with the step")
+    if max(arrival_us, free_us) < start - rounding_us:
+        gap = start - max(arrival_us, free_us, 0.0)
+        sentence = f"{start_text}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
         return Cause("idle", -1, -1, gap, sentence)
-    if before > arrival_us + near:
-        ready = f"; its inputs were there {format_us(before - max(arrival_us, 0.0))} before" if producer >= 0 else ""
-        sentence = f"{at}: {name} was busy with {graph.names[previous]} until then{ready}"
-        return Cause("device", previous, -1, before - max(arrival_us, 0.0), sentence)
-    free = f"; {name} was free {format_us(arrival_us - before)} before" if arrival_us - max(before, 0.0) > near else ""
-    waited_us = arrival_us - max(before, 0.0)
+    if free_us > arrival_us + rounding_us:
+        ready_text = (
+            f"; its inputs were there {format_us(free_us - max(arrival_us, 0.0))} before" if producer >= 0 else ""
+        )
+        sentence = f"{start_text}: {name} was busy with {graph.names[previous_op]} until then{ready_text}"
+        return Cause("device", previous_op, -1, free_us - max(arrival_us, 0.0), sentence)
+    free_text = (
+        f"; {name} was free {format_us(arrival_us - free_us)} before"
+        if arrival_us - max(free_us, 0.0) > rounding_us
+        else ""
+    )
+    waited_us = arrival_us - max(free_us, 0.0)
     if transfer < 0:
-        return Cause("tensor", producer, -1, waited_us, f"{at}, when {graph.names[producer]} ended{free}")
-    return _of_transfer(graph, timeline, transfer, waited_us, f"{at}, when the tensor of {graph.names[producer]}", free)
+        return Cause("tensor", producer, -1, waited_us, f"{start_text}, when {graph.names[producer]} ended{free_text}")
+    return _of_transfer(
+        graph, timeline, transfer, waited_us, f"{start_text}, when the tensor of {graph.names[producer]}", free_text
+    )
 
 
-def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited_us: float, sentence: str, free: str) -> Cause:
+def _of_transfer(
+    graph: OpGraph, timeline: Timeline, row: int, waited_us: float, sentence: str, free_text: str
+) -> Cause:
     """Returns the cause `transfer`, or `queue` if the transfer waited at one of its ends."""
-    transfers, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
+    transfers, rounding_us = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
     tensor = int(transfers.tensor[row])
     producer = int(graph.tensor_producer[tensor])
     source, target = (timeline.device_names[int(d)] for d in (transfers.source[row], transfers.target[row]))
     produced_us = timeline.end_us[timeline.op == producer]
-    start, receive, end = (float(x[row]) for x in (transfers.start_us, transfers.receive_us, transfers.end_us))
+    start, receive, end = (float(times[row]) for times in (transfers.start_us, transfers.receive_us, transfers.end_us))
     sent_us = max(start, receive)
     queued_us = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
     size = format_bytes(int(timeline.tensor_bytes[tensor]))
     text = f"{sentence} ({size}) arrived from {source} after {format_us(end - sent_us)}"
-    if queued_us <= near:
-        return Cause("transfer", producer, row, waited_us, text + free)
+    if queued_us <= rounding_us:
+        return Cause("transfer", producer, row, waited_us, text + free_text)
     # The transfer at one of the two devices that ended when this one began; -1 if there is none.
     end_devices = (transfers.source[row], transfers.target[row])
     shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
     sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
-    ended = (np.abs(transfers.end_us - sent_us) <= near) | (np.abs(sender_free_us - sent_us) <= near)
-    blocking_rows = np.flatnonzero(shared & ended & (np.arange(len(transfers)) != row))
+    ended_then = (np.abs(transfers.end_us - sent_us) <= rounding_us) | (np.abs(sender_free_us - sent_us) <= rounding_us)
+    blocking_rows = np.flatnonzero(shared & ended_then & (np.arange(len(transfers)) != row))
     blocking_row = int(blocking_rows[0]) if len(blocking_rows) else -1
-    name = (
+    blocking_text = (
         "other transfers"
         if blocking_row < 0
         else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_row]])]}"
     )
-    busy_device = target if receive > start + near else source
-    sentence = f"{text}, having waited {format_us(queued_us)} in the queue of {busy_device} behind {name}{free}"
+    busy_device = target if receive > start + rounding_us else source
+    sentence = (
+        f"{text}, having waited {format_us(queued_us)} in the queue of {busy_device} behind {blocking_text}{free_text}"
+    )
     return Cause("queue", producer, row, waited_us, sentence, blocking_row)
 
 

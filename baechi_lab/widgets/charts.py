@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +40,19 @@ def times_chart(table: pandas.DataFrame) -> Chart:
         tips = _tips(table, "measured_us")
         series_list.append(series(table["measured_us"].astype(float) / factor, "measured", MEASURED, tips=tips))
     bound = float(table["lower_bound_us"].max()) if len(table) else float("nan")
-    rules = [rule(bound / factor, "lower bound", LIMIT)] if bound == bound else []
+    rules = [] if math.isnan(bound) else [rule(bound / factor, "lower bound", LIMIT)]
     return bars(table["placer"], f"step time ({unit})", series_list, rules)
 
 
 def _tips(table: pandas.DataFrame, column: str) -> list[str]:
+    """Returns the placer and the time of each row, as texts; empty if the time is missing."""
     pairs = zip(table["placer"], table[column], strict=True)
-    return [f"{name}: {format_us(float(us))}" if us is not None and us == us else "" for name, us in pairs]
+    return [f"{name}: {format_us(float(us))}" if is_known(us) else "" for name, us in pairs]
 
 
 def _largest(*columns: pandas.Series) -> float:
-    numbers = [float(x) for column in columns for x in column if x is not None and x == x]
+    """Returns the largest number of some columns; 0 if there is none."""
+    numbers = [float(x) for column in columns for x in column if is_known(x)]
     return max(numbers, default=0.0)
 
 
@@ -100,16 +103,16 @@ def run_chart(live: LiveRun) -> Chart:
     return curves("step", f"step time ({unit})", [measured_series], rules, **marks)
 
 
-def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Chart:
+def progress_chart(best_steps: list[tuple[float, float]], limit_seconds: float | None) -> Chart:
     """Makes a chart of the best step over the seconds of a search, from `(seconds, microseconds)`, up to its limit."""
-    finite_points = [(s, us) for s, us in points if np.isfinite(us)]
+    finite_points = [(seconds, us) for seconds, us in best_steps if np.isfinite(us)]
     factor, unit = scale(max((us for _, us in finite_points), default=0.0), UNITS)
     best_series = series(
         [us / factor for _, us in finite_points],
         "best so far",
         CURVES[0],
-        [s for s, _ in finite_points],
-        tips=[f"after {s:.1f} s: {format_us(us)}" for s, us in finite_points],
+        [seconds for seconds, _ in finite_points],
+        tips=[f"after {seconds:.1f} s: {format_us(us)}" for seconds, us in finite_points],
     )
     axis_range: dict[str, Any] = {"from": 0.0} | ({} if limit_seconds is None else {"to": float(limit_seconds)})
     return curves("seconds", f"step ({unit})", [best_series], steps=True, **axis_range)
@@ -122,27 +125,33 @@ def fit_chart(answer: Fit) -> Chart:
     simulated = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     capacity_bytes = answer.room_bytes
     largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
-    near = capacity_bytes <= FAR * largest_peak
-    size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if near else largest_peak), BYTES)
+    is_limit_shown = capacity_bytes <= FAR * largest_peak
+    size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if is_limit_shown else largest_peak), BYTES)
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0), UNITS)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
-        y, x = [w.time_per_sample_us / factor for w in options], [fullest_device_bytes(w) / size for w in options]
-        return series(y, name, color, x, [not w.fits for w in options], **attributes)
+        y, x = (
+            [option.time_per_sample_us / factor for option in options],
+            [fullest_device_bytes(option) / size for option in options],
+        )
+        return series(y, name, color, x, [not option.fits for option in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]
     kinds = list(enumerate(dict.fromkeys(answer.options[k].kind for k in simulated)))
-    for k, kind in kinds[1:] + kinds[:1]:  # the step as it is lies above others at the same place
-        ids = [n for n in simulated if answer.options[n].kind == kind]
-        options = [answer.options[n] for n in ids]
+    for k, kind in kinds[1:] + kinds[:1]:  # the unchanged step is drawn last, above others at the same place
+        ids = [position for position in simulated if answer.options[position].kind == kind]
+        options = [answer.options[position] for position in ids]
         tips = [
-            f"{w.choice_in_words}: {format_us(w.step_us)}, {format_bytes(fullest_device_bytes(w))} on the fullest device"
-            for w in options
+            f"{option.choice_in_words}: {format_us(option.step_us)}, "
+            f"{format_bytes(fullest_device_bytes(option))} on the fullest device"
+            for option in options
         ]
         series_list.append(option_series(options, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
-    per = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
-    rules = [limit(capacity_bytes / size, "memory of a device", LIMIT)] if near else []
-    return points(peak_axis(capacity_bytes, near, bytes_unit), f"time per {per} ({unit})", series_list, rules)
+    unit_of_work = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
+    rules = [limit(capacity_bytes / size, "memory of a device", LIMIT)] if is_limit_shown else []
+    return points(
+        peak_axis(capacity_bytes, is_limit_shown, bytes_unit), f"time per {unit_of_work} ({unit})", series_list, rules
+    )
 
 
 MEASURES = {
@@ -161,6 +170,7 @@ AXES = {
     "schedule": "schedule",
 }
 WORDS = ("placer", "schedule")
+"""Columns with words instead of numbers."""
 LEAST_SPAN = 0.1
 """Least difference from the strongest to the faintest colour of a heat map, as a share of its largest value."""
 
@@ -179,7 +189,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
     Returns:
         The chart, and sentences that describe it.
     """
-    column, along, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
+    column, axis_column, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
     units = {"makespan_us": UNITS, "peak_bytes": BYTES, "bubble": PERCENT}.get(column, ONE)
     values = quantity(measure, table[column].tolist(), units)
     front = set(pareto_front(table))
@@ -189,31 +199,38 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         _cost=(table[column].astype(float) * _better(column)).to_numpy(),
     )
     rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
-    best = rows.drop_duplicates([along, by_column] if by_column else [along]).sort_index()
+    best = rows.drop_duplicates([axis_column, by_column] if by_column else [axis_column]).sort_index()
     costs = (best[column].astype(float) * _better(column)).where(best["feasible"].astype(bool))
     # Differences of a few percent are faint: equal numbers on the screen have one colour.
     least, span = costs.min(), max(costs.max() - costs.min(), LEAST_SPAN * costs.abs().max())
-    xs, ys = _values(table, along), _values(table, by_column) if by_column else [""]
+    x_labels, y_labels = _values(table, axis_column), _values(table, by_column) if by_column else [""]
     cells = [
         {
-            "x": xs.index(_word(along, row[along])),
-            "y": ys.index(_word(by_column, row[by_column])) if by_column else 0,
+            "x": x_labels.index(_word(axis_column, row[axis_column])),
+            "y": y_labels.index(_word(by_column, row[by_column])) if by_column else 0,
             "text": values.texts[int(k)],
             "tip": _tip(row, column) + (" (on the Pareto front)" if k in front else ""),
             "id": int(k),
             "fits": bool(row["feasible"]),
             "front": k in front,
-            "good": 0.0 if cost != cost else 1.0 if span == 0 else 1.0 - float((cost - least) / span),
+            "good": _strength(float(cost - least), float(span)),
         }
         for (k, row), cost in zip(best.iterrows(), costs, strict=True)
     ]
-    left_out = [name for name in varied_axes(table) if name not in (axis, by)]
-    notes = [f"Each cell is the best over {', '.join(left_out)}."] if left_out else []
+    other_axes = [name for name in varied_axes(table) if name not in (axis, by)]
+    notes = [f"Each cell is the best over {', '.join(other_axes)}."] if other_axes else []
     notes.append(
         "The stronger the colour, the better; ✗ does not fit; ◆ is on the Pareto front: nothing is both faster and "
         "smaller in memory. A click on a cell opens its setting."
     )
-    return heat(xs, ys, values.name, cells), " ".join(notes)
+    return heat(x_labels, y_labels, values.name, cells), " ".join(notes)
+
+
+def _strength(excess: float, span: float) -> float:
+    """Returns the strength of a cell's colour from 0 to 1; `excess` over the best cell is NaN for a cell that does not fit."""
+    if math.isnan(excess):
+        return 0.0
+    return 1.0 - excess / span if span else 1.0
 
 
 def _values(table: pandas.DataFrame, column: str) -> list[str]:
@@ -232,17 +249,18 @@ def pareto_front(table: pandas.DataFrame) -> list[int]:
     peaks = table["peak_bytes"].astype(float)
     front: list[int] = []
     for k in sorted(np.flatnonzero(fits).tolist(), key=lambda k: (times.iloc[k], peaks.iloc[k])):
-        last = front[-1] if front else None
+        slowest = front[-1] if front else None
         if (
-            last is None
-            or peaks.iloc[k] < peaks.iloc[last]
-            or (times.iloc[k], peaks.iloc[k]) == (times.iloc[last], peaks.iloc[last])
+            slowest is None
+            or peaks.iloc[k] < peaks.iloc[slowest]
+            or (times.iloc[k], peaks.iloc[k]) == (times.iloc[slowest], peaks.iloc[slowest])
         ):
             front.append(k)
     return front
 
 
 def _front_times(table: pandas.DataFrame) -> pandas.Series:
+    """Returns the step times in microseconds, per sample if batch sizes differ."""
     times = table["makespan_us"].astype(float)
     return times / table["batch_size"].astype(float) if table["batch_size"].nunique() > 1 else times
 
@@ -265,9 +283,9 @@ def pareto_chart(table: pandas.DataFrame) -> Chart:
         rows = np.flatnonzero((table["placer"] == placer) & times.notna() & peaks.notna()).tolist()
         tips = [_tip(table.iloc[row], "makespan_us") for row in rows]
         series_list.append(points_of(rows, str(placer), CURVES[k % len(CURVES)], ids=rows, tips=tips))
-    per = "time per sample" if table["batch_size"].nunique() > 1 else "step time"
+    time_label = "time per sample" if table["batch_size"].nunique() > 1 else "step time"
     title = "Pareto front: time against memory"
-    return points(f"peak memory ({bytes_unit})", f"{per} ({unit})", series_list, title=title)
+    return points(f"peak memory ({bytes_unit})", f"{time_label} ({unit})", series_list, title=title)
 
 
 def _better(column: str) -> float:
@@ -278,12 +296,12 @@ def _better(column: str) -> float:
 def _tip(row: Any, column: str) -> str:
     """Describes a row of a sweep: its setting, its value, and the reason why it does not fit."""
     setting = ", ".join(_word(c, row[c]) for c in AXES.values() if is_known(row[c]))
-    words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes, "bubble": "{:.1%}".format}.get(
+    format_value: Any = {"makespan_us": format_us, "peak_bytes": format_bytes, "bubble": "{:.1%}".format}.get(
         column, plain_number
     )
-    value = f": {words(float(row[column]))}" if is_known(row[column]) else ""
-    why = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
-    return setting + value + why
+    value = f": {format_value(float(row[column]))}" if is_known(row[column]) else ""
+    reason = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
+    return setting + value + reason
 
 
 def is_known(value: object) -> bool:

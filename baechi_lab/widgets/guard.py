@@ -1,4 +1,4 @@
-"""Errors of callbacks, shown as one sentence with details to unfold; none is swallowed."""
+"""Shows errors of callbacks as one sentence with details to unfold, so that none is swallowed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Problem:
 
 
 def refused(show: Callable[[Problem], None]) -> Guard:
-    """Guards a change of the setting; the sentence of an error adds that the setting stays as it was.
+    """Returns a guard for a change of the setting; the sentence of an error adds that the setting stays as it was.
 
     >>> messages = []
     >>> with refused(messages.append):

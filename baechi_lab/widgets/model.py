@@ -78,13 +78,13 @@ class WorkbenchModel:
         self.stale = False
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
-        self._agreed = (setting.placer, setting.params)
+        self._confirmed = (setting.placer, setting.params)
         self._computed: deque[Setting] = deque(maxlen=self.memo.size)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.worker = Background(self.fail, self._progress, DELAY)
         self.previewer = Background(lambda _: self.emit("previews", {}), lambda *_: None, DELAY)
 
-    # -- telling ---------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------
 
     def on(self, event: str, call: Callable[[Any], None]) -> None:
         """Calls `call(argument)` whenever `event` happens."""
@@ -97,6 +97,7 @@ class WorkbenchModel:
                 call(argument)
 
     def fail(self, problem: Problem) -> None:
+        """Shows a problem."""
         self.problem = problem
         self.emit("problem", problem)
 
@@ -107,13 +108,14 @@ class WorkbenchModel:
             self.emit("problem", None)
 
     def _progress(self, text: str, share: float) -> None:
-        until_then = f"; {FIRST_PLACER} is shown until then" if text and self.preliminary else ""
-        self.emit("progress", (f"{text}{until_then}", share))
+        preliminary_note = f"; {FIRST_PLACER} is shown until then" if text and self.preliminary else ""
+        self.emit("progress", (f"{text}{preliminary_note}", share))
 
     # -- setting ---------------------------------------------------------------------------------------
 
     @property
     def setting(self) -> Setting:
+        """The present setting; the first outcome for it may still be computed."""
         return self.history.now
 
     def change(self, **changes: Any) -> None:
@@ -123,8 +125,8 @@ class WorkbenchModel:
         """
         setting = self.setting.replace(**changes)
         if setting.placer != self.setting.placer and self._can_start(setting):
-            kept_for_start = {key: value for key, value in changes.items() if key not in OWN}
-            setting = setting.replace(start=self.setting.replace(**kept_for_start))
+            other_changes = {key: value for key, value in changes.items() if key not in OWN}
+            setting = setting.replace(start=self.setting.replace(**other_changes))
         self.enter(setting)
 
     def _can_start(self, setting: Setting) -> bool:
@@ -161,12 +163,14 @@ class WorkbenchModel:
         """Goes forward to the undone setting; returns False if there is none."""
         return self._step(self.history.redo())
 
-    def _step(self, by_move: bool) -> bool:
-        if by_move:
+    def _step(self, has_moved: bool) -> bool:
+        """Announces the setting after a step in the history; returns whether there was one."""
+        if has_moved:
             self._changed()
-        return by_move
+        return has_moved
 
     def _changed(self) -> None:
+        """Announces a new setting and computes it, unless a search with new limits waits for the user."""
         self.clear_problem()
         if self.fitted is not None and self.setting != self.fitted:
             self.fitted = None
@@ -175,14 +179,14 @@ class WorkbenchModel:
         self.emit("history", (self.history.can_undo, self.history.can_redo))
         setting = self.setting
         # The result of a search that was computed earlier is cached.
-        agreed = (setting.placer, setting.params) == self._agreed or setting in self._computed
-        if not (self.inline or agreed) and placer_class(setting.placer).anytime:
+        is_confirmed = (setting.placer, setting.params) == self._confirmed or setting in self._computed
+        if not (self.inline or is_confirmed) and placer_class(setting.placer).anytime:
             self.worker.cancel()
             self._set_stale(self.outcome is not None)
             self._progress("", -1.0)
-            limit = time_limit(self.setting.placer, self.setting.params)
-            until = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
-            self.emit("waiting", f"{self.setting.placer} works {until}: set its limits, then press Compute")
+            seconds = time_limit(self.setting.placer, self.setting.params)
+            duration_text = "until it is stopped" if seconds is None else f"up to {seconds:g} s, or until it is stopped"
+            self.emit("waiting", f"{self.setting.placer} works {duration_text}: set its limits, then press Compute")
         else:
             self.refresh()
 
@@ -194,7 +198,7 @@ class WorkbenchModel:
 
     def refresh(self) -> None:
         """Computes the outcome of the setting; until it arrives, the last outcome stays and is stale."""
-        self._agreed = (self.setting.placer, self.setting.params)
+        self._confirmed = (self.setting.placer, self.setting.params)
         self._set_stale(self.outcome is not None)
         if self.inline:
             with Guard(self.fail):
@@ -212,7 +216,7 @@ class WorkbenchModel:
     def open(self) -> Outcome:
         """Computes the first outcome; if it does not fit, makes the smallest change that fits, and emits it as `fitted`.
 
-        Where `auto` takes seconds, the first outcome is that of one of its placers, and `auto` goes on in the background.
+        If `auto` takes seconds, the first outcome is that of `FIRST_PLACER`, and `auto` continues in the background.
 
         Raises:
             InfeasiblePlacement: no change that was tried fits.
@@ -223,7 +227,7 @@ class WorkbenchModel:
             self.outcome = self.first
             self.emit("outcome", self.first)
             self._set_stale(True)
-            # The loop is free when the cell has ended and its picture is sent: until then `auto` would take turns with both.
+            # `auto` starts once the cell has ended and its picture is sent, so that it does not compete with them.
             self.worker.deliver(lambda: self.refresh() if self.preliminary else None)
             return self.first
         refusal: InfeasiblePlacement | None = None
@@ -241,7 +245,7 @@ class WorkbenchModel:
             self.take_outcome((outcome, advice))
             return outcome
         self.history.push(fitting.outcome.setting)
-        self._agreed = (self.setting.placer, self.setting.params)
+        self._confirmed = (self.setting.placer, self.setting.params)
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
         self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
@@ -252,8 +256,8 @@ class WorkbenchModel:
     def _first_outcome(self) -> Outcome | None:
         """Returns the outcome of `FIRST_PLACER` under the setting, which that of `auto` can only improve, else None.
 
-        It is None where `auto` is fast, has another goal, is simulated in another order than its own, or where the placement
-        does not fit in the groups that `auto` places; and without a loop, because the outcome of `auto` could not arrive on it.
+        It is None if `auto` is fast, has another goal, or is simulated in another order than its own, if the placement does not
+        fit in the groups that `auto` places, and if there is no loop on which the outcome of `auto` could arrive.
         """
         setting = self.setting
         first_setting = setting.replace(placer=FIRST_PLACER, params={})
@@ -284,6 +288,7 @@ class WorkbenchModel:
         return self.outcome
 
     def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, tuple[Advice, ...]]:
+        """Returns the outcome of a setting and advice, quick advice only if the rest can follow in the background."""
         report: Report = silent if ticket is None else ticket.report
         try:
             outcome = compute(setting, self.subject, self.memo, report)
@@ -301,14 +306,14 @@ class WorkbenchModel:
     def take_outcome(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
         """Makes a computed outcome the shown one."""
         outcome, self.advice = outcome_and_advice
-        fresh = self.outcome is None or self.outcome.graph is not outcome.graph
+        has_new_graph = self.outcome is None or self.outcome.graph is not outcome.graph
         if self.outcome is not None and self.outcome is not self.first and self.outcome.setting != outcome.setting:
             self.before = self.outcome
         self.first = None
         self.outcome = outcome
         self._computed.append(outcome.setting)
         self.clear_problem()
-        if fresh:
+        if has_new_graph:
             self.selection = ()
         self._set_stale(False)
         self.emit("advice", self.advice)
@@ -344,6 +349,7 @@ class WorkbenchModel:
     # -- selection and moves ---------------------------------------------------------------------------
 
     def select(self, ops: Iterable[int]) -> None:
+        """Selects ops of the graph."""
         selected = tuple(sorted({int(i) for i in ops}))
         if selected != self.selection:
             self.selection = selected
@@ -406,8 +412,10 @@ class WorkbenchModel:
             return None
         from ..models.registry import make_model
 
-        name, usual = built_from.model, make_model(built_from.model).get_params()
-        return name, {key: x for key, x in built_from.params.items() if key not in usual or usual[key] != x}
+        name, defaults = built_from.model, make_model(built_from.model).get_params()
+        return name, {
+            key: value for key, value in built_from.params.items() if key not in defaults or defaults[key] != value
+        }
 
     def code(self, export: str = "") -> str:
         """Returns the setting as library code; if its groups did not fit, with the passes of the placed groups."""
@@ -419,17 +427,17 @@ class WorkbenchModel:
 
     def load_code(self, text: str) -> None:
         """Replaces the setting by that of the code; the model from which the given step was built means that step."""
-        read = from_code(text)
+        loaded_setting = from_code(text)
         name, params = self.built or ("", {})
-        model_params = {key: x for key, x in params.items() if key != "batch_size"}
+        model_params = {key: value for key, value in params.items() if key != "batch_size"}
         if (
             self.setting.source == GIVEN_SUBJECT
-            and read.model == name
+            and loaded_setting.model == name
             and name
-            and dict(read.model_params) == model_params
+            and dict(loaded_setting.model_params) == model_params
         ):
-            read = replace(read, source=GIVEN_SUBJECT, model_params={})
-        self.enter(read)
+            loaded_setting = replace(loaded_setting, source=GIVEN_SUBJECT, model_params={})
+        self.enter(loaded_setting)
 
 
 def first_setting(subject: Subject | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:

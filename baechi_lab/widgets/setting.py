@@ -190,7 +190,7 @@ class Setting:
         >>> Setting(Cluster.uniform(1), "file:net.onnx").is_program, Setting(Cluster.uniform(1), "file:a.json").is_program
         (True, False)
         """
-        return bool(self.path) and program_kind(self.path, b"") is not None
+        return bool(self.path) and program_kind(self.path) is not None
 
     def same_graph(self, setting: Setting) -> bool:
         """Whether both settings have the same ops."""

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Floats, Ints
 
-SWEEPS, ORDERINGS = 8, 24  # of positions, and of orders within layers
+SWEEPS, ORDERINGS = 8, 24
+"""Sweeps that improve heights, and sweeps that improve the orders of layers."""
 GAP = 12.0
 """Pixels between two boxes of a layer."""
 THIN = 6.0
@@ -44,16 +45,16 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
     u, v = np.where(swap, target, source), np.where(swap, source, target)
     for k in np.argsort(order[u], kind="stable").tolist():
         layer[v[k]] = max(layer[v[k]], layer[u[k]] + 1)
-    reads = np.zeros(len(order), dtype=np.bool_)
-    reads[v] = True
-    first = np.full(len(order), np.iinfo(np.int64).max)
-    np.minimum.at(first, u, layer[v])
-    is_delayed = ~reads & (first < np.iinfo(np.int64).max)
-    return np.where(is_delayed, first - 1, layer)
+    has_inputs = np.zeros(len(order), dtype=np.bool_)
+    has_inputs[v] = True
+    first_reader_layer = np.full(len(order), np.iinfo(np.int64).max)
+    np.minimum.at(first_reader_layer, u, layer[v])
+    is_delayed = ~has_inputs & (first_reader_layer < np.iinfo(np.int64).max)
+    return np.where(is_delayed, first_reader_layer - 1, layer)
 
 
 def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> Rows:
-    """Returns heights for boxes in given layers. Edges may have any direction; those within a layer are ignored.
+    """Returns the positions of boxes in given layers. Edges may have any direction; those within a layer are ignored.
 
     Args:
         layer, height, order: per box; `order` breaks ties within a layer at the start.
@@ -69,7 +70,7 @@ def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats
 
 @dataclass(frozen=True, eq=False)
 class _Pointed:
-    """Boxes, followed by the points of long arrows; links join neighbouring layers from left to right."""
+    """Boxes, followed by the points of long arrows. Links join neighbouring layers from `left` to `right`."""
 
     layer: Ints
     height: Floats
@@ -84,25 +85,25 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
     """Adds a point on every layer that an edge passes, so that edges join neighbours; edges from one box share points."""
     layers, heights, orders = layer.tolist(), height.tolist(), order.tolist()
     links: dict[tuple[int, int], float] = {}
-    shared: dict[tuple[int, int, bool], int] = {}
+    point_of: dict[tuple[int, int, bool], int] = {}
     chains = []
-    for u, v, w in zip(source.tolist(), target.tolist(), weight.tolist(), strict=True):
-        forward = layers[u] < layers[v]
-        low, high = (u, v) if forward else (v, u)
-        chain, last = [], low
-        for between in range(layers[low] + 1, layers[high]):
-            key = (u, between, forward)
-            if key not in shared:
-                shared[key] = len(layers)
-                layers.append(between)
+    for source_box, target_box, edge_weight in zip(source.tolist(), target.tolist(), weight.tolist(), strict=True):
+        forward = layers[source_box] < layers[target_box]
+        left_end, right_end = (source_box, target_box) if forward else (target_box, source_box)
+        chain, previous = [], left_end
+        for crossed_layer in range(layers[left_end] + 1, layers[right_end]):
+            key = (source_box, crossed_layer, forward)
+            if key not in point_of:
+                point_of[key] = len(layers)
+                layers.append(crossed_layer)
                 heights.append(THIN)
-                orders.append(orders[u])
-            point = shared[key]
-            links[last, point] = links.get((last, point), 0.0) + 3 * w
+                orders.append(orders[source_box])
+            point = point_of[key]
+            links[previous, point] = links.get((previous, point), 0.0) + 3 * edge_weight
             chain.append(point)
-            last = point
-        if layers[low] < layers[high]:
-            links[last, high] = links.get((last, high), 0.0) + w
+            previous = point
+        if layers[left_end] < layers[right_end]:
+            links[previous, right_end] = links.get((previous, right_end), 0.0) + edge_weight
         chains.append(tuple(chain if forward else chain[::-1]))
     link_ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
     return _Pointed(
@@ -119,20 +120,22 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
 def _order_layers(graph: _Pointed) -> list[Ints]:
     """Returns the boxes and points of each layer from top to bottom, after the sweep with fewest crossings."""
     rank = _ranks(graph.layer, graph.order)
-    best, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
+    best_rank, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
     for sweep in range(ORDERINGS):
-        near, far = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
-        degree: NDArray[np.int64] = np.bincount(near, minlength=len(rank))
-        mean = np.bincount(near, _centre_ranks(graph.layer, rank)[far], minlength=len(rank)) / np.maximum(degree, 1)
-        rank = _ranks(graph.layer, np.where(degree > 0, mean, _centre_ranks(graph.layer, rank)))
+        moved_end, fixed_end = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
+        degree: NDArray[np.int64] = np.bincount(moved_end, minlength=len(rank))
+        centre_rank = _centre_ranks(graph.layer, rank)
+        mean = np.bincount(moved_end, centre_rank[fixed_end], minlength=len(rank)) / np.maximum(degree, 1)
+        rank = _ranks(graph.layer, np.where(degree > 0, mean, centre_rank))
         count = crossings(graph.layer, rank, graph.left, graph.right)
         if count < fewest:
-            best, fewest = rank, count
-    order = np.lexsort((best, graph.layer))
+            best_rank, fewest = rank, count
+    order = np.lexsort((best_rank, graph.layer))
     return np.split(order, np.flatnonzero(np.diff(graph.layer[order])) + 1) if len(order) else []
 
 
 def _ranks(layer: Ints, value: Floats) -> Floats:
+    """Returns the rank of every box or point in its layer by `value`, from 0."""
     order = np.lexsort((np.arange(len(layer)), value, layer))
     first = np.searchsorted(layer[order], layer[order], side="left")
     rank = np.empty(len(layer))
@@ -167,22 +170,22 @@ def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
     n = len(y)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
-        last = sweep >= SWEEPS - 2
+        is_last = sweep >= SWEEPS - 2
         for column in layers if forward else layers[::-1]:
             pull, total = np.zeros(n), np.zeros(n)
-            for near, far in ((graph.right, graph.left), (graph.left, graph.right)):
-                if last or (near is graph.right) == forward:
-                    pull += np.bincount(near, graph.weight * y[far], minlength=n)
-                    total += np.bincount(near, graph.weight, minlength=n)
-            wish = np.where(total > 0, pull / np.maximum(total, 1e-300), y)[column]
-            y[column] = _pack(wish, np.maximum(total[column], 1e-3), _least_distances(graph.height[column]))
+            for moved_end, fixed_end in ((graph.right, graph.left), (graph.left, graph.right)):
+                if is_last or (moved_end is graph.right) == forward:
+                    pull += np.bincount(moved_end, graph.weight * y[fixed_end], minlength=n)
+                    total += np.bincount(moved_end, graph.weight, minlength=n)
+            wanted_y = np.where(total > 0, pull / np.maximum(total, 1e-300), y)[column]
+            y[column] = _pack(wanted_y, np.maximum(total[column], 1e-3), _least_distances(graph.height[column]))
     return y
 
 
 def _least_distances(height: Floats) -> Floats:
     """Returns the least distances between the middles of neighbours; points may be closer together than boxes."""
-    thin = height <= THIN
-    gap = np.where(thin[:-1] & thin[1:], 2.0, GAP)
+    is_point = height <= THIN
+    gap = np.where(is_point[:-1] & is_point[1:], 2.0, GAP)
     return (height[:-1] + height[1:]) / 2 + gap
 
 
@@ -194,14 +197,14 @@ def _pack(wish: Floats, weight: Floats, distances: Floats) -> Floats:
     """
     offset = np.concatenate([[0.0], np.cumsum(distances)]) if len(wish) else np.zeros(0)
     blocks: list[tuple[float, float, int]] = []
-    for value, w in zip((wish - offset).tolist(), weight.tolist(), strict=True):
-        mean, heavy, size = value, w, 1
+    for value, value_weight in zip((wish - offset).tolist(), weight.tolist(), strict=True):
+        mean, total, size = value, value_weight, 1
         while blocks and blocks[-1][0] >= mean:
-            above, weight_above, count = blocks.pop()
-            mean, heavy, size = (
-                (above * weight_above + mean * heavy) / (weight_above + heavy),
-                heavy + weight_above,
+            mean_above, weight_above, count = blocks.pop()
+            mean, total, size = (
+                (mean_above * weight_above + mean * total) / (weight_above + total),
+                total + weight_above,
                 size + count,
             )
-        blocks.append((mean, heavy, size))
+        blocks.append((mean, total, size))
     return np.repeat([b[0] for b in blocks], [b[2] for b in blocks]) + offset

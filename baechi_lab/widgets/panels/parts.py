@@ -15,11 +15,11 @@ from ..glossary import explained
 from ..views.folder import Folder
 
 WIDE = {"width": "100%", "margin": "1px 0"}
-"""A dict, from which every widget makes a Layout of its own."""
+"""Layout of a full line: a dict, from which every widget makes its own `Layout`."""
 MOST_DEVICES = 64
 """Most devices that can be typed; a given cluster may have more."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
-"""Parts of notes that are only for those who write code."""
+"""Parts of notes that only people who write code need."""
 BREAKS = re.compile(r"/|\.(?=[A-Za-z_])")
 """Ends of the scopes in a name, as TensorFlow and PyTorch write them: a line may break after them."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
@@ -46,7 +46,7 @@ def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
 
 
 def for_people(note: str) -> str:
-    """Returns a note of the library without the parts for those who write code.
+    """Returns a note of the library without the parts that only people who write code need.
 
     >>> for_people("rules found it (time_limit= searches on)")
     'rules found it'
@@ -169,9 +169,11 @@ class Fold(ipywidgets.VBox):
 
     @property
     def unfolded(self) -> bool:
+        """Whether the children are shown."""
         return bool(self.title.unfolded)
 
     def fold(self, folded: bool = True) -> None:
+        """Hides the children, or shows them if not `folded`."""
         self.title.unfolded = not folded
 
     def _show(self) -> None:

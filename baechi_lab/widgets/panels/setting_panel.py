@@ -245,7 +245,7 @@ class SettingPanel:
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
-        costs = {"profile": "estimated"} if program_kind(path.strip(), b"") else {}
+        costs = {"profile": "estimated"} if program_kind(path.strip()) else {}
         return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}, **costs}
 
     def _preset(self, name: str) -> dict[str, object]:

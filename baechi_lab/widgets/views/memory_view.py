@@ -60,24 +60,26 @@ class MemoryView(CanvasView):
         self.timelines = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
         self.rows = rows = memory_rows(self.timelines)
         peak_list = peaks(rows)
-        limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in peak_list), default=0))
+        limits, peak = [row.limit_bytes for row in rows], float(max((entry.bytes for entry in peak_list), default=0))
         colors = device_colors(max((row.device + 1 for row in rows), default=0))
-        near = [x for x in limits if x <= LIMIT_IN_VIEW * peak]
+        limits_in_view = [limit for limit in limits if limit <= LIMIT_IN_VIEW * peak]
         # A limit above the scale is a line at the upper edge, which must not touch the peak of a device that has room.
-        headroom = 1.12 if len(near) == len(limits) else 1.25
+        headroom = 1.12 if len(limits_in_view) == len(limits) else 1.25
         with self.hold_sync():
             self.devices = [short_device(row.timeline.device_names[row.device]) for row in rows]
             self.origins = [row.timeline.origin for row in rows]
             self.colors = [colors[row.device] for row in rows]
             self.shades = [shades(color) for color in self.colors]
             self.limit_bytes = limits
-            self.largest_bytes = max(peak * headroom, max(near, default=0) * 1.05, 1.0)
+            self.largest_bytes = max(peak * headroom, max(limits_in_view, default=0) * 1.05, 1.0)
             self.makespan_us = [row.timeline.makespan_us for row in rows]
-            span = max((t.makespan_us for t in self.timelines), default=0.0) if span_us is None else span_us
+            span = (
+                max((timeline.makespan_us for timeline in self.timelines), default=0.0) if span_us is None else span_us
+            )
             if self.span_us != span:
                 self.window = []
             self.span_us = span
-            self.peaks = [asdict(p) for p in peak_list]
+            self.peaks = [asdict(entry) for entry in peak_list]
             self.levels = level_columns(rows)
             self.live = {}
 
@@ -92,9 +94,11 @@ class MemoryView(CanvasView):
         self.live = {
             "row": row,
             "time_us": time_us,
-            "bytes": sum(one.bytes for one in live),
+            "bytes": sum(tensor.bytes for tensor in live),
             "count": len(live),
-            "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in live[:MOST_LIVE]],
+            "rows": [
+                [index.get(tensor.name, -1), tensor.name, tensor.category, tensor.bytes] for tensor in live[:MOST_LIVE]
+            ],
         }
 
     def _received(self, _: object, content: Message, __: object) -> None:
