@@ -1,4 +1,4 @@
-"""What a newcomer waits for: an installation in an empty home, and the first answers: python tests/benchmarks/installation.py
+"""Times an installation in an empty home and the first commands: python tests/benchmarks/installation.py
 
 In a fresh virtual environment and an empty home (no caches of pip or numba): `pip install .`, then commands on a graph file, each
 in a process of its own, the first of them twice; with `--tensorflow` then `'.[tensorflow]'` and the demo. The table is printed.
@@ -26,12 +26,12 @@ COMMANDS = {
 
 
 def megabytes(folder: Path) -> float:
-    """What the files of a folder take."""
+    """Returns the megabytes of the files of a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 1e6
 
 
 def main() -> None:
-    """Install, run, print."""
+    """Installs, runs the commands, and prints a row for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tensorflow", action="store_true", help="then install TensorFlow, and run the demo")
     arguments = parser.parse_args()
@@ -45,18 +45,18 @@ def main() -> None:
             started = time.perf_counter()
             completed = subprocess.run(command, cwd=home, env=variables, capture_output=True, text=True)
             seconds = time.perf_counter() - started
-            last = (completed.stdout + completed.stderr).strip().splitlines()[-1:] if completed.returncode else []
+            error_line = (completed.stdout + completed.stderr).strip().splitlines()[-1:] if completed.returncode else []
             print(
                 f"{label:<36} {seconds:7.1f} s {megabytes(environment):8.0f} MB  exit {completed.returncode}",
-                *last,
+                *error_line,
                 flush=True,
             )
 
         row("python -m venv", sys.executable, "-m", "venv", str(environment))
         pip, command = str(environment / "bin" / "pip"), str(environment / "bin" / "baechi-lab")
         row("pip install .", pip, "install", "-q", str(ROOT))
-        for label, words in COMMANDS.items():
-            row(label, command, *words)
+        for label, arguments_of_command in COMMANDS.items():
+            row(label, command, *arguments_of_command)
         if arguments.tensorflow:
             row("pip install '.[tensorflow]'", pip, "install", "-q", f"{ROOT}[tensorflow]")
             row("demo", command, "demo")

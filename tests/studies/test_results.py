@@ -12,7 +12,7 @@ from studies.results import result, result_names, result_path
 
 
 def commands(name):
-    """Command and date of a result, or of each of its parts."""
+    """Returns command and date of a result, or of each of its parts."""
     stored = result(name)
     results = [entry for entry in stored.values() if isinstance(entry, dict)] if "format" in stored else [stored]
     return [(entry["command"], entry["date"]) for entry in results]
@@ -70,9 +70,9 @@ def test_paper_c_draws_costs_and_clusters_as_it_says():
     assert graph.duration_us.min() >= 1 and graph.duration_us.max() <= 100 and graph.tensor_bytes.max() <= 100
     rows = critical_path.experiment(network, seeds=2, partitioners=("hash", "heft"))
     assert len(rows) == 2 * 2 * 3 and (rows["time"] >= rows["bound"] * (1 - 1e-12)).all()
-    of = rows[(rows["partitioner"] == "heft") & (rows["scheduler"] == "pct")]["time"]
+    times = rows[(rows["partitioner"] == "heft") & (rows["scheduler"] == "pct")]["time"]
     table = critical_path.summary(rows)
-    assert table.loc["heft", (network.name, "pct")] == f"{of.mean():.0f} ± {of.std():.0f}"
+    assert table.loc["heft", (network.name, "pct")] == f"{times.mean():.0f} ± {times.std():.0f}"
 
 
 def test_the_ten_tasks_are_those_of_the_tests():

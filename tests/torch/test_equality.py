@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow]
 
 
 def case(name):
-    """Model and inputs of a benchmark model, or of a hand-made one."""
+    """Returns the module and inputs of a benchmark model, or of a hand-made one."""
     if name in SMALL:
         step = bl.torch.models.build(name, **SMALL[name])
         return step.model(), step.inputs
@@ -50,26 +50,24 @@ def test_fifty_random_placements_are_bit_equal(name):
 
 @pytest.mark.parametrize("name", [*SMALL, *ODD])
 def test_copies_between_devices_change_only_rounding(name):
-    """Where devices are really apart, a tensor that two devices read is two tensors whose gradients are summed."""
+    """If devices have separate memory, a tensor that two devices read is two tensors whose gradients are summed."""
     from baechi_lab.torch_runtime.transport import HostTransport
-    from baechi_lab.torch_runtime.tree import map_tensors
+    from baechi_lab.torch_runtime.tree import map_tensors, tensors
 
     class Copying(HostTransport):
-        """Every input that is on another logical device is cloned."""
+        """Clones every input that is on another logical device."""
 
         def begin(self, state):
-            self.where, self.kept = {}, []
+            self.device_of_id, self.outputs = {}, []  # outputs stay alive, so that no id is used twice
 
-        def home(self, state, value):
-            from baechi_lab.torch_runtime.tree import tensors
-
-            return next((self.where[id(t)] for t in tensors(value) if id(t) in self.where), 0)
+        def device_of_value(self, state, value):
+            return next((self.device_of_id[id(t)] for t in tensors(value) if id(t) in self.device_of_id), 0)
 
         def arrive(self, state, value, device):
-            return map_tensors(value, lambda t: t if self.where.get(id(t), device) == device else t.clone())
+            return map_tensors(value, lambda t: t if self.device_of_id.get(id(t), device) == device else t.clone())
 
         def depart(self, state, outputs, op, device, sends, remote=True):
-            map_tensors(outputs, lambda t: (self.kept.append(t), self.where.__setitem__(id(t), device)))
+            map_tensors(outputs, lambda t: (self.outputs.append(t), self.device_of_id.__setitem__(id(t), device)))
 
         def inherit(self, state, outputs, inputs, device):
             self.depart(state, outputs, -1, device, ())

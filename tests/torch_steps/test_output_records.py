@@ -1,4 +1,4 @@
-"""Outputs in records of every kind: profiled, placed, distributed and executed; their classes check and derive as they like."""
+"""Outputs in records of every kind are profiled, placed, distributed and executed, whatever their classes check or derive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
 
 @dataclass
 class Checked:
-    """Takes tensors alone, and derives another from them, which is no field."""
+    """Accepts only a matrix, and derives an attribute from it that is no field."""
 
     logits: Any
     scale: float = 2.0
@@ -80,7 +80,7 @@ class NamedAndChecked(Named):
 
 
 class Attributes:
-    """As attrs makes them: its fields are listed, and it checks."""
+    """A class like those of attrs: its fields are listed, and it checks its arguments."""
 
     __attrs_attrs__ = (
         collections.namedtuple("Attribute", "name")("logits"),
@@ -94,7 +94,7 @@ class Attributes:
 
 
 class Dict(collections.OrderedDict):
-    """A dict that is made of nothing else."""
+    """A dict whose constructor takes only its own keywords."""
 
     def __init__(self, *, logits, total):
         super().__init__(logits=logits, total=total)
@@ -177,11 +177,11 @@ def test_a_record_is_profiled_placed_distributed_and_executed(kind, inner):
     step = TorchStep(kind, lambda: copy.deepcopy(model), (x,), loss=loss, atomic=atomic)
     graph = bl.torch.profile(step, runs=1, warmup=0)
     device = [int(name.startswith("last")) for name in graph.names]
-    placed = bl.Placement(device=device)
-    run = bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster)
+    placement = bl.Placement(device=device)
+    run = bl.torch.execute(step, placement, 1, warmup=0, graph=graph, cluster=cluster)
     expected = model(x)
     assert run.outputs[0][0] == pytest.approx(float(loss(expected).detach()))
-    output = bl.torch.distribute(copy.deepcopy(model), x, cluster, placed, graph=graph, atomic=atomic)(x)
+    output = bl.torch.distribute(copy.deepcopy(model), x, cluster, placement, graph=graph, atomic=atomic)(x)
     assert type(output) is type(expected) and same(list(tensors(output)), list(tensors(expected)))
     assert len(list(tensors(output))) == (4 if kind == "nested" else 2)
 

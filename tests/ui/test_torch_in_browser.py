@@ -1,4 +1,4 @@
-"""A PyTorch step in a real browser: opened, run, exported and swept, against the library's numbers.
+"""A PyTorch step in a real browser: opened, run and exported, compared with the library's numbers.
 
 Screenshots are kept in .pytest_cache/screenshots/.
 """
@@ -29,19 +29,19 @@ CELLS = [SETUP, 'bench = bl.Workbench(step, cluster, placer="m-topo", passes=())
 
 
 def test_a_torch_step_is_opened_run_and_exported(lab):
-    names = {}
-    exec(SETUP, names)
-    step, cluster = names["step"], names["cluster"]
+    namespace = {}
+    exec(SETUP, namespace)
+    step, cluster = namespace["step"], namespace["cluster"]
     graph = bl.profile(step, hardware="rtx2080")
     placement = bl.place(graph, cluster, "m-topo")
-    line = bl.simulate(graph, cluster, placement)
+    timeline = bl.simulate(graph, cluster, placement)
     with jb.browser_page(1280, 720) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("torch.ipynb", CELLS))
         jb.run_all(page, 'canvas[aria-label="Graph"]', 120_000)
         facts = page.locator(".bl-header .bl-facts")
-        for text in (f"step {format_us(line.makespan_us)}", f"graph {graph.n} ops", "estimated for rtx2080"):
+        for text in (f"step {format_us(timeline.makespan_us)}", f"graph {graph.n} ops", "estimated for rtx2080"):
             facts.filter(has_text=text).wait_for()
         page.wait_for_selector('.bl-setting .bl-note:has-text("step gnmt has its own batch of 6")')
         # Run: measured beside simulated, and the measured timeline below the simulated one.
@@ -52,7 +52,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         page.click('.bl-pane-run button:text-is("Start")')
         page.wait_for_selector('.bl-pane-run .bl-note:has-text("Done.")', timeout=120_000)
         numbers = page.locator(".bl-pane-run .bl-facts")
-        for text in (f"simulated for rtx2080 {format_us(line.makespan_us)}", "steps 2", "native (eager)"):
+        for text in (f"simulated for rtx2080 {format_us(timeline.makespan_us)}", "steps 2", "native (eager)"):
             numbers.filter(has_text=text).wait_for()
         page.wait_for_selector('.bl-title:has-text("measured")')
         picture(page, "torch-run")
@@ -62,8 +62,8 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         page.wait_for_selector('.bl-pane-export .bl-code:has-text("with torch alone")', timeout=60_000)
         page.click('.bl-pane-export button:text-is("Write the script")')
         page.wait_for_selector('.bl-good:has-text("Written")', timeout=60_000)
-        shown = page.locator(".bl-pane-export .bl-code").first.inner_text()
-        assert shown.strip() == (lab.folder / "placed_training" / "train.py").read_text().strip()
+        shown_script = page.locator(".bl-pane-export .bl-code").first.inner_text()
+        assert shown_script.strip() == (lab.folder / "placed_training" / "train.py").read_text().strip()
         plan = bl.write_plan(graph, placement, "device_map", model=step.model(), cluster=cluster)
         page.locator('.bl-pane-export .widget-inline-hbox:has(label > :text-is("plan for")) select').select_option(
             label="device_map: accelerate, transformers; needs the PyTorch model"
@@ -73,12 +73,14 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         for sentence in plan.unsupported:
             assert sentence in page.locator(".bl-pane-export").inner_text()
         # Micro-batches cut the batch.
-        micro = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("micro-batches")) input')
-        micro.fill("3")
-        micro.press("Tab")
+        micro_batch_input = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("micro-batches")) input')
+        micro_batch_input.fill("3")
+        micro_batch_input.press("Tab")
         micro_batch_graph = bl.profile(step.micro_batches(3)[0], hardware="rtx2080")
-        three = bl.simulate(micro_batch_graph, cluster, bl.place(micro_batch_graph, cluster, "m-topo"), micro_batches=3)
-        facts.filter(has_text=f"step {format_us(three.makespan_us)}").wait_for()
+        micro_batched = bl.simulate(
+            micro_batch_graph, cluster, bl.place(micro_batch_graph, cluster, "m-topo"), micro_batches=3
+        )
+        facts.filter(has_text=f"step {format_us(micro_batched.makespan_us)}").wait_for()
         for name in TABS:
             assert faults(page, name) == {}, name
             picture(page, f"torch-{name.lower()}")

@@ -1,4 +1,4 @@
-"""Measured memory of PyTorch steps on CPU devices: storages that are alive, by hand."""
+"""Measured memory of PyTorch steps on CPU devices: live storages, counted by hand."""
 
 from functools import partial
 
@@ -43,16 +43,16 @@ def linear():
 def test_peak_of_two_layers():
     """Weights 2 x 16384; batch and outputs 32 x 64 x 4 = 8192 each; gradients come with the backward pass.
 
-    At the end of the backward pass: weights, both gradients of weights, the batch, both outputs and little else; never
-    more than all storages that there are.
+    At the end of the backward pass these bytes are live: weights, their gradients, the batch and both outputs. The peak is at
+    most that of all storages together.
     """
     step = TorchStep("two", linear, (torch.ones(32, 64),))
     run = bl.torch.execute(step, bl.Placement(device=[0, 0]), 1, cluster=bl.Cluster.uniform(1, kind="cpu"))
-    line, weights, rows = run.timeline, 2 * 64 * 64 * 4, 32 * 64 * 4
-    assert line.info["peak"] == "storages alive" and len(run.outputs) == 3 + 1 + 1
-    _, levels = line.memory.levels(0)
+    timeline, weights, rows = run.timeline, 2 * 64 * 64 * 4, 32 * 64 * 4
+    assert timeline.info["peak"] == "storages alive" and len(run.outputs) == 3 + 1 + 1
+    _, levels = timeline.memory.levels(0)
     assert levels[0, 0] < levels[-1, 0] == 2 * weights + rows  # the gradients come with the backward pass
-    assert 2 * weights + rows <= line.peak_bytes[0] <= 2 * weights + 8 * rows
+    assert 2 * weights + rows <= timeline.peak_bytes[0] <= 2 * weights + 8 * rows
 
 
 def test_layers_hold_their_own():
@@ -86,7 +86,7 @@ def test_the_graph_of_a_step_has_loss_batch_and_gradients():
 
 
 class Cut(nn.Module):
-    """Three thirds of one product, multiplied: all of it is saved, and no third more than once."""
+    """Attention of the three thirds of one product: each third is saved once."""
 
     def __init__(self):
         super().__init__()
@@ -127,19 +127,19 @@ class Thirds(nn.Module):
 
 @pytest.mark.parametrize("device", [(0, 1, 1, 1), (0, 0, 0, 1), (0, 1, 1, 0)])
 def test_bug_a_whole_was_gone_with_its_first_part(device):
-    """Wherever the parts are read, the whole and its gradient are on the device of the product: simulated as measured."""
+    """The whole and its gradient are on the product's device, wherever the parts are read. Simulated and measured peaks agree."""
     step = TorchStep("thirds", Thirds, (torch.ones(256, 64),))
     cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
     graph = bl.torch.profile(step, warmup=1, runs=1)
-    home = {int(graph.colocation[op]): d for op, d in enumerate(device)}
-    placed = bl.Placement(device=[home[int(group)] for group in graph.colocation])
-    measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
-    simulated = bl.simulate(graph, cluster, placed).peak_bytes
+    device_of_group = {int(graph.colocation[op]): d for op, d in enumerate(device)}
+    placement = bl.Placement(device=[device_of_group[int(group)] for group in graph.colocation])
+    measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    simulated = bl.simulate(graph, cluster, placement).peak_bytes
     assert simulated[0] == pytest.approx(measured[0], rel=0.01)
 
 
 class Experts(nn.Module):
-    """Side by side, wide inside."""
+    """Four branches with wide inner layers."""
 
     def __init__(self):
         super().__init__()
@@ -151,14 +151,14 @@ class Experts(nn.Module):
 
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_bug_branches_side_by_side_ran_at_once(seed):
-    """One process runs them one after another, as the code has them: simulated so, peaks are the measured ones."""
+    """One process runs branches in the order of the code. Simulated in that order, peaks are the measured ones."""
     step = TorchStep("experts", Experts, (torch.ones(256, 64),))
     cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
     graph = bl.torch.profile(step, warmup=1, runs=1)
-    drawn = np.random.default_rng(seed).integers(0, 2, len(graph.colocation_names))
-    placed = bl.Placement(device=drawn[graph.colocation])
-    measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
-    simulated = bl.simulate(one_after_another(graph), cluster, placed).peak_bytes
+    group_device = np.random.default_rng(seed).integers(0, 2, len(graph.colocation_names))
+    placement = bl.Placement(device=group_device[graph.colocation])
+    measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    simulated = bl.simulate(one_after_another(graph), cluster, placement).peak_bytes
     assert np.allclose(simulated, measured, rtol=0.02)
 
 
@@ -205,8 +205,8 @@ def test_copies_between_cpu_devices_are_made_once_and_gradients_come_back():
 
     step = TorchStep("fork", Fork, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    placed = bl.Placement(device=np.where([n.startswith("first") for n in graph.names], 0, 1), graph_key=graph.key)
-    run = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph)
+    placement = bl.Placement(device=np.where([n.startswith("first") for n in graph.names], 0, 1), graph_key=graph.key)
+    run = bl.torch.execute(step, placement, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph)
     memory = run.timeline.memory
     for device in (0, 1):
         received = memory.delta[(memory.category == 3) & (memory.device == device) & (memory.delta > 0)]
@@ -229,9 +229,9 @@ def test_bug_a_received_copy_was_held_as_long_as_what_it_is_a_copy_of():
     step = TorchStep("late", LateReader, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
     graph = bl.torch.profile(step, runs=1, warmup=0)
     on_second_device = [n.startswith(("middle", "add")) and "#1" not in n for n in graph.names]
-    placed = bl.Placement(device=np.where(on_second_device, 1, 0), graph_key=graph.key)
-    line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
-    memory, start = line.memory, dict(zip(line.op.tolist(), line.start_us.tolist(), strict=True))
+    placement = bl.Placement(device=np.where(on_second_device, 1, 0), graph_key=graph.key)
+    timeline = bl.torch.execute(step, placement, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
+    memory, start = timeline.memory, dict(zip(timeline.op.tolist(), timeline.start_us.tolist(), strict=True))
     freed_us = memory.time_us[(memory.category == 3) & (memory.device == 1) & (memory.delta == -8192)]
     assert freed_us[0] <= start[graph.index["last"]]
 
@@ -251,9 +251,11 @@ def test_bug_what_no_call_made_and_one_saves_was_not_counted():
     graph = bl.torch.profile(step, runs=1, warmup=0)
     saved = {graph.tensor_label(t): int(graph.tensor_bytes[t]) for t in range(graph.tensor_count)}
     assert {k: v for k, v in saved.items() if k.endswith(":saved") and "loss" not in k} == {"mul:saved": 128}
-    placed = bl.Placement(device=np.where([n[0] in "am" for n in graph.names], 1, 0), graph_key=graph.key)
-    line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
-    deltas = line.memory.delta[(line.memory.op < 0) & (line.memory.category == 1) & (line.memory.device == 1)]
+    placement = bl.Placement(device=np.where([n[0] in "am" for n in graph.names], 1, 0), graph_key=graph.key)
+    timeline = bl.torch.execute(step, placement, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
+    deltas = timeline.memory.delta[
+        (timeline.memory.op < 0) & (timeline.memory.category == 1) & (timeline.memory.device == 1)
+    ]
     assert 128 in deltas.tolist()  # the mask is where the product is
 
 
@@ -267,8 +269,10 @@ def test_scratch_of_a_kernel_is_held_while_it_runs():
 
 
 def test_compare_shows_measured_beside_simulated_peaks():
-    """Two layers on one device: the peak is in the loss's backward pass, beside weights, the batch and the output that has a
-    name, before any gradient."""
+    """Two layers on one device: the peak is in the loss's backward pass, before any gradient.
+
+    Persistent bytes are then the weights, the batch and the output, which has a name in the training loop.
+    """
     step = TorchStep("two", linear, (torch.ones(32, 64),))
     graph = bl.torch.profile(step, runs=1, warmup=0)
     table = bl.compare(
@@ -292,7 +296,7 @@ def test_compare_shows_measured_beside_simulated_peaks():
     ],
 )
 def test_bug_the_state_of_a_steps_optimizer_was_not_counted(optimizer, states, more_bytes):
-    """Unless the step said how many tensors it keeps, a peak under Adam was simulated a third below the measured one.
+    """The simulated peak under Adam was a third below the measured one, unless the step gave `optimizer_states`.
 
     Adam counts steps, a number of 4 bytes per parameter; Adafactor that and a row and a column.
     """
@@ -320,7 +324,7 @@ class TwoOptimizers:
 
 
 def test_bug_optimizers_of_groups_of_parameters_kept_no_state_in_estimates():
-    """Tried on a single parameter, they fail; the peak of a step was estimated 61 % too low, without a word."""
+    """They fail on a single parameter. The peak of such a step was estimated 61 % too low, without a warning."""
     step = TorchStep("two", linear, (torch.ones(32, 64),), optimizer=TwoOptimizers)
     with pytest.warns(UserWarning, match="keeps 1 tensors for some parameters and 2 for others"):
         assert step.kept_states == 2
@@ -329,13 +333,13 @@ def test_bug_optimizers_of_groups_of_parameters_kept_no_state_in_estimates():
 
 
 def test_the_peak_of_a_step_with_momentum_and_adam():
-    """Outputs are most of it."""
+    """Outputs are most of the peak."""
     for optimizer in (partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam):
         step = TorchStep("two", linear, (torch.ones(1024, 64),), optimizer=optimizer)
         graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
-        placed = bl.place(graph, cluster, "single")
-        run = bl.torch.execute(step, placed, 1, cluster=cluster, graph=graph)
-        assert bl.simulate(graph, cluster, placed).peak_bytes[0] >= 0.95 * run.timeline.peak_bytes[0]
+        placement = bl.place(graph, cluster, "single")
+        run = bl.torch.execute(step, placement, 1, cluster=cluster, graph=graph)
+        assert bl.simulate(graph, cluster, placement).peak_bytes[0] >= 0.95 * run.timeline.peak_bytes[0]
 
 
 def test_states_that_are_no_number_are_refused():
@@ -344,7 +348,7 @@ def test_states_that_are_no_number_are_refused():
 
 
 def test_events_of_the_profiler_are_not_parsed(monkeypatch):
-    """Parsing makes objects of all events, which nobody reads: 40 % of an execution's time."""
+    """Parsing makes an object of every event, which took 40 % of an execution's time, and nothing reads them."""
     monkeypatch.delattr(torch.autograd.profiler.profile, "_parse_kineto_results")
     step = bl.torch.TorchStep("two", lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4))
     graph = bl.torch.profile(step, warmup=0, runs=1)
