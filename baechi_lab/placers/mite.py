@@ -9,8 +9,8 @@ mem: utilization of l; imp = 1 - rank(i) / max rank x speed(l) / max speed (equa
 that are placed already (equation 10; a unit's inputs from inside do not count); execTime: duration on l over the
 largest on any device. O(groups log groups + (groups + edges) x devices).
 
-Where products are equal, most often 0 because some device needs no transfer, the product without traffic decides,
-then the speed, then the device index: the paper leaves it open. Utilization counts the unit itself, as otherwise
+If products are equal, most often 0 because some device needs no transfer, the product without traffic decides,
+then the speed, then the device index; the paper does not say. Utilization counts the unit itself, as otherwise
 every empty device would have the product 0.
 """
 
@@ -54,12 +54,12 @@ def first_plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
     edges, usage = incoming(graph, cluster, units.group), empty_usage(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)
-    _choose(units_by_rank(units), units.cost, units.pace, importance, edges, usage)
+    _choose_devices(units_by_rank(units), units.cost, units.pace, importance, edges, usage)
     return Placement(device=usage.unit_device[units.group])
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
-def _choose(
+def _choose_devices(
     sequence: NDArray[np.int64],
     cost: NDArray[np.float64],
     pace: NDArray[np.float64],

@@ -23,7 +23,7 @@ pytest.importorskip("numba")
 
 ROOT = Path(__file__).parents[2]
 KERNELS = [
-    *((kernel, "_run"), (earliest_start, "_schedule"), (insertion, "_schedule"), (mite, "_choose")),
+    *((kernel, "_run"), (earliest_start, "_schedule"), (insertion, "_schedule"), (mite, "_choose_devices")),
     *((dfs, "_visit"), (dfs, "_choose_devices"), (critical_path, "_balance_work"), (batch_split, "_assign_batches")),
     *((hash_partition, "spread_units"), (contiguous, "cut_line"), (solver, "_spend_remaining_savings")),
     *((paths, "_heads"), (paths, "tails"), (ranks, "_longest_path_tree")),
