@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,7 +12,6 @@ import plotly.graph_objects as go
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.units import format_us
-from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
 
@@ -71,7 +71,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     return figure.update_layout(margin={"t": 75}, title_text=_title(heading, sentences[-1]))
 
 
-def _decision_text(graph: OpGraph, cluster: Cluster, decision: Decision) -> str:
+def _decision_text(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
     """Returns the chosen pair and the reason as a sentence."""
     pair = decision.chosen
     place_and_time = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
@@ -83,7 +83,7 @@ def _title(heading: str, sentence: str) -> str:
 
 
 def _traces(
-    graph: OpGraph, cluster: Cluster, log: Sequence[Decision], step: int, factor: float
+    graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, factor: float
 ) -> list[go.Bar | go.Scatter]:
     """Returns the three traces of a slider position; those of the last position are shown at first."""
     marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
@@ -119,9 +119,9 @@ def _traces(
     return traces
 
 
-def _marks(graph: OpGraph, decision: Decision, factor: float, excluded: bool) -> go.Scatter:
+def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
     """Draws the excluded or the other pairs that were not chosen; pairs of one device and start share a mark."""
-    pairs_by_position: dict[tuple[int, float], list[Candidate]] = defaultdict(list)
+    pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
     for c in decision.candidates:
         if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
             pairs_by_position[c.device, c.start_us].append(c)
