@@ -13,10 +13,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from ...torch_runtime.context import in_backward
 from ...torch_runtime.intercept import Frame
@@ -35,6 +36,7 @@ from .recurrent import lstm_scratch_bytes
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+_ADD = torch.ops.aten.add.Tensor
 _CONVOLUTION = torch.ops.aten.convolution.default
 BLOCK = 16
 """Channels that oneDNN's convolutions hold together in memory, with AVX-512."""
@@ -72,6 +74,11 @@ LARGEST_UPSAMPLED = 128
 """Height and width together up to which PyTorch upsamples pictures with channels last, other ones in copies."""
 _CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
 """Operators that convert inputs to one type, with or without an underscore."""
+_COUNTING = frozenset("masked_select masked_scatter_backward".split())
+"""Operators that count, in 8 bytes per number, what a mask selects."""
+_WRITES_IN_PLACE = {"BinaryCrossEntropyWithLogitsBackward0": (("mul", "sub"), ("add", "mul", "sub"))}
+"""Nodes of autograd whose formulas write in place unless a dispatch mode is active: operators -> operators whose results they
+overwrite."""
 _NOT_RUN = frozenset({"detach", "alias"})
 """Operators that autograd and the interception apply to retained tensors."""
 
@@ -90,6 +97,9 @@ class Counter(OperatorObserver):
         self.rows: list[tuple[PhaseCall, Kernel]] = []
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
+        self.node: tuple[str, int] | None = None  # the node of autograd that runs
+        self.made_by_node: dict[int, str] = {}  # memory that it has allocated -> operator
+        self.sum_of: tuple[int, int] | None = None  # memory of a gradient that was added up, length of `changes` then
         # memory of quantized parameters -> stored bytes by bytes of their type
         self.stored_share: dict[int, float] = {}
 
@@ -98,10 +108,15 @@ class Counter(OperatorObserver):
             kernel = self.precision.kernel(self.kernel_of(func, args, kwargs, out))
             self.rows.append((self.owner, kernel))
             input_storages = {storage_key(t) for t in tensors((args, kwargs))}
+            overwritten = self._overwritten(func, args, out)
             for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
                 key = storage._cdata
                 if key not in input_storages and key not in self.alive:
-                    self.changes.append(storage.nbytes())
+                    self.made_by_node[key] = func.overloadpacket.__name__
+                    if overwritten is None:
+                        self.changes.append(storage.nbytes())
+                    else:
+                        overwritten.detach()
                     self.alive[key] = weakref.finalize(storage, self._record_release, key, storage.nbytes())
             scratch_bytes = self.scratch_bytes(func, args, out, kernel)
             if scratch_bytes:
@@ -119,7 +134,7 @@ class Counter(OperatorObserver):
             if name == "recurrent_layer_backward":  # gradients of weights beside their sum, and of all states
                 return 2 * int(args[2].nbytes + args[5].nbytes)
             copied_bytes = _reordered_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
-            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes
+            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes + _counted_bytes(name, args)
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision != "fp32"
         return intermediate_bytes + (int(kernel.moved_bytes) if is_convolution else 0)
@@ -136,9 +151,37 @@ class Counter(OperatorObserver):
     def _stored_bytes(self, tensor: torch.Tensor) -> int:
         return int(kernel_bytes(tensor) * self.stored_share.get(storage_key(tensor), 1.0))
 
+    def _overwritten(self, func: OpOverload, args: Args, out: object) -> weakref.finalize | None:
+        """Returns what records the release of the memory that an operator of a node of autograd would overwrite without modes.
+
+        Autograd also adds up gradients in place, if nothing else refers to the first one: then this one is released next.
+        """
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        identity = None if node is None else (node.name(), node._sequence_nr())
+        if identity != self.node:
+            self.node, self.made_by_node = identity, {}
+        target, name = args[0] if args else None, func.overloadpacket.__name__
+        if identity is None or torch.is_grad_enabled() or not (_is_dense(target) and _is_dense(out)):
+            return None
+        if target.shape != out.shape or kernel_bytes(target) < out.nbytes:
+            return None
+        key = storage_key(target)
+        is_gradient = key not in self.made_by_node and not isinstance(node, BackwardCFunction)
+        if func is _ADD and is_gradient and not target._is_view():  # a view holds its base
+            self.sum_of = key, len(self.changes) + 1
+        operators, makers = _WRITES_IN_PLACE.get(identity[0], ((), ()))
+        return self.alive.pop(key, None) if name in operators and self.made_by_node.get(key) in makers else None
+
     def _record_release(self, key: int, size: int) -> None:
-        del self.alive[key]
-        self.changes.append(-size)
+        self.alive.pop(key, None)
+        if self.sum_of == (key, len(self.changes)) and self.changes[-1] == size:
+            self.changes.pop()
+        else:
+            self.changes.append(-size)
+
+
+def _is_dense(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def is_model_operator(func: OpOverload) -> bool:
@@ -161,6 +204,15 @@ def _converted_bytes(name: str, args: Args, out: object) -> int:
         return 0
     dtype = out.dtype  # type: ignore[attr-defined]
     return sum(t.numel() * dtype.itemsize for t in tensors(args) if t.dtype is not dtype and t.dim())
+
+
+def _counted_bytes(name: str, args: Args) -> int:
+    """Returns the bytes in which a CPU counts what a mask selects; with positions, where numbers lie apart or are repeated."""
+    if name not in _COUNTING:
+        return 0
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    in_order = all(t.shape == shape and t.is_contiguous() for t in args[:2])
+    return shape.numel() * torch.int64.itemsize * (1 if in_order else 2)
 
 
 def _reordered_bytes(name: str, args: Args, out: object) -> int:

@@ -285,6 +285,17 @@ class Transposed(nn.Module):
         return self.layer((x * self.scale).transpose(2, 3))
 
 
+class Trapezoid(nn.Module):
+    """A layer with three readers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, x):
+        return torch.trapezoid(self.layer(x))
+
+
 def scaled_gradient():
     """A layer with a hook of its weight, which makes a second gradient."""
     layer = nn.Linear(256, 256)
@@ -305,6 +316,17 @@ HIDDEN_BYTES = {
         functional.binary_cross_entropy,
     ),
     "with logits": (lambda: nn.Linear(256, 256), LARGE_INPUTS, functional.binary_cross_entropy_with_logits),
+    "weighted": (
+        lambda: nn.Linear(256, 256),
+        LARGE_INPUTS,
+        partial(functional.binary_cross_entropy_with_logits, pos_weight=torch.ones(256)),
+    ),
+    "gradients added up": (Trapezoid, torch.ones(512, 256), lambda y, targets: y.square().mean()),
+    "selected": (
+        lambda: nn.Linear(256, 256),
+        LARGE_INPUTS,
+        lambda y, targets: y.masked_scatter(targets[:, :1] > 0, y).square().mean(),
+    ),
     "logsumexp": (lambda: nn.Linear(256, 256), LARGE_INPUTS, lambda y, targets: y.logsumexp(-1).mean()),
     "distance": (lambda: nn.Linear(256, 256), LARGE_INPUTS, torch.dist),
     "mask": (Masked, LARGE_INPUTS, lambda y, targets: y.sum()),
