@@ -120,6 +120,8 @@ def robustness(
     makespans = np.empty((len(errors), samples))
     for e, size in enumerate(errors.tolist()):
         table, latency, per_byte = sample_costs(graph, cluster, size, samples, seed)
+        for links in (latency, per_byte):  # as those of a cluster: the kernel is compiled for one signature
+            links.flags.writeable = False
         for k in range(samples):
             state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device] + overheads
             kernel.run(state, latency[k], per_byte[k], cluster.comm, device_choice, keep_log=False)

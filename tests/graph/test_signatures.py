@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Device, Link, OpGraph, Placement, simulate
+from baechi_lab import Cluster, Device, Link, OpGraph, Placement, robustness, simulate
 from baechi_lab.graph import generators
 from baechi_lab.memory import reuse_peak
 from baechi_lab.placers.pipeline_stages.device_chain import make_device_chain
 from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
+from baechi_lab.placers.search import reduced
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.reduced import merged_model
-from baechi_lab.simulator import buffer_reuse, paths
+from baechi_lab.simulator import buffer_reuse, kernel, paths
 
 typeof = pytest.importorskip("numba").typeof
 CLUSTER = Cluster.uniform(3, memory_bytes=1 << 30, link=Link(20.0, 0.001))
@@ -37,7 +38,7 @@ def signatures(monkeypatch, modules, kernel_name, calls):
 def test_bug_the_search_was_compiled_twice_for_runs_of_ops():
     instance = Instance(generators.random_dag(40, seed=1), CLUSTER)
     by_op = np.arange(40)
-    assert typeof(merged_model(instance, by_op, by_op, instance.graph.order)) == typeof(instance.model)
+    assert typeof(merged_model(instance, by_op, by_op, instance.graph.order.astype(np.int64))) == typeof(instance.model)
 
 
 def test_bug_buffers_were_compiled_three_times(monkeypatch):
@@ -69,3 +70,23 @@ def test_bug_longest_paths_were_compiled_for_weights_that_cannot_be_written(kern
         lambda: paths.heads_and_tails(graph, graph.duration_us.copy()),
     ]
     assert len(signatures(monkeypatch, [paths], kernel_name, calls)) == 1
+
+
+def test_bug_longest_paths_were_compiled_for_runs_of_ops(monkeypatch):
+    instance = Instance(generators.random_dag(40, seed=1), CLUSTER)
+    graph, by_op = instance.graph, np.arange(40)
+    calls = [
+        lambda: paths.heads_and_tails(graph, graph.duration_us),
+        lambda: merged_model(instance, by_op, by_op, graph.order.astype(np.int64)),
+    ]
+    assert len(signatures(monkeypatch, (paths, reduced), "tails", calls)) == 1
+
+
+def test_bug_the_simulator_was_compiled_for_links_that_vary(monkeypatch):
+    graph = generators.random_dag(10, seed=1)
+    placement = Placement(device=np.arange(10) % 3)
+    calls = [
+        lambda: simulate(graph, CLUSTER, placement),
+        lambda: robustness(graph, CLUSTER, placement, error=0.1, samples=1),
+    ]
+    assert len(signatures(monkeypatch, [kernel], "_run", calls)) == 1

@@ -34,7 +34,7 @@ def test_cuts_cost_least(seed):
     n, devices = 7, 2 + seed % 2
     work, persistent_bytes = rng.integers(1, 9, n).astype(float), rng.integers(0, 5, n)
     cross = rng.integers(1, 20, n + 1).astype(float)
-    cap, memory = np.full(devices, work.sum() / devices * 1.3), np.full(devices, 10)
+    cap, memory = np.full(devices, work.sum() / devices * 1.3), Cluster.uniform(devices, memory_bytes=10).memory_bytes
     cuts = cut_line(work, persistent_bytes, cross, cap, memory)
     expected = brute_force_cost(work, persistent_bytes, cross, cap, memory)
     if np.isinf(expected):

@@ -183,7 +183,7 @@ def test_the_kernel_and_its_python_form_agree():
         edges = np.argsort(problem.target, kind="stable")
         pointer = np.r_[0, np.cumsum(problem.in_degree)]
         order = topological_order(len(problem.compute), problem.source, problem.target).astype(np.int64)
-        arguments = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
+        arguments = (order, pointer, edges, problem.source.astype(np.int64), problem.compute, problem.transfer)
         for compiled, readable in zip(start_bounds(*arguments), start_bounds.py_func(*arguments), strict=True):
             assert compiled.tolist() == readable.tolist()
         leaving = np.argsort(problem.source, kind="stable")
@@ -191,7 +191,7 @@ def test_the_kernel_and_its_python_form_agree():
             order,
             np.r_[0, np.cumsum(problem.out_degree)],
             leaving,
-            problem.target,
+            problem.target.astype(np.int64),
             problem.compute,
             problem.transfer,
             seed,

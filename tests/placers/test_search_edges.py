@@ -26,7 +26,8 @@ EDGE_LIMITS = SEARCH.way_ops, SEARCH.readers_seen
 
 
 def _edges(graph):
-    return graph.edge_source, graph.edge_tensor, graph.consumers
+    """As the search has them: arrays of another type are another signature, for which the kernel is compiled again."""
+    return tuple(column.astype(np.int64) for column in (graph.edge_source, graph.edge_tensor, graph.consumers))
 
 
 def _reachable(n, pairs, order):

@@ -92,7 +92,7 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
         frozen_array(order, np.int32),
         table.min(axis=1),
         np.zeros(len(reader)),
-        frozen_array(np.arange(count + 1), np.int64),
+        np.arange(count + 1),
         frozen_array(edge_ptr, np.int64),
         frozen_array(read, np.int32),
     )
