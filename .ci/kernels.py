@@ -51,3 +51,13 @@ compile_for(bl.place, stages, two_kinds, "ideals")
 for objective in ("latency", "throughput", "step"):
     for small_graph in (tiny, stages):
         compile_for(bl.place, small_graph, cluster, "auto", objective=objective)
+tight_cluster = bl.Cluster.uniform(3, memory_bytes=16 << 20, link=bl.Link(20.0, 0.001))
+for name in ("hash", "mite", "batch-split", "critical-path"):
+    for memory in (cluster, tight_cluster):
+        compile_for(bl.place, graph, memory, name)
+compile_for(bl.simulate, stages, cluster, bl.Placement(device=[0] * stages.n), micro_batches=4, schedule="zb-auto")
+machines = bl.Cluster.machines(4, 2, memory_bytes=1 << 30, link=bl.Link(1.0, 0.001), network=bl.Link(20.0, 0.01))
+for name in ("contiguous", "ideals"):
+    compile_for(bl.place, stages, machines, name, objective="throughput", replicas=True)
+views = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[0, 1, 0])
+compile_for(bl.simulate, views, cluster, bl.Placement(device=[0, 0, 1]))

@@ -5,6 +5,7 @@ import pytest
 from brute_force import optimum
 from fewer import fast
 from random_cases import random_graph
+from readable import readable
 
 import baechi_lab as bl
 from baechi_lab.graph.kernels.csr import topological_order
@@ -184,8 +185,8 @@ def test_the_kernel_and_its_python_form_agree():
         pointer = np.r_[0, np.cumsum(problem.in_degree)]
         order = topological_order(len(problem.compute), problem.source, problem.target).astype(np.int64)
         arguments = (order, pointer, edges, problem.source.astype(np.int64), problem.compute, problem.transfer)
-        for compiled, readable in zip(start_bounds(*arguments), start_bounds.py_func(*arguments), strict=True):
-            assert compiled.tolist() == readable.tolist()
+        for compiled, plain in zip(start_bounds(*arguments), readable(start_bounds)(*arguments), strict=True):
+            assert compiled.tolist() == plain.tolist()
         leaving = np.argsort(problem.source, kind="stable")
         arguments = (
             order,
@@ -196,7 +197,7 @@ def test_the_kernel_and_its_python_form_agree():
             problem.transfer,
             seed,
         )
-        assert dominated_edges(*arguments).tolist() == dominated_edges.py_func(*arguments).tolist()
+        assert dominated_edges(*arguments).tolist() == readable(dominated_edges)(*arguments).tolist()
 
 
 def test_large_graphs_do_without_the_linear_program(monkeypatch):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from brute_force import optimum
 from fewer import fast
+from readable import readable
 
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.errors import InvalidInput
@@ -112,7 +113,7 @@ def test_compiled_and_readable_propagation_agree():
         n = graph.n
         for limit in (0.4, 0.7, 0.9):
             answers = []
-            for function in (propagate, propagate.py_func):
+            for function in (propagate, readable(propagate)):
                 paid = np.zeros(len(x.before.near), np.int8)
                 deductions = no_deductions(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
                 fits = function(limit * x.p.sum(), x, deductions, 30)

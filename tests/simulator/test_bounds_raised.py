@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from readable import readable
 
 from baechi_lab import Cluster, Link, OpGraph, bounds
 from baechi_lab.graph import generators
@@ -83,12 +84,11 @@ def test_compiled_and_readable_kernels_agree(seed, monkeypatch):
     graph = generators.random_dag(30, degree=2.0, duration_us=(1, 20), size_bytes=(10, 100), seed=seed)
     problem = merge_problem(graph, Cluster.uniform(2 + seed % 2, link=Link(5.0, 0.1)), reach=False)
     answers = []
-    for readable in (False, True):
-        if readable:
-            for name in ("_earliest", "_pay", "_starts", "_fill_zone", "_choose_forks", "_bisect", "probe"):
-                monkeypatch.setattr(bounds_probe, name, getattr(bounds_probe, name).py_func)
+    for interpreted in (False, True):
+        if interpreted:
+            monkeypatch.setattr(bounds_probe, "probe", readable(bounds_probe.probe))
             for name in ("heaviest", "share"):
-                monkeypatch.setattr(bounds_energy, name, getattr(bounds_energy, name).py_func)
+                monkeypatch.setattr(bounds_energy, name, readable(getattr(bounds_energy, name)))
         head, tail = paid_heads(problem)
         probe_heads(problem, head, tail, zone=12)
         energy_heads(problem, head, tail)
