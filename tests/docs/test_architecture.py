@@ -89,6 +89,7 @@ def test_arrows_are_the_imports():
     assert change == {"draw": [], "remove": []}, f"{change} in docs/architecture.md, then run docs/tools/draw.py"
 
 
+@pytest.mark.slow
 def test_the_reader_of_imports_sees():
     """Relative ones, those inside functions, and public names; or the tests above would prove nothing."""
     pairs = real_arrows(drawn_rooms())

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fewer import fast
 
 from baechi_lab import Cluster, Link, OpGraph, list_placers, optimize, place, simulate, throughput
 from baechi_lab.errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
@@ -11,7 +10,7 @@ from baechi_lab.placers.auto import LP_OPS, Auto
 from baechi_lab.placers.registry import placer_class
 
 CASES = [
-    (generators.unrolled_rnn(4, 2), 2, "sequential"),
+    pytest.param(generators.unrolled_rnn(4, 2), 2, "sequential", marks=pytest.mark.slow),
     (generators.layered_dag(60, seed=1), 3, "parallel"),
     (generators.random_dag(50, colocation_groups=3, persistent_bytes=(10, 100), seed=2), 2, "duplex"),
 ]
@@ -165,9 +164,8 @@ def measured(graph, cluster, placed, objective):
     return simulate(graph, cluster, placed, micro_batches=6, schedule="gpipe").makespan_us
 
 
-@pytest.mark.parametrize(
-    ("objective", "key"), [("step", "step_us"), pytest.param("throughput", "period_us", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("objective", "key"), [("step", "step_us"), ("throughput", "period_us")])
 def test_objectives_are_measured_and_never_worse_than_any_row(objective, key):
     loads = [8, 11, 2, 1, 18, 5, 4, 11]
     graph = generators.pipeline([float(x) for x in loads], [2.0 * x for x in loads], output_bytes=4)
@@ -215,7 +213,8 @@ def test_what_no_placer_can_do_is_said_as_contiguous_says_it():
         place(graph, Cluster.uniform(2), "auto", objective="step", schedule="pipe")
 
 
-@pytest.mark.parametrize("seed", fast(range(3), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_more_devices_are_no_loss(seed):
     """A placement for the first devices is one for all: rules that use all devices of a large cluster were slower."""
     graph = generators.random_dag(200, seed=seed)

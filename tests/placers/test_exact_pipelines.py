@@ -64,6 +64,7 @@ def test_equal_devices_and_memory():
         bl.place(graph, cluster.with_memory(11), "exact", objective="throughput", time_limit=5)
 
 
+@pytest.mark.slow
 def test_no_time_is_a_placement_with_its_gap():
     graph, cluster = training(0), uneven_cluster(2, "duplex")
     placement = bl.place(graph, cluster, "exact", objective="step", time_limit=0)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from fewer import fast
-from readable import readable
 
 from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, simulate
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
@@ -69,10 +68,10 @@ def test_evaluation_equals_the_simulator(seed):
 def test_compiled_and_readable_evaluation_agree(seed):
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
-    compiled, interpreted = make_work(model), make_work(model)
+    compiled, readable = make_work(model), make_work(model)
     arguments = make_assignment(device, rank if seed % 2 else None), Limits(True), -1, False
-    assert evaluate_after(model, compiled, *arguments) == readable(evaluate_after)(model, interpreted, *arguments)
-    assert compiled.start.tolist() == interpreted.start.tolist()
+    assert evaluate_after(model, compiled, *arguments) == evaluate_after.py_func(model, readable, *arguments)
+    assert compiled.start.tolist() == readable.start.tolist()
 
 
 def two_chains():

@@ -223,7 +223,9 @@ def test_ops_that_the_runtime_would_fuse_are_measured_apart():
         ({"mode": "estimated", "hardware": 3}, "hardware is 3"),
         ({"mode": "measured", "runs": 0}, "runs is 0"),
         ({"mode": "measured", "warmup": -1}, "warmup is -1"),
-        ({"mode": "measured", "device": "/device:TPU:7"}, "unknown device '/device:TPU:7'"),
+        pytest.param(
+            {"mode": "measured", "device": "/device:TPU:7"}, "unknown device '/device:TPU:7'", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_bad_options_are_rejected(product, options, message):

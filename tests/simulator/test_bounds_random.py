@@ -69,7 +69,8 @@ def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr
     free, out, into = np.zeros((n + 1, devices)), np.zeros((n + 1, devices)), np.zeros((n + 1, devices))
     ready, missing = np.zeros((n + 1, n)), np.zeros((n + 1, n), np.int64)
     makespan, trial, is_placed = np.zeros(n + 1), np.full(n + 1, -1), np.zeros(n, np.bool_)
-    missing[0] = degree
+    for j in range(n):
+        missing[0, j] = degree[j]
     level = 0
     trial[0] = -1
     while level >= 0:
@@ -88,13 +89,10 @@ def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr
         if max(makespan[level], end + after[i]) >= best:
             continue
         k = level + 1
-        free[k], out[k], into[k], ready[k], missing[k] = (
-            free[level],
-            out[level],
-            into[level],
-            ready[level],
-            missing[level],
-        )
+        for q in range(devices):  # loops compile in a fraction of the time of NumPy's slices
+            free[k, q], out[k, q], into[k, q] = free[level, q], out[level, q], into[level, q]
+        for j in range(n):
+            ready[k, j], missing[k, j] = ready[level, j], missing[level, j]
         free[k, d] = end
         makespan[k] = max(makespan[level], end)
         for e in range(target_ptr[i], target_ptr[i + 1]):

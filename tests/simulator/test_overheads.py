@@ -63,6 +63,7 @@ def test_check_refuses_a_timeline_without_the_overheads():
     assert "duration" in {v.kind for v in bl.check(graph, cluster(), placed, free)}
 
 
+@pytest.mark.slow
 def test_placers_see_the_overhead_as_latency():
     """Two ops of 10 before a sink of 1: apart they save 10, a message costs 1 + 2 * 6 from end to end."""
     graph = bl.OpGraph.from_edges([10.0, 10.0, 1.0], [(0, 2, 4), (1, 2, 4)])
