@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BaechiLabError
-from ..graph import OpGraph, Step
+from ..graph import OpGraph, Placement, Step
 from ..graph.units import format_bytes
 from ..memo import Memo
 from ..passes.optimize import PASSES
@@ -18,7 +18,6 @@ from ..placers.registry import placer_class
 from ..simulator.schedulers import SCHEDULERS
 from ..step_summary import (
     AT_THE_BOUND,
-    WELL_DIVIDED,
     coarse_in_words,
     finer,
     from_to_in_words,
@@ -30,13 +29,18 @@ from .setting import Setting
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
 """Placers that `auto` runs when advice only tries whether a setting fits or is faster."""
 SECONDS, BETTER = 2.0, 0.995
-"""A setting that took less is tried in its finer form by the same placer. Steps that are hardly shorter are no advice."""
+"""What was placed in less is placed in other groups by the same placer. Steps that are hardly shorter are no advice."""
 MOST_OPS = 60_000
 """Most ops or groups that are placed again for advice, and most ops of a step in micro-batches: seconds in the background."""
 MICRO_BATCHES = 8  # first number that is tried
 ONE_AT_A_TIME = 1.1
 """Mean number of busy devices up to which devices are said to work one at a time."""
 MOST_ADVICE = 2
+GROUPED_OPS = {
+    True: ("forward only: backward ops go where their forward ops are", "Place forward ops only"),
+    False: ("not forward only: backward ops are placed on their own", "Place backward ops, too"),
+}
+"""The advice for each value of the control "forward only", and the text of its button."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Re
     if not outcome.gap < AT_THE_BOUND:
         candidates = [
             *_other_order(outcome, memo),
+            *_groups_of_other_ops(outcome, memo, report),
             *_finer_groups(outcome, memo, report),
             *_other_placement(outcome, memo, report),
         ]
@@ -101,36 +106,70 @@ def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Re
 
 
 def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
-    """Returns the advice with the largest gains."""
-    faster = [a for a in candidates if a.after_us < BETTER * a.before_us]
-    return tuple(sorted(faster, key=lambda a: a.after_us / a.before_us)[:MOST_ADVICE])
+    """Returns the advice with the largest gains; of changes that lead to the same step, the first one."""
+    first_with_step: dict[float, Advice] = {}
+    for advice in candidates:
+        if advice.after_us < BETTER * advice.before_us:
+            first_with_step.setdefault(float(f"{advice.after_us:.9g}"), advice)
+    return tuple(sorted(first_with_step.values(), key=lambda a: a.after_us / a.before_us)[:MOST_ADVICE])
 
 
 def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
     """Yields the advice to run the same placement under the scheduler with the shortest step."""
-    setting, before = outcome.setting, outcome.timeline.makespan_us
+    setting = outcome.setting
     if setting.schedule is not None:
         return
-    steps: dict[str | None, float] = {}
-    for name in SCHEDULERS.names():
-        if name != "planned":
-            steps[name] = _simulated_us(setting.replace(scheduler=name), outcome, memo)
-    if setting.scheduler and outcome.placement.rank is not None:
-        steps[None] = _simulated_us(setting.replace(scheduler=None), outcome, memo)
+    steps = _steps_of_orders(setting, outcome, outcome.placement, memo)
+    steps.pop(setting.scheduler, None)  # the order on the screen
     best = min(steps, key=lambda name: steps[name])
-    order = f"order {best}" if best else f"the order that {setting.placer} planned"
-    yield Advice(
-        f"same placement, {order}", f"Use {best or 'the planned order'}", {"scheduler": best}, before, steps[best]
-    )
+    cause, button = f"same placement, {_order_in_words(best, setting)}", f"Use {best or 'the planned order'}"
+    yield Advice(cause, button, {"scheduler": best}, outcome.timeline.makespan_us, steps[best])
 
 
-def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
-    """Returns the step of the outcome's placement under another setting; infinite if it does not fit."""
+def _steps_of_orders(setting: Setting, outcome: Outcome, placement: Placement, memo: Memo) -> dict[str | None, float]:
+    """Returns the step of a placement under every scheduler; None is the order that its placer planned, if it did."""
+    names: list[str | None] = [name for name in SCHEDULERS.names() if name != "planned"]
+    if placement.rank is not None:
+        names.insert(0, None)
+    return {name: _simulated_us(setting.replace(scheduler=name), outcome, placement, memo) for name in names}
+
+
+def _order_in_words(scheduler: str | None, setting: Setting) -> str:
+    return f"order {scheduler}" if scheduler else f"the order that {setting.placer} planned"
+
+
+def _simulated_us(setting: Setting, outcome: Outcome, placement: Placement, memo: Memo) -> float:
+    """Returns the step of a placement of the outcome's graph under another setting; infinite if it does not fit."""
     try:
-        timeline = simulated(setting, outcome.graph, outcome.placement, memo)
+        timeline = simulated(setting, outcome.graph, placement, memo)
     except BaechiLabError:
         return float("inf")
     return timeline.makespan_us if timeline.feasible else float("inf")
+
+
+def _groups_of_other_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
+    """Yields the advice to place forward ops alone, or backward ops on their own, by the same rule and in the best order."""
+    setting = outcome.setting
+    is_rule = setting.placer != Auto.name and not placer_class(setting.placer).anytime
+    if not is_rule or not setting.passes or setting.moves or setting.pipeline or outcome.base.seconds > SECONDS:
+        return
+    for forward_only, (cause, button) in GROUPED_OPS.items():
+        changed_setting = setting.replace(forward_only=forward_only)
+        coarse = optimized(changed_setting, outcome.graph, memo)
+        shown_groups = outcome.coarse.group_of
+        if coarse.group_of is None or (shown_groups is not None and np.array_equal(coarse.group_of, shown_groups)):
+            continue
+        report(f"is it faster with {cause}?", 0.97)
+        try:
+            base = placed(changed_setting, coarse, memo, report)
+            placement = laid_out(changed_setting, outcome.graph, base)
+        except BaechiLabError:  # no placement of these groups fits
+            continue
+        steps = _steps_of_orders(setting, outcome, placement, memo)
+        best = min(steps, key=lambda name: (steps[name], name != setting.scheduler))
+        order = "" if best == setting.scheduler else f", {_order_in_words(best, setting)}"
+        changes = {"forward_only": forward_only, "scheduler": best}
+        yield Advice(f"{cause}{order}", button, changes, outcome.timeline.makespan_us, steps[best])
 
 
 def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
@@ -139,11 +178,10 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     The same placer is tried unless it took long, and the `QUICK` placers.
     """
     setting, before = outcome.setting, outcome.timeline.makespan_us
-    is_well_divided = before <= WELL_DIVIDED * outcome.one_device_us
-    if is_well_divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
+    if not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
     by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
-    placers: dict[str, dict[str, object]] = {} if outcome.seconds > SECONDS else {"": {}}
+    placers: dict[str, dict[str, object]] = {} if outcome.base.seconds > SECONDS else {"": {}}
     if setting.placer != Auto.name or not placers:
         placers[by_quick] = _asking_quick_placers(setting)
     for passes in finer(setting.passes):
