@@ -1,4 +1,4 @@
-"""Warnings that one part of this package takes from another.
+"""Warnings that one part of this package takes from another, or shows in its own way.
 
 `warnings.catch_warnings` replaces the filters of the whole process. In a thread, such as a workbench's, it silences or takes what
 other threads warn of meanwhile; where two such contexts overlap, the filters of one stay for good.
@@ -10,8 +10,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent
+"""The folder of this package. Calls in it warn of a user's step, not of a mistake in the calling code."""
 
 _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None)
+_notes: ContextVar[list[str] | None] = ContextVar("_notes", default=None)
 
 
 def warn(message: str, stacklevel: int) -> None:
@@ -38,3 +44,48 @@ def collected_warnings() -> Iterator[list[str]]:
         yield messages
     finally:
         _collected.reset(token)
+
+
+def is_note(category: type[Warning], filename: str) -> bool:
+    """Whether a warning is this package's about a graph, step or setting, which the command line prints as a note."""
+    warns_of_step = category is UserWarning and Path(filename).is_relative_to(PACKAGE)
+    return warns_of_step or category.__module__.startswith("baechi_lab")
+
+
+@contextmanager
+def collected_notes() -> Iterator[list[str]]:
+    """Within this context, notes (see `is_note`) in this thread are appended to the list; other warnings are shown.
+
+    It changes no filters, so several threads can collect at the same time.
+
+    >>> from baechi_lab.graph.formats.traces.loading import InferredDependencies
+    >>> with warnings.catch_warnings(action="always"), collected_notes() as notes:
+    ...     warnings.warn("the trace has no tensors", InferredDependencies)
+    >>> notes
+    ['the trace has no tensors']
+    """
+    if not getattr(warnings.showwarning, "collects_notes", False):
+        warnings.showwarning = _collecting(warnings.showwarning)
+    notes: list[str] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def _collecting(show: Any) -> Any:
+    """Returns a `warnings.showwarning` that keeps notes for the thread that collects them, and calls `show` for the others.
+
+    It stays when the context ends: other threads may still collect, and without a context it does what `show` does.
+    """
+
+    def collect(message: Any, category: type[Warning], filename: str, *positional: Any, **keywords: Any) -> None:
+        notes = _notes.get()
+        if notes is not None and is_note(category, filename):
+            notes.append(str(message))
+        else:
+            show(message, category, filename, *positional, **keywords)
+
+    collect.collects_notes = True  # type: ignore[attr-defined]
+    return collect

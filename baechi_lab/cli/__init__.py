@@ -16,11 +16,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import BaechiLabError, MissingPackage, UnknownNameError
+from ..internal_warnings import is_note
 from ..workers.isolated import current_folder
 
 COMMANDS = {
@@ -95,8 +95,7 @@ def _collecting_warnings(notes: list[str]) -> Iterator[None]:
         show = warnings.showwarning
 
         def collect(message: Any, category: type[Warning], filename: str, *positional: Any, **keywords: Any) -> None:
-            warns_of_step = category is UserWarning and Path(filename).is_relative_to(PACKAGE)
-            if warns_of_step or category.__module__.startswith("baechi_lab"):
+            if is_note(category, filename):
                 notes.append(str(message))
             else:
                 show(message, category, filename, *positional, **keywords)
@@ -104,9 +103,6 @@ def _collecting_warnings(notes: list[str]) -> Iterator[None]:
         warnings.showwarning = collect
         yield
 
-
-PACKAGE = Path(__file__).parents[1]
-"""The folder of this package. Calls in it warn of a user's step, not of a mistake in the calling code."""
 
 RETRY_SECONDS = 0.05
 """Delay after which a lost Ctrl-C is raised again."""

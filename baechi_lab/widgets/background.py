@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..internal_warnings import collected_notes
 from .guard import Guard, Problem
 
 
@@ -73,11 +74,17 @@ class Background:
 
     `deliver` calls a function on the thread that may change widgets: on the asyncio loop that runs when the object is made
     (the kernel's), or, without a loop, at once in the job's thread. A cancelled job runs until its next `report` or its
-    end, and its result is dropped.
+    end, and its result is dropped. What this package warns of in a job is passed to `take_notes` when the job ends.
     """
 
-    def __init__(self, show: Callable[[Problem], None], tell: Callable[[str, float], None], delay: float = 0.0):
-        self._show, self._tell, self.delay = show, tell, delay
+    def __init__(
+        self,
+        show: Callable[[Problem], None],
+        tell: Callable[[str, float], None],
+        delay: float = 0.0,
+        take_notes: Callable[[list[str]], None] = lambda notes: None,
+    ):
+        self._show, self._tell, self.delay, self._take_notes = show, tell, delay, take_notes
         self._lock = threading.Lock()
         self._ticket: Ticket | None = None
         self._thread: threading.Thread | None = None
@@ -151,11 +158,14 @@ class Background:
             return
         result: list[Any] = []
         problems: list[Problem] = []
-        with Guard(problems.append):
+        with collected_notes() as notes, Guard(problems.append):
             try:
                 result.append(work(ticket))
             except Cancelled:
                 return
+            finally:
+                if notes:  # also of a cancelled job, whose stages are cached and warn only once
+                    self.deliver(lambda: self._take_notes(notes))
         self.deliver(lambda: self._finish(ticket, result, problems, on_result, ended))
 
     def _progress(self, ticket: Ticket, text: str, share: float) -> None:

@@ -13,6 +13,7 @@ Views subscribe with `on(event, call)`; `call` gets the event's argument:
 | `progress` | `(text, share)`; an empty text if nothing runs |
 | `waiting` | the reason why an anytime placer has not started yet |
 | `problem` | a Problem, or None when it is over |
+| `notes` | what this package warned of for the graph of the setting, a tuple of texts |
 | `selection` | the selected ops of the graph, ascending |
 | `history` | `(can undo, can redo)` |
 | `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written` | see `tasks.py` |
@@ -21,13 +22,15 @@ Views subscribe with `on(event, call)`; `call` gets the event's argument:
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
+from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..placers.registry import make_placer, placer_class
 from .advice import STAGES, Advice, all_advice, fitted, quick_advice
@@ -81,8 +84,9 @@ class WorkbenchModel:
         self._confirmed = (setting.placer, setting.params)
         self._computed: deque[Setting] = deque(maxlen=self.memo.size)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
-        self.worker = Background(self.fail, self._progress, DELAY)
-        self.previewer = Background(lambda _: self.emit("previews", {}), lambda *_: None, DELAY)
+        self._noted: list[tuple[Setting, str]] = []
+        self.worker = Background(self.fail, self._progress, DELAY, self.take_notes)
+        self.previewer = Background(lambda _: self.emit("previews", {}), lambda *_: None, DELAY, self.take_notes)
 
     # -- events ----------------------------------------------------------------------------------------
 
@@ -100,6 +104,31 @@ class WorkbenchModel:
         """Shows a problem."""
         self.problem = problem
         self.emit("problem", problem)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this package warned of for the graph of the setting, in order, each text once."""
+        return tuple(dict.fromkeys(text for setting, text in self._noted if setting.same_graph(self.setting)))
+
+    def take_notes(self, notes: Iterable[str]) -> None:
+        """Keeps warnings of an action for as long as its graph is shown: what is cached does not warn again."""
+        self._noted += [(self.setting, text) for text in notes]
+        self.emit("notes", self.notes)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Takes the notes of what is done within this context, in this thread."""
+        with collected_notes() as notes:
+            try:
+                yield
+            finally:
+                if notes:
+                    self.take_notes(notes)
+
+    def clear_notes(self) -> None:
+        """Removes the shown notes."""
+        self._noted = [(setting, text) for setting, text in self._noted if not setting.same_graph(self.setting)]
+        self.emit("notes", ())
 
     def clear_problem(self) -> None:
         """Removes the shown problem."""
@@ -145,14 +174,16 @@ class WorkbenchModel:
             self.clear_problem()  # it belongs to an earlier change
             return
         make_placer(setting.placer, **setting.placer_params)
-        if setting.path and setting.path != self.setting.path:
-            source(setting, self.subject, self.memo)
+        with collected_notes() as notes:
+            if setting.path and setting.path != self.setting.path:
+                source(setting, self.subject, self.memo)
         shown = self.outcome
         if shown is not None and setting.same_graph(shown.setting):
             for op_name, device in setting.moves:
                 named_ops(shown.graph, op_name)
                 setting.share.index(device)
         self.history.push(setting)
+        self._noted += [(setting, text) for text in notes]
         self._changed()
 
     def undo(self) -> bool:
@@ -176,6 +207,7 @@ class WorkbenchModel:
             self.fitted = None
             self.emit("fitted", "")
         self.emit("setting", self.setting)
+        self.emit("notes", self.notes)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
         setting = self.setting
         # The result of a search that was computed earlier is cached.

@@ -42,7 +42,9 @@ class Tasks:
 
     def __init__(self, model: WorkbenchModel):
         self.model = model
-        self.worker = Background(model.fail, lambda text, share: model.emit("task", (text, share)))
+        self.worker = Background(
+            model.fail, lambda text, share: model.emit("task", (text, share)), take_notes=model.take_notes
+        )
         self.runner = Runner(self.worker, self._came_on)
         self.table: pandas.DataFrame | None = None
         self.table_of: Outcome | None = None

@@ -87,13 +87,14 @@ class Workbench(PicturedBox):
         self.setting = SettingPanel(self.model, self.tasks)
         self._listening, self._later = True, DelayedCall(PICTURE_SECONDS)
         self._connect_parts()
-        try:
-            self.model.open()
-        except InfeasiblePlacement as error:
-            _, graph = source(self.model.setting, self.model.subject, self.model.memo)
-            self.graph.show_graph(graph)
-            self.header.show_nothing()
-            self.model.fail(Problem.of(error))
+        with self.model.noting():
+            try:
+                self.model.open()
+            except InfeasiblePlacement as error:
+                _, graph = source(self.model.setting, self.model.subject, self.model.memo)
+                self.graph.show_graph(graph)
+                self.header.show_nothing()
+                self.model.fail(Problem.of(error))
         super().__init__(self._arrange_parts(), layout=WIDE)
         self.add_class("bl-workbench")
         # Most controls are in tabs that are hidden at first: they are made when the page has drawn the graph.

@@ -1,12 +1,15 @@
 """The workbench's state without widgets: settings as code, undo, moves, background work, stale results."""
 
 import asyncio
+import json
 import threading
+import warnings
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.formats.traces.loading import InferredDependencies
 from baechi_lab.graph.step import BuiltFrom
 from baechi_lab.widgets.background import Background
 from baechi_lab.widgets.codegen import from_code, to_code
@@ -593,3 +596,56 @@ def test_a_move_that_breaks_the_pipeline_says_why():
     assert events[-1]["gpu:1"].change == "–" and "turns back from 'op1'" in events[-1]["gpu:1"].sentence
     model.preview_moves((2,))
     assert events[-1]["gpu:1"].change.endswith("%")
+
+
+# -- warnings ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    """Three kernels without tensors: what waits for what is inferred, and a warning says so."""
+    event = {"ph": "X", "cat": "kernel", "dur": 8, "pid": 0, "tid": 7, "args": {"device": 0, "stream": 7}}
+    events = [{**event, "name": f"k{k}", "ts": 10 * k} for k in range(3)]
+    (tmp_path / "step.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return tmp_path / "step.json"
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_what_a_trace_warns_of_is_on_the_screen_while_its_graph_is_shown(trace_file, diamond, pair, capfd):
+    bench = bl.Workbench(None, pair, source=f"file:{trace_file}", placer="single", passes=())
+    header, model = bench.header, bench.model
+    assert "note: " in header.notes.value and "is inferred from the order" in header.notes.value
+    assert header.notes_row.layout.display == "flex" and "inferred" not in capfd.readouterr().err
+    model.inline = True
+    model.change(placer="m-etf")  # the graph is cached, and does not warn again
+    assert header.notes_row.layout.display == "flex"
+    header.dismiss_notes.click()
+    assert header.notes_row.layout.display == "none" and model.notes == ()
+    # A trace that is chosen later: the note goes and comes with its graph.
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    header, model = bench.header, bench.model
+    model.inline = True
+    assert header.notes_row.layout.display == "none"
+    trace_file.with_name("other.json").write_bytes(trace_file.read_bytes())
+    model.change(source=f"file:{trace_file.with_name('other.json')}")
+    assert "other.json: what depends on what" in header.notes.value and len(model.notes) == 1
+    model.undo()
+    assert header.notes_row.layout.display == "none"
+    model.redo()
+    assert header.notes_row.layout.display == "flex"
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_notes_of_background_jobs_are_taken_and_foreign_warnings_are_not(recwarn):
+    taken: list[str] = []
+    background = Background(lambda problem: None, lambda *_: None, take_notes=taken.extend)
+
+    def work(ticket):
+        warnings.warn("4 ops have guessed costs", InferredDependencies, stacklevel=1)
+        warnings.warn("of another package", RuntimeWarning, stacklevel=1)
+        raise ValueError("an error loses no note")
+
+    background.submit(work, lambda result: None)
+    assert background.wait()
+    assert taken == ["4 ops have guessed costs"]
+    assert [str(w.message) for w in recwarn] == ["of another package"]

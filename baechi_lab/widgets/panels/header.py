@@ -88,10 +88,15 @@ class Header:
         self.undo_chip = button("Undo that", "back to the setting as it was", model.undo)
         self.chip_row = row(self.chip, self.undo_chip, wrap=False)
         self.chip_row.add_class("bl-advice")
+        self.notes = ipywidgets.HTML()
+        self.dismiss_notes = button("Dismiss", "hide these notes", model.clear_notes)
+        self.notes_row = row(self.notes, self.dismiss_notes, wrap=False)
+        self.notes_row.add_class("bl-advice")
+        self.notes_row.add_class("bl-notes-row")
         self._applied: tuple[Advice, Setting] | None = None
         rows = [advice_row.widget for advice_row in self.advice_rows]
         # As high as two rows also where it is empty: advice comes after the picture, and must not push it away.
-        messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row], layout=WIDE)
+        messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row, self.notes_row], layout=WIDE)
         messages.add_class("bl-messages")
         self.widget = ipywidgets.VBox([self.facts, self.verdict, messages], layout=WIDE)
         self.widget.add_class("bl-header")
@@ -100,6 +105,7 @@ class Header:
             ("stale", self._stale),
             ("progress", self._progress),
             ("problem", self._problem),
+            ("notes", self._note),
             ("history", self._history),
             ("task", self._progress),
             ("advice", self._advise),
@@ -111,6 +117,7 @@ class Header:
         self._history((False, False))
         self._progress(("", -1.0))
         self._problem(None)
+        self._note(())
         self._advise(())
         self._fitted("")
 
@@ -196,6 +203,15 @@ class Header:
                 self._advise((problem.remedy,))
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
             self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'
+
+    def _note(self, notes: Sequence[str]) -> None:
+        """Shows what was warned of, as the command line prints it; the whole text unfolds."""
+        self.notes_row.layout.display = "flex" if notes else "none"
+        texts = [html.escape(f"note: {text}") for text in notes]
+        lines = "".join(f"<div>{text}</div>" for text in texts[1:])
+        count = f'<b class="bl-more">{len(texts) - 1} more</b>' if lines else ""
+        first = f'<summary title="{texts[0]}"><span>{texts[0]}</span>{count}</summary>' if texts else ""
+        self.notes.value = f'<details class="bl-notes" role="status">{first}{lines}</details>'
 
     def _history(self, can: tuple[bool, bool]) -> None:
         self.undo.disabled, self.redo.disabled = not can[0], not can[1]
