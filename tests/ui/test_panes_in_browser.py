@@ -256,7 +256,7 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
     owner = build_tree(graph).owner(build_tree(graph).visible(build_tree(graph).open_until(24)))
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.nodes === n", arg=str(owner.max() + 1))
-    choice = page.locator('select[aria-label="Heat"]')
+    choice = page.locator('.bl-pane-graph select[aria-label="Colour"]')
     shown = compute(Setting(CLUSTER, placer="m-etf", passes=()), graph, Memo(8))
     for by in HEATS:
         choice.select_option(by)
@@ -523,6 +523,53 @@ def test_an_error_moves_nothing(page, height):
     memory.fill(amount)
     memory.press("Enter")
     jb.settle(page)
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1600, 1000)])
+def test_a_warning_is_shown_as_a_note_and_moves_nothing(page, width, height):
+    """Something warned of in the background of an action, as a trace that is opened warns of inferred dependencies."""
+    page.set_viewport_size({"width": width, "height": height})
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-advice .bl-note")
+    jb.settle(page)
+    before = page.evaluate(TOPS)
+    text = f"step.json: what depends on what is inferred {height}, " + "an op waits for the one before it, " * 8
+    warns = f"""import warnings
+from baechi_lab.graph.formats.traces.loading import InferredDependencies
+with warnings.catch_warnings(action="always"), bench.model.noting():
+    warnings.warn({text!r}, InferredDependencies)
+"""
+    jb.execute(page, warns)
+    page.wait_for_selector(
+        f'.bl-notes[role="status"]:has-text("note: step.json: what depends on what is inferred {height}")'
+    )
+    jb.settle(page)
+    during = page.evaluate(TOPS)
+    shot(page, f"note-{height}")
+    page.click(".bl-notes summary")  # the whole text, where the user asks for it
+    assert page.evaluate(
+        "() => { const e = document.querySelector('.bl-notes summary span'); return e.scrollWidth <= e.clientWidth; }"
+    )
+    page.click('.bl-notes-row button:text-is("Dismiss")')
+    page.wait_for_selector(".bl-notes-row", state="hidden")
+    jb.settle(page)
+    assert (during, page.evaluate(TOPS)) == (before, before)
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
+def test_charts_below_a_table_fill_a_high_screen(page):
+    tab(page, "Compare")
+    page.locator('.bl-pane .jupyter-button:visible:text-is("Compare")').first.click()
+    page.wait_for_selector(".bl-pane-compare .bl-chart svg", timeout=120_000)
+    heights = []
+    for height in (720, 1000):
+        page.set_viewport_size({"width": 1600, "height": height})
+        jb.settle(page)
+        heights.append(round(_size(page, ".bl-pane-compare .bl-chart svg")["height"]))
+    assert heights[0] == 184 and heights[1] == 1000 - 128 - 480
     page.set_viewport_size({"width": 1600, "height": 1000})
     assert page.problems == []
 

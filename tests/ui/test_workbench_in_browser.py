@@ -510,7 +510,7 @@ def test_the_timeline_says_why_the_clicked_op_started_then(page, expected):
 def test_the_timeline_colours_classes_of_ops(page, expected):
     graph, line = expected.graph(), expected.timeline()
     colors = coloring(graph, "op type")
-    page.select_option('select[aria-label="Colour"]', "op type")
+    page.select_option('.bl-pane-timeline select[aria-label="Colour"]', "op type")
     page.wait_for_selector(f".bl-key:has-text({json.dumps(colors.labels[0])})")
     keys = timeline_part(page, ".bl-legend .bl-key")
     jb.eventually(page, lambda: _equal(tuple(keys.all_inner_texts()[: len(colors.labels)]), colors.labels))
@@ -527,14 +527,14 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
     )
     shot(page, "14-colours")
     # On the critical path are the ops and transfers of the chain: other transfers of its ops are not.
-    page.select_option('select[aria-label="Colour"]', "critical path")
+    page.select_option('.bl-pane-timeline select[aria-label="Colour"]', "critical path")
     chain = critical_chain(graph, line)
     assert len(chain.transfers) < np.isin(graph.tensor_producer[line.transfers.tensor], chain.ops).sum()
     page.wait_for_function(
         "(told) => document.querySelector('canvas[aria-label=\"Timeline\"]').dataset.critical === told",
         arg=f"{len(chain.ops)} {2 * len(chain.transfers)}",  # each transfer has a bar on both devices
     )
-    page.select_option('select[aria-label="Colour"]', "device")
+    page.select_option('.bl-pane-timeline select[aria-label="Colour"]', "device")
 
 
 def test_idle_time_says_what_was_waited_for(page, expected):

@@ -310,10 +310,13 @@ function render({ model, el }) {
     const spec = /** @type {Spec} */ (model.get("spec"));
     const width = el.clientWidth;
     const shown = Boolean(spec && spec.series);
-    el.style.height = shown ? `${model.get("height")}px` : "0";
+    el.classList.toggle("bl-empty", !shown);
+    // The page may leave more room than the chart needs: a rule of the panel says so by a least height.
+    const height = Math.max(model.get("height"), parseFloat(getComputedStyle(el).minHeight) || 0);
+    el.style.height = shown ? `${model.get("height")}px` : "0"; // with that least height: a lower window makes it low again
     if (!shown) el.replaceChildren();
     else if (width > 40) {
-      drawChart(el, spec, width, model.get("height"), clicked);
+      drawChart(el, spec, width, height, clicked);
       rove(el);
     }
   };

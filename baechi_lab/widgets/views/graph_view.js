@@ -383,14 +383,14 @@ function render({ model, el }) {
     describeSelection();
   }
 
-  const heatBy = chooser("Heat", "colour boxes by what they cost or cause, in place of their devices", (value) => {
+  const heatBy = chooser("Colour", "what the boxes' colours mean: their devices, or what they cost or cause", (value) => {
     model.set("heat_by", value);
     model.save_changes();
   });
 
   function reheat() {
     heat = readHeat(model, scene.id.length);
-    heatBy.offer([["", "devices"], ...model.get("heats").map((/** @type {string} */ name) => [name, name])], model.get("heat_by"));
+    heatBy.offer([["", "device"], ...model.get("heats").map((/** @type {string} */ name) => [name, name])], model.get("heat_by"));
     heatKey.hidden = !heat.fits;
     heatKey.title = heat.meaning;
     heatKey.replaceChildren(...heatKeys(heat));
