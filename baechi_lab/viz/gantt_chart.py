@@ -232,8 +232,11 @@ def _bar(
     width: float,
     marked: NDArray[np.bool_] | bool = False,
 ) -> go.Bar:
-    """Returns one lane of bars with their hover texts; marked bars have a dark outline."""
-    outline: dict[str, Any] = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
+    """Returns one lane of bars with their hover texts; marked bars have a dark outline.
+
+    The other outlines darken the bar itself: of a bar that is hardly wider than its outline, nothing else is seen.
+    """
+    outline: dict[str, Any] = {"width": 0.5, "color": "rgba(0,0,0,0.3)"}
     if np.any(marked):
         outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, INK, outline["color"])}
     return go.Bar(

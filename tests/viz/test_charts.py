@@ -248,6 +248,20 @@ def test_gantt_marks_what_is_on_another_device_than_in_the_first_timeline(graph,
     assert {bar.marker.line.width for bar in plain.data} == {0.5}
 
 
+def test_bug_bars_as_thin_as_their_outline_were_white(timeline):
+    """Half of an outline covers the bar itself: over a bar of #0072B2, 0.6 of white made (153, 199, 224)."""
+    checked = 0
+    for bar in viz.gantt(timeline).data:
+        outline = bar.marker.line.color.removeprefix("rgba(").removesuffix(")")
+        *ink, alpha = (float(number) for number in outline.split(","))
+        for color in np.atleast_1d(bar.marker.color):
+            if color.startswith("#"):  # ops; transfers are translucent
+                own = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
+                assert all(alpha * a + (1 - alpha) * b <= b for a, b in zip(ink, own, strict=True))
+                checked += 1
+    assert checked == 4
+
+
 def test_gantt_without_transfers(timeline):
     assert [bar.y[0] for bar in viz.gantt(timeline, transfers=False).data] == ["gpu:0", "gpu:1"]
 
