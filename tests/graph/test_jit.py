@@ -147,6 +147,57 @@ def test_kernels_that_kernels_call_are_compiled_once_for_all_whole_numbers(tmp_p
     assert kernels.depth(3) == 3  # a kernel that calls itself
 
 
+NESTED = """
+import numpy as np
+from baechi_lab.graph.kernels.jit import njit
+
+@njit(cache=True)
+def root(x):
+    if x < 0:
+        raise ValueError("below zero")
+    return np.sqrt(x)
+
+@njit(cache=True)
+def twice_root(x):
+    return 2 * root(x)
+
+@njit(cache=True)
+def sum_of_roots(values):
+    total = 0.0
+    for x in values:
+        total += twice_root(x)
+    return total
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_machine_code_is_generated_once_for_a_kernel_and_all_that_it_calls(tmp_path, monkeypatch):
+    """Before, numba generated that of `root` and of `twice_root` too, which nobody runs: 2 (1 + 2 + 3) = 12."""
+    codegen = pytest.importorskip("numba.core.codegen")
+    (tmp_path / "nested_kernels.py").write_text(NESTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import nested_kernels as kernels
+    import numpy as np
+
+    generated = []
+    generate = codegen.JITCodeLibrary._finalize_specific
+    monkeypatch.setattr(
+        codegen.JITCodeLibrary, "_finalize_specific", lambda library: (generated.append(library), generate(library))
+    )
+    kernels.root(4.0)  # generates numba's own library, too
+    generated.clear()
+    assert kernels.sum_of_roots(np.array([1.0, 4.0, 9.0])) == 12
+    assert len(generated) == 1
+    with pytest.raises(ValueError, match="below zero"):
+        kernels.sum_of_roots(np.array([-1.0]))
+    process = "import numpy as np, nested_kernels as k; print(k.sum_of_roots(np.array([16.0])), k.twice_root(1.0))"
+    output = subprocess.run([sys.executable, "-c", process], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert output.stdout == "8.0 2.0\n", (
+        output.stderr
+    )  # of the first, from the disk; of the second, with its part from there
+
+
 def test_compiling_replaces_no_filters_of_warnings(monkeypatch):
     """numba does, for all threads: while a workbench compiled in its own, the notebook's cells warned of nothing."""
     import numba

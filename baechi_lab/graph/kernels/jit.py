@@ -34,6 +34,8 @@ try:
         from numba.core.cpu import CPUTargetOptions
         from numba.core.errors import NumbaError, WarningsFixer  # type: ignore[attr-defined]
         from numba.extending import register_jitable as _inside_kernels
+
+        from .libraries import CalledLibrary, KernelCompiler, making_libraries
     if _config.DISABLE_JIT:  # set by NUMBA_DISABLE_JIT: as if numba were not installed
         _njit = None
 except ImportError:  # slower, but everything still works
@@ -77,7 +79,9 @@ def njit(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if _njit is not None:
-            kernel = _called_by_kernels(_for_disk(_njit(no_cfunc_wrapper=True, **options)(function)), options)
+            kernel = _called_by_kernels(
+                _for_disk(_njit(no_cfunc_wrapper=True, pipeline_class=KernelCompiler, **options)(function)), options
+            )
             return kernel if interpreted_if is None else _interpreted_at_first(kernel, interpreted_if)
         function.py_func = function  # type: ignore[attr-defined]
         return function
@@ -234,6 +238,7 @@ def _compiled_by_one(kernel: Any) -> Any:
             in_existing_folder(),
             without_garbage_collection(),
             same_warning_filters(),
+            making_libraries(kernel.targetctx.codegen(), CalledLibrary),
         ):
             return compile_it(signature)
 
