@@ -1,4 +1,4 @@
-"""What the partitioners of paper C share: colocation groups as units, free memory of devices, traffic between devices.
+"""Common parts of the partitioners of paper C: colocation groups as units, free memory of devices, traffic between devices.
 
 A partitioner gives every unit a device, one unit after the other. A scheduler (`fifo`, `pct`, `msr`) then orders the ops of
 each device. A device is feasible for a unit if it is allowed for all members and has enough memory: for the persistent
@@ -47,7 +47,7 @@ class Units(NamedTuple):
 
 
 def make_units(graph: OpGraph, cluster: Cluster) -> Units:
-    """The units of `graph`: colocation groups and single ops. Raises `InfeasiblePlacement` if an op has no allowed device."""
+    """Returns the units of `graph`: colocation groups and single ops. Raises `InfeasiblePlacement` for an op without a device."""
     group, table = groups_of(graph), durations(graph, cluster)
     count = int(group.max(initial=-1)) + 1
     work = [np.bincount(group, table[:, d], count) for d in range(cluster.n)]
@@ -90,7 +90,7 @@ class DeviceUsage(NamedTuple):
 
 
 def empty_usage(units: Units) -> DeviceUsage:
-    """Devices before any unit is placed."""
+    """Returns the usage before any unit is placed."""
     used_persistent, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
     unit_device = np.full(len(units.need), -1, dtype=np.int32)
     return DeviceUsage(
@@ -101,24 +101,19 @@ def empty_usage(units: Units) -> DeviceUsage:
 @njit(cache=True)
 def feasible(g: int, usage: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
     """Sets `mask` bool[D] to the feasible devices of unit `g`; returns whether they have memory for all of its bytes."""
-    allowed = usage.allowed
-    persistent_bytes = usage.persistent_bytes
-    need = usage.need
-    limit = usage.limit
-    used_persistent = usage.used_persistent
-    used = usage.used
-    roomy = holds = False
+    allowed, persistent_bytes, need, limit, used_persistent, used, _ = usage
+    any_feasible = any_without_outputs = False
     for d in range(len(limit)):
         mask[d] = (
             allowed[g, d] and used_persistent[d] + persistent_bytes[g] <= limit[d] and used[d] + need[g] <= limit[d]
         )
-        roomy = roomy or mask[d]
-    if roomy:
+        any_feasible = any_feasible or mask[d]
+    if any_feasible:
         return True
     for d in range(len(limit)):
         mask[d] = allowed[g, d] and used_persistent[d] + persistent_bytes[g] <= limit[d]
-        holds = holds or mask[d]
-    if not holds:
+        any_without_outputs = any_without_outputs or mask[d]
+    if not any_without_outputs:
         for d in range(len(limit)):
             mask[d] = allowed[g, d]
     return False
@@ -126,7 +121,7 @@ def feasible(g: int, usage: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
 
 @njit(cache=True)
 def emptiest(mask: NDArray[np.bool_], usage: DeviceUsage) -> int:
-    """The device of `mask` with the lowest utilization; ties by device index."""
+    """Returns the device of `mask` with the lowest utilization; ties by device index."""
     used, limit = usage.used, usage.limit
     best, least = -1, np.inf
     for d in range(len(limit)):
@@ -145,7 +140,7 @@ def assign_unit(g: int, d: int, usage: DeviceUsage) -> None:
 
 
 class Incoming(NamedTuple):
-    """Edges into each unit from others, and what they cost.
+    """Edges into each unit from others, and their costs.
 
     CSR: `pointer` int64[G + 1], `source` int32[k] units, `size` int64[k] bytes; `latency`, `per_byte` float64[D, D].
     """
@@ -158,7 +153,7 @@ class Incoming(NamedTuple):
 
 
 def incoming(graph: OpGraph, cluster: Cluster, group: Integers) -> Incoming:
-    """The edges that a unit reads from other units."""
+    """Returns the edges that each unit reads from other units."""
     source, target = group[graph.edge_source], group[graph.consumers]
     between = np.flatnonzero(source != target)
     order = between[np.argsort(target[between], kind="stable")]

@@ -16,39 +16,39 @@ from ...graph import OpGraph
 
 
 def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
-    """Returns float64[n]: the position of each op in the order (a topological one)."""
+    """Returns float64[n]: the position of each op in that order."""
     size, readers_left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
     input_ptr, inputs = (a.tolist() for a in graph.inputs)
-    missing = np.diff(graph.inputs[0]).tolist()
+    missing_inputs = np.diff(graph.inputs[0]).tolist()
     outputs, consumer_ptr, consumers = graph.output_ptr.tolist(), graph.consumer_ptr.tolist(), graph.consumers.tolist()
-    adds = graph.output_bytes.tolist()
+    added_bytes = graph.output_bytes.tolist()
     for i in range(graph.n):
-        adds[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if readers_left[t] == 1)
-    place, ready_count = np.full(graph.n, -1.0), 0
-    ready = [(adds[i], 0, i) for i in range(graph.n) if missing[i] == 0]
+        added_bytes[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if readers_left[t] == 1)
+    position, ready_count = np.full(graph.n, -1.0), 0
+    ready = [(added_bytes[i], 0, i) for i in range(graph.n) if missing_inputs[i] == 0]
     heapq.heapify(ready)
     next_position = 0
     while ready:
-        key, _, op = heapq.heappop(ready)
-        if place[op] >= 0:
+        queued_bytes, _, op = heapq.heappop(ready)
+        if position[op] >= 0:
             continue
-        if key != adds[op]:  # became cheaper while it waited
-            heapq.heappush(ready, (adds[op], 0, op))
+        if queued_bytes != added_bytes[op]:  # an input lost its other readers since then
+            heapq.heappush(ready, (added_bytes[op], 0, op))
             continue
-        place[op] = next_position
+        position[op] = next_position
         next_position += 1
         for t in inputs[input_ptr[op] : input_ptr[op + 1]]:
             readers_left[t] -= 1
             if readers_left[t] == 1:  # its last reader will free it
                 for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
-                    if place[reader] < 0:
-                        adds[reader] -= size[t]
-                        if missing[reader] == 0:
-                            heapq.heappush(ready, (adds[reader], 0, reader))
+                    if position[reader] < 0:
+                        added_bytes[reader] -= size[t]
+                        if missing_inputs[reader] == 0:
+                            heapq.heappush(ready, (added_bytes[reader], 0, reader))
         for t in range(outputs[op], outputs[op + 1]):
             for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
-                missing[reader] -= 1
-                if missing[reader] == 0:
+                missing_inputs[reader] -= 1
+                if missing_inputs[reader] == 0:
                     ready_count += 1
-                    heapq.heappush(ready, (adds[reader], -ready_count, reader))
-    return place
+                    heapq.heappush(ready, (added_bytes[reader], -ready_count, reader))
+    return position

@@ -33,9 +33,10 @@ MAX_OPS = 500
 def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
     """Returns the first placement that fits in memory, else None and a proof in one sentence (empty if nothing is proven)."""
     allowed = allowed_group_devices(graph, cluster, groups_of(graph))
-    few_ops = graph.n <= MAX_OPS
-    few = few_ops and prod(allowed.sum(axis=1).tolist()) <= MAX_SIMULATIONS  # exactly: a float would overflow
-    return _try_all_placements(graph, cluster) if few else (None, "")
+    # A product of Python's integers, since floats would overflow.
+    if graph.n > MAX_OPS or prod(allowed.sum(axis=1).tolist()) > MAX_SIMULATIONS:
+        return None, ""
+    return _try_all_placements(graph, cluster)
 
 
 @lru_cache(maxsize=16)
@@ -45,7 +46,7 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     allowed = allowed_group_devices(graph, cluster, group)
     count = int(allowed.sum(axis=1).prod())
     orders = list(islice(topological_orders(graph), int(MAX_SIMULATIONS // count) + 1))
-    every = len(orders) <= MAX_SIMULATIONS // count
+    has_all_orders = len(orders) <= MAX_SIMULATIONS // count
     candidate_orders = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
     model = make_model(graph, cluster)
     work = make_work(model)
@@ -57,27 +58,27 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:
                 return Placement(device=device, order=order), ""
-    return None, f"no placement fits: all {count} were tried, in every order" if every else ""
+    return None, f"no placement fits: all {count} were tried, in every order" if has_all_orders else ""
 
 
 def topological_orders(graph: OpGraph) -> Iterator[NDArray[np.float64]]:
     """Yields every topological order, as float64[n]: the position of every op."""
-    pointer, after = (a.tolist() for a in graph.successors)
-    missing = np.diff(graph.predecessors[0]).tolist()
-    place = np.zeros(graph.n)
+    pointer, successor = (a.tolist() for a in graph.successors)
+    missing_inputs = np.diff(graph.predecessors[0]).tolist()
+    position = np.zeros(graph.n)
 
-    def extend(k: int, ready: list[int]) -> Iterator[NDArray[np.float64]]:
-        if k == graph.n:
-            yield place.copy()
+    def extend(next_position: int, ready: list[int]) -> Iterator[NDArray[np.float64]]:
+        if next_position == graph.n:
+            yield position.copy()
         for op in ready:
-            place[op] = k
-            freed = []
-            for reader in after[pointer[op] : pointer[op + 1]]:
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    freed.append(reader)
-            yield from extend(k + 1, [*(x for x in ready if x != op), *freed])
-            for reader in after[pointer[op] : pointer[op + 1]]:
-                missing[reader] += 1
+            position[op] = next_position
+            newly_ready = []
+            for reader in successor[pointer[op] : pointer[op + 1]]:
+                missing_inputs[reader] -= 1
+                if missing_inputs[reader] == 0:
+                    newly_ready.append(reader)
+            yield from extend(next_position + 1, [*(other for other in ready if other != op), *newly_ready])
+            for reader in successor[pointer[op] : pointer[op + 1]]:
+                missing_inputs[reader] += 1
 
-    return extend(0, [i for i in range(graph.n) if missing[i] == 0])
+    return extend(0, [i for i in range(graph.n) if missing_inputs[i] == 0])

@@ -1,11 +1,11 @@
 """Bytes that every placement and every schedule of a graph needs. If a cluster has fewer, no placement fits.
 
-*While one op runs*, its device holds its inputs, outputs and temporaries. This also holds for graphs that recompute or
-offload.
+*While one op runs*, its device holds its inputs, outputs and temporaries. This is also true for graphs that recompute
+or offload.
 
 *Across one op v*, the devices together hold all persistent bytes, v's own bytes, and every tensor that an ancestor of v
 made and that v or a descendant of v reads. Its readers have not ended, and a tensor in transfer is held on at least one
-device. This holds for the given graph; a graph that recomputes is another one.
+device. This is true for the given graph; a graph that recomputes is another one.
 
 With `shared=True`, outputs that may lie in the memory of others (`OpGraph.reuse`) count 0 bytes, which is a lower bound.
 """
@@ -21,7 +21,7 @@ from ...graph.opgraph import GROWS
 from ...memory.peak import counted_bytes, live_bytes
 
 MAX_COUNTED_OPS = 16
-"""Ops across which the bytes are counted: in as many parts of the step, the op during which one device would hold most."""
+"""Ops across which bytes are counted: one for each of as many parts of the step, where one device would hold most."""
 
 
 def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_bytes: int = 0) -> tuple[int, int]:
@@ -34,16 +34,16 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     >>> largest_bytes_across_op(graph)    # 5 + 30 + 10: one tensor of op 0 for both of its readers
     (45, 1)
     """
-    best, at = 0, -1
+    best, best_op = 0, -1
     if graph.n == 0:
-        return best, at
+        return best, best_op
     # The op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the topological order.
     size = counted_bytes(graph, shared)
-    held_bytes = live_bytes(graph, graph.position, size) + graph.temp_bytes[graph.order]
-    held_bytes += int(graph.persistent_bytes.sum())
+    bytes_on_one_device = live_bytes(graph, graph.position, size) + graph.temp_bytes[graph.order]
+    bytes_on_one_device += int(graph.persistent_bytes.sum())
     segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
-    tops = [segment[held_bytes[segment].argmax()] for segment in segments]
-    candidates = [(int(held_bytes[k]), int(graph.order[k])) for k in tops]
+    peak_positions = [segment[bytes_on_one_device[segment].argmax()] for segment in segments]
+    candidates = [(int(bytes_on_one_device[position]), int(graph.order[position])) for position in peak_positions]
     for candidate_bytes, op in sorted(candidates, key=lambda pair: (-pair[0], pair[1])):
         if candidate_bytes <= max(best, threshold_bytes):
             break
@@ -54,14 +54,14 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
         read[graph.edge_tensor[after[graph.consumers]]] = True
         live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
         persistent_bytes = graph.persistent_bytes
-        if shared and graph.reuse is not None:  # what grows is there once its op has started
+        if shared and graph.reuse is not None:  # bytes that grow exist once their op has started
             persistent_bytes = np.where(
                 (graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, persistent_bytes
             )
         bytes_across = int(persistent_bytes.sum() + size[live].sum() + graph.temp_bytes[op])
         if bytes_across > best:
-            best, at = bytes_across, op
-    return best, at
+            best, best_op = bytes_across, op
+    return best, best_op
 
 
 def _reachable(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ Complexity: `evaluations` simulations. Deterministic for a seed. Annealing: see 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,10 @@ from .packing import best_fit, packing_proof, promised_bytes
 
 __all__ = ["packing_proof", "repair"]
 
-EVALUATIONS = 4000  # most simulations of a repair
-ROUNDS = 6  # most starts that are repaired
+EVALUATIONS = 4000
+"""Most simulations of a repair."""
+ROUNDS = 6
+"""Most starts that are repaired."""
 MAX_SIMULATED_OPS = 100_000_000
 """Most ops simulated, over all simulations, until nothing exceeds a limit. Most placements need far fewer."""
 
@@ -55,6 +58,16 @@ def repair(
     return None if repaired_placement is None else repaired_placement.replace(placer="repair")
 
 
+class _Attempt(NamedTuple):
+    """A simulated candidate, in the order in which candidates are preferred; `start` is the number of its start."""
+
+    overflow_bytes: float
+    time_us: float
+    start: int
+    device: NDArray[np.int32]
+    order: NDArray[np.number] | None
+
+
 class _Repair:
     """One repair: the arrays of the problem, and the steps in order."""
 
@@ -71,47 +84,46 @@ class _Repair:
 
     def run(self, start: Placement | None, budget: int, removal: int = 0) -> Placement | None:
         """Spends `budget` simulations, or up to `removal` if that is more and a limit is still exceeded."""
-        best: tuple[float, float, int, NDArray[np.int32], NDArray[np.number] | None] | None = None
-        attempts = []
+        attempts: list[_Attempt] = []
         orders = [None, self.position.astype(np.float64), depth_first_order(self.graph)]
         for k, (device, rank) in enumerate(self._starts(start)):
             for order in [*orders, *([] if rank is None else [np.asarray(rank, dtype=np.float64).copy()])]:
                 work = self.objective.work
                 time = float(evaluate(self.model, work, make_assignment(device, order), Limits(True)))
-                attempts.append((float(overflow(self.model, work)), time, k, device, order))
-            if len(attempts) >= max(budget // 2, 6) and min(t[0] for t in attempts) == 0:
+                attempts.append(_Attempt(float(overflow(self.model, work)), time, k, device, order))
+            if len(attempts) >= max(budget // 2, 6) and min(attempt.overflow_bytes for attempt in attempts) == 0:
                 break
-        attempts.sort(key=lambda t: t[:3])
+        attempts.sort(key=lambda attempt: attempt[:3])
         remaining = max(budget - len(attempts), 0)
-        if attempts[0][0] > 0 and packing_proof(self.graph, self.cluster) is not None:
-            return None
-        if attempts[0][0] > 0:
+        best: _Attempt | None = attempts[0]
+        if attempts[0].overflow_bytes > 0:
+            if packing_proof(self.graph, self.cluster) is not None:
+                return None
             candidates, best = attempts[:ROUNDS], None
             steps = max(remaining, removal) // len(candidates)
-            for overflow_bytes, time, k, device, order in candidates:
-                state = make_state(device, order)
+            for attempt in candidates:
+                state = make_state(attempt.device, attempt.order)
                 # Bytes first; of two candidates with the same overflow the faster is better.
-                objective = self.objective._replace(prices=Prices(1.0 / max(time, 1e-9), 1.0, 1.0))
+                objective = self.objective._replace(prices=Prices(1.0 / max(attempt.time_us, 1e-9), 1.0, 1.0))
                 evaluate_current(objective, state)
-                hot = max(overflow_bytes * 0.05, 2.0)
-                anneal(objective, state, self.units, Schedule(hot, hot * 1e-3, steps, until_feasible=True), self.rng)
+                heat = max(attempt.overflow_bytes * 0.05, 2.0)
+                anneal(objective, state, self.units, Schedule(heat, heat * 1e-3, steps, until_feasible=True), self.rng)
                 if not state.cost[3] > 0:
-                    best = 0.0, float(state.cost[2]), k, state.best_device.copy(), _best_rank(state)
+                    time_us, device = float(state.cost[2]), state.best_device.copy()
+                    best = _Attempt(0.0, time_us, attempt.start, device, _best_rank(state))
                     break
             remaining = remaining // 4
-        else:
-            best = attempts[0]
         if best is None:
             return None
-        state = make_state(best[3], best[4])
+        state = make_state(best.device, best.order)
         evaluate_current(self.objective, state)
         back_to_best(state)
-        hot = max(best[1] * 0.01, 1e-9)
-        anneal(self.objective, state, self.units, Schedule(hot, hot * 0.02, remaining), self.rng)
+        heat = max(best.time_us * 0.01, 1e-9)
+        anneal(self.objective, state, self.units, Schedule(heat, heat * 0.02, remaining), self.rng)
         return Placement(device=state.best_device, order=_best_rank(state))
 
     def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[np.number] | None]]:
-        """Devices per op, each group on one allowed device."""
+        """Yields devices per op, each group on one allowed device, and a planned rank if there is one."""
         if start is not None:
             yield self._with_whole_groups(start.device), start.rank
         unit_bytes = promised_bytes(self.graph)
@@ -127,16 +139,16 @@ class _Repair:
             yield self._with_whole_groups(np.full(self.graph.n, d)), None
 
     def _with_whole_groups(self, device: Integers) -> NDArray[np.int32]:
-        """Moves every group to the allowed device on which most of its ops are."""
+        """Returns the devices after every group moved to the allowed device that has most of its ops."""
         votes = np.zeros(self.group_allowed.shape, dtype=np.int64)
         np.add.at(votes, (self.group, np.minimum(device, self.cluster.n - 1)), 1)
         group_device = np.where(self.group_allowed, votes, -1).argmax(axis=1)
         return group_device[self.group].astype(np.int32)
 
     def _splits(self, weight: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
-        """Runs of the topological order, bytes in proportion to memory. A second form keeps backward with forward ops."""
+        """Yields cuts of the topological order with bytes in proportion to memory; first with backward beside forward ops."""
         share = np.cumsum(self.cluster.memory_bytes / max(int(self.cluster.memory_bytes.sum()), 1))
-        first = np.full(len(weight), self.graph.n)
+        first_position = np.full(len(weight), self.graph.n)
         position = self.position.copy()
         has_forward = self.graph.forward_of >= 0
         columns = [position]
@@ -145,14 +157,15 @@ class _Repair:
             folded_position[has_forward] = position[self.graph.forward_of[has_forward]]
             columns.insert(0, folded_position)
         for column in columns:
-            first[:] = self.graph.n
-            np.minimum.at(first, self.group, column)
-            order = np.argsort(first, kind="stable")
-            filled = np.cumsum(weight[order]) - weight[order] / 2
+            first_position[:] = self.graph.n
+            np.minimum.at(first_position, self.group, column)
+            order = np.argsort(first_position, kind="stable")
+            middle_bytes = np.cumsum(weight[order]) - weight[order] / 2
             group_device = np.empty(len(weight), dtype=np.int64)
-            group_device[order] = np.searchsorted(share, filled / max(filled[-1], 1), side="right")
+            group_device[order] = np.searchsorted(share, middle_bytes / max(middle_bytes[-1], 1), side="right")
             yield self._with_whole_groups(np.minimum(group_device, self.cluster.n - 1)[self.group])
 
 
 def _best_rank(state: State) -> NDArray[np.float64] | None:
+    """Returns the rank of the best candidate, or None if ops run by readiness."""
     return state.best_position.astype(np.float64) if state.by_rank else None
