@@ -175,30 +175,26 @@ def script(code):
     )
 
 
-def test_ctrl_c_ends_the_worker_and_the_next_execution_works():
+def test_ctrl_c_ends_the_worker_and_the_next_execution_works(step, placement):
     """As in a notebook: the interrupt is raised in the caller, whose process lives on."""
-    caller = script("""
-import os, signal, sys, numpy as np, tensorflow as tf, baechi_lab as bl
-from baechi_lab.executors import Worker
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
-v = tf.Variable(1.0)
-step = bl.trace(lambda x: v.assign_sub(x), np.float32(0.1))
-n = bl.profile(step, mode="estimated").n
-worker = Worker()
-try:
-    tell = lambda s: print(worker.pid, flush=True) if s.index == 1 else None
-    bl.execute(step, bl.Placement(device=[0] * n), steps=10**7, kind="cpu", on_step=tell, worker=worker)
-except KeyboardInterrupt:
-    print("interrupted", worker.alive, flush=True)
-run = bl.execute(step, bl.Placement(device=[0] * n), steps=2, kind="cpu")
-print(run.status, flush=True)
-""")
-    pid = int(caller.stdout.readline())
-    caller.send_signal(signal.SIGINT)
-    lines = caller.stdout.read().split("\n")
-    assert lines[:2] == ["interrupted False", "ok"]
-    assert caller.wait(30) == 0 and have_ended(pid)
-    caller.stdout.close()
+    worker = Worker()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))  # while the caller waits for the worker
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bl.execute(
+                step,
+                placement,
+                steps=10**7,
+                kind="cpu",
+                on_step=lambda result: result.index == 1 and interrupt.start(),
+                worker=worker,
+            )
+    finally:
+        interrupt.cancel()
+        signal.signal(signal.SIGINT, handler)
+    assert not worker.alive and have_ended(worker.pid)
+    assert bl.execute(step, placement, **ONCE).status == "ok"
 
 
 def test_no_worker_outlives_a_killed_caller():

@@ -36,30 +36,32 @@ def optimum(graph, cluster):
     degree = np.bincount(graph.consumers, minlength=graph.n)
     cost = cluster.latency_us[:, :, None] + cluster.us_per_byte[:, :, None] * graph.tensor_bytes
     best = np.inf
-    for code in range(cluster.n**graph.n):
-        device = np.array([code // cluster.n**i % cluster.n for i in range(graph.n)])
-        grouped = graph.colocation >= 0
-        together = all(
-            len(set(device[grouped & (graph.colocation == g)].tolist())) <= 1
-            for g in range(len(graph.colocation_names))
+    for device in valid_placements(graph, cluster):
+        best = least(
+            device,
+            table[np.arange(graph.n), device],
+            after,
+            edges[0],
+            edges[1],
+            degree,
+            graph.output_ptr,
+            graph.consumer_ptr,
+            graph.consumers,
+            cost,
+            COMMS.index(cluster.comm),
+            best,
         )
-        device_bytes = np.bincount(device, graph.persistent_bytes, cluster.n)
-        if together and bool(np.all(device_bytes <= cluster.memory_bytes)):
-            best = least(
-                device,
-                table[np.arange(graph.n), device],
-                after,
-                edges[0],
-                edges[1],
-                degree,
-                graph.output_ptr,
-                graph.consumer_ptr,
-                graph.consumers,
-                cost,
-                COMMS.index(cluster.comm),
-                best,
-            )
     return best
+
+
+def valid_placements(graph, cluster):
+    """int64[placements, n]: all that keep groups together and persistent bytes within memory."""
+    devices = np.arange(cluster.n**graph.n)[:, None] // cluster.n ** np.arange(graph.n) % cluster.n
+    for group in range(len(graph.colocation_names)):
+        members = devices[:, graph.colocation == group]
+        devices = devices[np.all(members == members[:, :1], axis=1)]
+    within = [(devices == d) @ graph.persistent_bytes <= limit for d, limit in enumerate(cluster.memory_bytes)]
+    return devices[np.all(within, axis=0)]
 
 
 @njit(nogil=True)  # not cached: test modules have changing names
