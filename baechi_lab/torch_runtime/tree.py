@@ -40,6 +40,11 @@ def as_arguments(
     >>> as_arguments({"x": 1}), as_arguments(((2,), {"x": 1})), as_arguments(([2], 3))
     (((), {'x': 1}), ((2,), {'x': 1}), (([2], 3), {}))
     """
+    if any(tensor.is_nested and tensor.layout is torch.strided for tensor in tensors(sample_inputs)):
+        raise InvalidInput(
+            "sample_inputs has a nested tensor of layout torch.strided, whose sizes PyTorch does not tell; make it with "
+            "layout=torch.jagged, or pad its parts to one length"
+        )
     if isinstance(sample_inputs, Mapping) and all(
         isinstance(key, str) for key in sample_inputs
     ):  # Hugging Face's BatchEncoding is no dict

@@ -44,9 +44,9 @@ from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
-from .recurrent import KINDS, gru_workspace, lstm_workspace_bytes, run_layers
+from .recurrent import KINDS, PAD_PACKED, gru_workspace, lstm_workspace_bytes, pad_packed, run_layers
 from .routing import EvenRouting, expert_counts, experts_by_shape
-from .values_needed import NEEDS_VALUES, first_line, hook_without_values, refusal
+from .values_needed import NEEDS_VALUES, first_line, hook_without_values, lacks_values, refusal
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -163,7 +163,7 @@ def use_fake_tensors(
         except NEEDS_VALUES as error:
             raise refusal("the model", error) from error
         except InvalidInput as error:
-            if isinstance(error.__cause__, NEEDS_VALUES):
+            if lacks_values(error.__cause__):
                 raise refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
             raise
         except _UNKNOWN as error:
@@ -225,6 +225,8 @@ class _TwinMaker:
         return self.twins[id(tensor)][1]
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_nested:
+            raise refusal("the model", AssertionError())
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         shape = tuple(tensor.shape)
         dense = tensor.layout is torch.strided and not tensor.is_quantized
@@ -312,7 +314,7 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     own_thread = threading.get_ident()
     fused = {} if on_cpu else _fused_functions(own_thread)
     functions = {name: getattr(functional, name) for name in fused}
-    recurrent = {name: getattr(torch._VF, name) for name in KINDS}
+    recurrent = {name: getattr(torch._VF, name) for name in (*KINDS, "_pad_packed_sequence")}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     for name, function in fused.items():
         setattr(functional, name, function)
@@ -392,7 +394,7 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool
             return function(*args)
         if has_torch_function(args[:2]):
             return handle_torch_function(fused, args[:2], *args)
-        return run_layers(function, on_cpu, *args)
+        return pad_packed(*args) if function is PAD_PACKED else run_layers(function, on_cpu, *args)
 
     return fused
 

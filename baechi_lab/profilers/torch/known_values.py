@@ -30,6 +30,7 @@ MOST_ELEMENTS = 1 << 24
 _aten = torch.ops.aten
 _INDEX = _aten.index.Tensor
 _SELECT = _aten.masked_select.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _CTC = _aten._ctc_loss.Tensor
 _FILLED: dict[OpOverload, int | None] = {
     _aten.zeros_like.default: 0,
@@ -127,6 +128,12 @@ class KnownValues:
                 states = 2 * int(lengths.max()) + 1
             samples = args[0].shape[1] if args[0].dim() > 2 else 1
             return ((args[0].new_empty(samples), args[0].new_empty(samples, args[0].shape[0], states)),)
+        if func is _PACK and (lengths := self.of(args[1])) is not None:
+            with _without_modes():
+                positions, batch_sizes = func(torch.empty(args[0].shape[:2]), lengths, *args[2:])
+            return (
+                (args[0].new_empty(len(positions), *args[0].shape[2:]), batch_sizes),
+            )  # PyTorch's C++ code reads these
         real = self._compute(func, args, kwargs, None)
         if real is None:
             return None

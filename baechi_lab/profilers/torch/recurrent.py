@@ -9,6 +9,7 @@ because the memory of each step counts; for long ones that would take minutes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,9 @@ _PAGE, _LINE = 4096, 16
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
+
+PAD_PACKED = torch._VF._pad_packed_sequence
+"""The function that `pad_packed` stands for."""
 
 _MOST_STEPS = 256
 """Most steps, added up over layers and directions, that an estimate for a CPU runs operator by operator."""
@@ -148,13 +152,13 @@ def run_layers(function: Callable[..., T], on_cpu: bool, *args: Any) -> T | tupl
     """Runs a recurrent module's layers and directions, one kernel for each, on fake tensors.
 
     Args:
-        function: PyTorch's own, for sequences that are packed, LSTMs of float32 and LSTMs with projections.
+        function: PyTorch's own, for LSTMs of float32 and LSTMs with projections.
         on_cpu: run PyTorch's own function for short sequences too.
         args: input, first states (of an LSTM: of outputs and of cells), weights, whether there are biases, number of layers,
-            dropout, training, bidirectional, batch first.
+            dropout, training, bidirectional, batch first. Or, for packed sequences, those of `_run_packed`.
     """
-    if isinstance(args[2], torch.Tensor):
-        return function(*args)
+    if not isinstance(args[3], bool):
+        return _run_packed(function, on_cpu, *args)
     sequence, states, weights, has_biases, count, dropout, training, bidirectional, batch_first = args
     directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
     has_cells = not isinstance(states, torch.Tensor)
@@ -179,3 +183,38 @@ def run_layers(function: Callable[..., T], on_cpu: bool, *args: Any) -> T | tupl
     output = sequence.transpose(0, 1) if batch_first else sequence
     last_state = torch.stack(last_states)
     return (output, last_state, torch.stack(last_states)) if has_cells else (output, last_state)
+
+
+def _run_packed(function: Callable[..., T], on_cpu: bool, *args: Any) -> T | tuple[torch.Tensor, ...]:
+    """Runs the layers over packed sequences: PyTorch's own function, or as many equal sequences as have that many numbers.
+
+    `args` are the numbers of all steps, the number of sequences at each step, first states, weights, and as in `run_layers` from
+    whether there are biases to bidirectional.
+    """
+    packed, batch_sizes, states, weights, has_biases, count, dropout, training, bidirectional = args
+    steps = len(batch_sizes)
+    if on_cpu and steps * count * (1 + bidirectional) <= _MOST_STEPS:
+        return function(*args)
+    samples = -(-len(packed) // steps)
+    padded = functional.pad(packed, (0, 0, 0, steps * samples - len(packed))).view(steps, samples, -1)
+    first = states[:, :samples] if isinstance(states, torch.Tensor) else tuple(state[:, :samples] for state in states)
+    options = (has_biases, count, dropout, training, bidirectional, False)
+    output, *last_states = run_layers(function, False, padded, first, weights, *options)  # type: ignore[misc]
+    missing = (states if isinstance(states, torch.Tensor) else states[0]).shape[1] - samples
+    return output.flatten(0, 1)[: len(packed)], *(functional.pad(state, (0, 0, 0, missing)) for state in last_states)
+
+
+def pad_packed(
+    packed: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns padded sequences and their lengths, as `torch._VF._pad_packed_sequence`, whose C++ code writes into memory."""
+    sizes = batch_sizes.tolist()
+    padded = packed.new_full((max(len(sizes), total_length), sizes[0], *packed.shape[1:]), padding)
+    start = offset = 0
+    for size, group in groupby(sizes):  # one copy for all steps of as many sequences
+        steps = len(list(group))
+        part = packed[offset : offset + steps * size].view(steps, size, *packed.shape[1:])
+        padded[start : start + steps, :size].copy_(part)
+        start, offset = start + steps, offset + steps * size
+    lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
+    return padded.transpose(0, 1) if batch_first else padded, lengths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -13,10 +14,16 @@ from ...errors import InvalidInput, UncountedWork
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
+def lacks_values(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether code failed because fake tensors have no values, or nested ones no lengths."""
+    return isinstance(error, NEEDS_VALUES) or (isinstance(error, AssertionError) and "shape_env" in str(error))
+
+
 def refusal(who: str, error: BaseException) -> InvalidInput:
     """Returns the error for `who`, a model or a layer, that reads values."""
+    values_read = first_line(error) if isinstance(error, NEEDS_VALUES) else "the lengths of a nested tensor"
     return InvalidInput(
-        f"{who} looks at the values of tensors ({first_line(error)}), which an estimate does not have: profile the model "
+        f"{who} looks at the values of tensors ({values_read}), which an estimate does not have: profile the model "
         "measured, with weights (bl.torch.profile(model, inputs)), or without that part"
     )
 

@@ -102,6 +102,21 @@ def test_values_that_depend_on_weights_or_chance_are_refused(count):
         bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_bug_nested_tensors_were_refused_with_the_text_of_an_assertion(layout):
+    """Their lengths are values, and those of layout torch.strided do not even tell their sizes."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=layout)
+    messages = {torch.jagged: "the lengths of a nested tensor", torch.strided: "layout=torch.jagged, or pad"}
+    with pytest.raises(InvalidInput, match=messages[layout]):
+        bl.torch.profile(torch.nn.Linear(8, 8), nested, hardware="a100")
+
+
+def test_bug_nested_tensors_within_a_model_were_refused_with_the_text_of_an_assertion():
+    model = Model(lambda x, tokens: torch.nested.as_nested_tensor([x[:1], x[:2]], layout=torch.jagged).values().sum())
+    with pytest.raises(InvalidInput, match=r"looks at the values of tensors \(the lengths of a nested tensor\)"):
+        bl.torch.profile(model, (X, TOKENS), hardware="a100")
+
+
 def test_inputs_without_values_are_refused():
     model = Model(lambda x, tokens: tokens.sum())
     for tokens in (TOKENS.to("meta"), TOKENS.float()):

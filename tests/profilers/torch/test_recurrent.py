@@ -110,3 +110,35 @@ def test_bug_the_first_estimate_of_an_lstm_copied_the_gradients_of_biases():
     assert not [
         kernel for (direction, _), kernel in first.kernels if direction == "b" and kernel.moved_bytes == 2 * 4 * 4 * 24
     ]
+
+
+LENGTHS = torch.tensor([6, 5, 5, 2])
+
+
+class Packed(nn.Module):
+    """A recurrent layer that runs no step of what is padded."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        outputs, states = self.layer(packed)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)
+        return padded, states[0] if isinstance(states, tuple) else states
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_bug_packed_sequences_were_refused(kind):
+    """As many products as tokens, 2 FLOPs per weight and token."""
+    model, tokens = Packed(kind(8, 16, batch_first=True)), int(LENGTHS.sum())
+    x = torch.ones(len(LENGTHS), 6, 8)
+    weights = {name: p.numel() for name, p in model.named_parameters() if "weight" in name}
+    of_inputs, of_states = (weights[f"layer.weight_{part}_l0"] for part in ("ih", "hh"))
+    estimate = estimate_layers(model, (x, LENGTHS), mode="inference", on_cpu=True)
+    (padding,) = (call for call in estimate.layers.trace.calls if call.key == "_pad_packed_sequence")
+    assert padding.output_bytes == 4 * 6 * 16 * 4 + LENGTHS.nbytes
+    assert estimate.flops == 2 * tokens * (of_inputs + of_states)
+    # On a GPU as many equal sequences as have that many tokens: 18 in 6 steps are 3 sequences.
+    assert estimate_layers(model, (x, LENGTHS), mode="inference").flops == 2 * 18 * (of_inputs + of_states)
