@@ -90,7 +90,7 @@ def forward_flops(name):
     }[name]
 
 
-@pytest.mark.parametrize("name", slow(CONFIGS, "mistral", "mixtral", "bert", "t5"))
+@pytest.mark.parametrize("name", slow(CONFIGS, "llama", "mistral", "mixtral", "bert", "t5"))
 def test_architectures_have_the_flops_and_bytes_of_hand_arithmetic(name):
     """FLOPs within 1 % of hand arithmetic, bytes exact: bf16 weights and gradients, two states of Adam."""
     model, inputs = bl.torch.hugging_face(CONFIGS[name], batch_size=B, sequence_length=S)
