@@ -16,7 +16,7 @@ from ..graph.units import format_bytes, format_us
 from .bars import Bars, covered_us, merge_bars
 from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, text_on, with_opacity
 from .layout import scale, styled
-from .shades import HATCHED, phase_shades, pipeline_phases
+from .shades import HATCHED, mix_colors, phase_shades, pipeline_phases
 
 COLOR_BY = ("device", "micro-batch")
 NAMED = 60
@@ -234,9 +234,10 @@ def _bar(
 ) -> go.Bar:
     """Returns one lane of bars with their hover texts; marked bars have a dark outline.
 
-    The other outlines darken the bar itself: of a bar that is hardly wider than its outline, nothing else is seen.
+    Other outlines have a darker shade of the bar's colour: of a bar that is hardly wider, nothing else is seen.
     """
-    outline: dict[str, Any] = {"width": 0.5, "color": "rgba(0,0,0,0.3)"}
+    darker = {color: mix_colors(color, "#000000", 0.25) if color.startswith("#") else color for color in set(colors)}
+    outline: dict[str, Any] = {"width": 0.5, "color": [darker[color] for color in colors]}
     if np.any(marked):
         outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, INK, outline["color"])}
     return go.Bar(
