@@ -28,7 +28,7 @@ from ...torch_runtime.optimizer_offload import offload_state_groups
 from ...torch_runtime.transport import HostTransport
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
-from ...torch_steps.assigner import assign, distribution
+from ...torch_steps.assigner import assign, distribution, gather
 from ...torch_steps.optimizer_trial import new_optimizer, update, updates_ranks_alike
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.step import TorchStep
@@ -159,32 +159,35 @@ def execute(
         transport=transport,
         always=bool(division.adding.in_model),
     )
-    deadline = None if timeout is None else time.monotonic() + timeout
-    running = _StepRunner(
-        micro_steps,
-        placed.model,
-        max_in_flight=division.in_flight,
-        adding=division.adding,
-        gradients=return_gradients,
-        deadline=deadline,
-        cancel=cancel,
-        on_step=on_step,
-    )
-    status, message = running.run_steps("warmup", warmup)
-    if status == "ok":
-        status, message = running.run_steps("measured", steps)
-    measured = None
-    if status == "ok":
-        make_measurement = partial(Measurement, placed, unrolled_graph)
-        status, message, measured = _measure_timeline(running, make_measurement, loss_device)
-    session = distribution(placed.model).session
-    info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
-    if schedule is not None:
-        info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": division.in_flight}
-    if running.gradients is not None:
-        info["gradients"] = running.gradients
-    times = np.array(running.seconds[warmup : warmup + steps])
-    return Run(measured, times, tuple(running.outputs), status, message, info=info)
+    try:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        running = _StepRunner(
+            micro_steps,
+            placed.model,
+            max_in_flight=division.in_flight,
+            adding=division.adding,
+            gradients=return_gradients,
+            deadline=deadline,
+            cancel=cancel,
+            on_step=on_step,
+        )
+        status, message = running.run_steps("warmup", warmup)
+        if status == "ok":
+            status, message = running.run_steps("measured", steps)
+        measured = None
+        if status == "ok":
+            make_measurement = partial(Measurement, placed, unrolled_graph)
+            status, message, measured = _measure_timeline(running, make_measurement, loss_device)
+        session = distribution(placed.model).session
+        info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
+        if schedule is not None:
+            info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": division.in_flight}
+        if running.gradients is not None:
+            info["gradients"] = running.gradients
+        times = np.array(running.seconds[warmup : warmup + steps])
+        return Run(measured, times, tuple(running.outputs), status, message, info=info)
+    finally:
+        gather(placed.model)  # layers may belong to other models, too
 
 
 def _measure_timeline(

@@ -353,3 +353,12 @@ def test_replicas_are_refused():
     step = build("gnmt", batch_size=1, length=2, vocabulary=7, width=4, layers=2)
     with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.execute runs every op on one device"):
         bl.execute(step, bl.Placement(device=[0] * 19, replicas=[(0, 1)]), cluster=bl.Cluster.uniform(2, kind="cpu"))
+
+
+def test_bug_a_layer_that_models_share_was_distributed_for_ever():
+    """Models of a class may share an activation, as those of ultralytics: a second run said that it is distributed already."""
+    shared, layer = nn.SiLU(), nn.Linear(4, 4)
+    step = bl.torch.TorchStep("shared", lambda: nn.Sequential(layer, shared, nn.Linear(4, 4), shared), torch.ones(2, 4))
+    for device in ([0, 0, 1, 0], [0, 1, 1, 1]):
+        run = bl.torch.execute(step, bl.Placement(device=device), 1, cluster=bl.Cluster.uniform(2, kind="cpu"))
+        assert run.status == "ok" and "forward" not in {*shared.__dict__, *layer.__dict__}
