@@ -72,7 +72,8 @@ def experts_by_shape(model: nn.Module) -> dict[int, str]:
 def _repeated_matrices(module: nn.Module) -> Iterator[tuple[str, int, int]]:
     """Yields lists of equal modules and parameters that are lists of matrices: name, number, columns of the first matrix."""
     for name, child in module.named_children():
-        shapes = [[p.shape for p in entry.parameters()] for entry in child] if isinstance(child, nn.ModuleList) else []
+        entries = [entry for entry in child if entry is not None] if isinstance(child, nn.ModuleList) else []
+        shapes = [[p.shape for p in entry.parameters()] for entry in entries]
         matrices = [shape for shape in shapes[0] if len(shape) == 2] if shapes else []
         if len(shapes) > 1 and matrices and all(entry == shapes[0] for entry in shapes):
             yield name, len(shapes), matrices[0][1]

@@ -273,3 +273,17 @@ def test_shapes_of_experts_need_a_router():
     assert experts_by_shape(pair(block=pair(layers=layers(), gate=pair(w=torch.nn.Linear(8, 4))))) == {
         4: "block.layers"
     }
+
+
+def test_bug_a_list_of_layers_with_none_was_an_attribute_error():
+    """Informer has convolutions between its layers, and None after the last one."""
+
+    class Distilled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), None])
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    assert bl.torch.profile(Distilled(), torch.ones(2, 8), hardware="a100").names[0] == "layers.0"
