@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Bools, Floats, Ints
+from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import has_few_entries, njit
 from .problem import MergeProblem
 from .units import group_units, serial_end
@@ -129,17 +130,18 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
 def serial_or_queue(free: int, nodes: Ints, near: NDArray[np.int32], cost: Floats, head: Floats, p: Floats) -> float:
     """Returns rule 5's bound: the smallest max(serial end, queue end) over fractional choices of local producers."""
     start_r, queue_r, serial = np.inf, np.inf, 0.0
-    ratio = np.empty(free)
+    ratio, place, size = np.empty(free), np.empty(free, np.int64), 0
     for a in range(free):
         e = nodes[a]
         u = near[e]
         start_r = min(start_r, head[u])
         queue_r = min(queue_r, head[u] + p[u])
         serial += p[u]
-        ratio[a] = cost[e] / p[u] if p[u] > 0.0 else np.inf
+        size = push(ratio, place, 0, size, cost[e] / p[u] if p[u] > 0.0 else np.inf, a)
     queue = 0.0
-    for a in np.argsort(ratio, kind="mergesort"):  # send first what is cheap to send and long to compute
-        e = nodes[a]
+    while size > 0:  # send first what is cheap to send and long to compute
+        e = nodes[place[0]]
+        size = pop(ratio, place, 0, size)
         work = p[near[e]]
         if start_r + serial - work >= queue_r + queue + cost[e]:
             serial -= work

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Floats, Ints
+from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import has_few_entries, njit
 
 
@@ -55,7 +56,12 @@ def serial_end(release: Floats, length: Floats, count: int) -> float:
     """Earliest end of `count` jobs on one machine (first come, first served; few are sorted in place)."""
     end = 0.0
     if count > 64:
-        for a in np.argsort(release[:count], kind="mergesort"):
+        key, job, size = np.empty(count), np.empty(count, np.int64), 0
+        for a in range(count):  # the shared heap compiles in a fraction of the time of NumPy's sort
+            size = push(key, job, 0, size, release[a], a)
+        while size > 0:
+            a = job[0]
+            size = pop(key, job, 0, size)
             end = max(end, release[a]) + length[a]
         return end
     for a in range(1, count):
