@@ -198,6 +198,23 @@ def test_machine_code_is_generated_once_for_a_kernel_and_all_that_it_calls(tmp_p
     )  # of the first, from the disk; of the second, with its part from there
 
 
+def test_equal_flags_of_kernels_are_one_object_and_equal_to_those_of_numba():
+    """numba looks up functions by flags: as two objects, all their values were compared, a tenth of compiling."""
+    from numba.core.compiler import Flags
+
+    from baechi_lab.graph.kernels.libraries import KernelFlags
+
+    flags, other_flags = Flags(), Flags()
+    flags.nrt = True
+    in_use = KernelFlags(flags).copy()
+    assert KernelFlags(flags).copy() is in_use
+    assert in_use == flags and flags == in_use and hash(in_use) == hash(flags)
+    assert in_use != KernelFlags(other_flags).copy() and in_use != other_flags
+    changed = in_use.copy()  # numba changes such copies
+    changed.nrt = False
+    assert in_use.nrt and changed != in_use and KernelFlags(changed).copy() is not in_use
+
+
 def test_compiling_replaces_no_filters_of_warnings(monkeypatch):
     """numba does, for all threads: while a workbench compiled in its own, the notebook's cells warned of nothing."""
     import numba

@@ -35,7 +35,7 @@ try:
         from numba.core.errors import NumbaError, WarningsFixer  # type: ignore[attr-defined]
         from numba.extending import register_jitable as _inside_kernels
 
-        from .libraries import CalledLibrary, KernelCompiler, making_libraries
+        from .libraries import CalledCompiler, CalledLibrary, KernelCompiler, making_libraries
     if _config.DISABLE_JIT:  # set by NUMBA_DISABLE_JIT: as if numba were not installed
         _njit = None
 except ImportError:  # slower, but everything still works
@@ -204,7 +204,11 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
         function_copy.__module__, function_copy.__qualname__ = function.__module__, f"{function.__qualname__}_part"
-        return _for_disk(_njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, **options)(function_copy))
+        return _for_disk(
+            _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, pipeline_class=CalledCompiler, **options)(
+                function_copy
+            )
+        )
 
     def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
         widened = [_widest(a) for a in arguments]

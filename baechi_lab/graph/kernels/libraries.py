@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags
 from numba.core.environment import lookup_environment
 
 
@@ -81,7 +81,51 @@ class _NoEnvironments:
         pass
 
 
-class KernelCompiler(Compiler):  # type: ignore[misc]  # numba has no types
+class FlagsInUse(Flags):  # type: ignore[misc]  # numba has no types
+    """Flags of the kernel that is compiled, the same object if equal.
+
+    numba looks them up at each call of a function, and compares the values of all flags unless they are the same object.
+    """
+
+    __slots__ = ()
+    known: ClassVar[list[FlagsInUse]] = []
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is not FlagsInUse and super().__eq__(other))
+
+    def __hash__(self) -> int:
+        return _HASH_OF_FLAGS
+
+    def copy(self) -> Flags:
+        return Flags(self)  # to be changed
+
+
+_HASH_OF_FLAGS = hash(Flags())  # the hash of numba is one of the names of flags, the same for all
+
+
+class KernelFlags(Flags):  # type: ignore[misc]  # numba has no types
+    """Flags of a kernel, of which numba takes a copy to compile it."""
+
+    __slots__ = ()
+
+    def copy(self) -> FlagsInUse:
+        values = self.values()
+        for flags in FlagsInUse.known:
+            if flags.values() == values:
+                return flags
+        FlagsInUse.known.append(FlagsInUse(self))
+        return FlagsInUse.known[-1]
+
+
+class CalledCompiler(Compiler):  # type: ignore[misc]  # numba has no types
+    """Compiles a kernel that kernels call."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.state.flags = KernelFlags(self.state.flags)
+
+
+class KernelCompiler(CalledCompiler):
     """Compiles a kernel that Python calls."""
 
     def __init__(self, typing_context: Any, target_context: Any, library: Any, *rest: Any):
