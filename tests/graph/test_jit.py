@@ -215,6 +215,21 @@ def test_equal_flags_of_kernels_are_one_object_and_equal_to_those_of_numba():
     assert in_use.nrt and changed != in_use and KernelFlags(changed).copy() is not in_use
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_versions_of_numba_that_were_not_tested_compile_by_their_own_classes(tmp_path):
+    """numba 0.62 has other classes: every compiled kernel ended with an AttributeError."""
+    pytest.importorskip("numba")
+    (tmp_path / "nested_kernels.py").write_text(NESTED)
+    process = (
+        "import numba, numpy as np; numba.version_info = numba.version_info._replace(short=(0, 62)); "
+        "import sys, nested_kernels as k; print(k.sum_of_roots(np.array([16.0])), len(k.sum_of_roots.signatures), "
+        "'baechi_lab.graph.kernels.libraries' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", process], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert output.stdout == "8.0 1 False\n", output.stderr
+
+
 def test_compiling_replaces_no_filters_of_warnings(monkeypatch):
     """numba does, for all threads: while a workbench compiled in its own, the notebook's cells warned of nothing."""
     import numba

@@ -35,13 +35,19 @@ try:
         from numba.core.errors import NumbaError, WarningsFixer  # type: ignore[attr-defined]
         from numba.extending import register_jitable as _inside_kernels
 
-        from .libraries import CalledCompiler, CalledLibrary, KernelCompiler, making_libraries
+        try:
+            from . import libraries as _libraries
+        except ImportError:  # another version of numba: each kernel is compiled on its own, which takes longer
+            _libraries = None  # type: ignore[assignment]
     if _config.DISABLE_JIT:  # set by NUMBA_DISABLE_JIT: as if numba were not installed
         _njit = None
 except ImportError:  # slower, but everything still works
-    _njit = _inside_kernels = _types = _compiler_lock = None
+    _njit = _inside_kernels = _types = _compiler_lock = _libraries = None  # type: ignore[assignment]
 
 HAS_NUMBA = _njit is not None
+
+_COMPILER: dict[str, object] = {"pipeline_class": _libraries.KernelCompiler} if _libraries else {}
+_COMPILER_OF_CALLED: dict[str, object] = {"pipeline_class": _libraries.CalledCompiler} if _libraries else {}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +86,7 @@ def njit(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if _njit is not None:
             kernel = _called_by_kernels(
-                _for_disk(_njit(no_cfunc_wrapper=True, pipeline_class=KernelCompiler, **options)(function)), options
+                _for_disk(_njit(no_cfunc_wrapper=True, **(_COMPILER | options))(function)), options
             )
             return kernel if interpreted_if is None else _interpreted_at_first(kernel, interpreted_if)
         function.py_func = function  # type: ignore[attr-defined]
@@ -205,9 +211,7 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
         )
         function_copy.__module__, function_copy.__qualname__ = function.__module__, f"{function.__qualname__}_part"
         return _for_disk(
-            _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, pipeline_class=CalledCompiler, **options)(
-                function_copy
-            )
+            _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, **(_COMPILER_OF_CALLED | options))(function_copy)
         )
 
     def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
@@ -242,12 +246,19 @@ def _compiled_by_one(kernel: Any) -> Any:
             in_existing_folder(),
             without_garbage_collection(),
             same_warning_filters(),
-            making_libraries(kernel.targetctx.codegen(), CalledLibrary),
+            _making_libraries_of_called(kernel),
         ):
             return compile_it(signature)
 
     kernel.compile = compile_alone
     return kernel
+
+
+def _making_libraries_of_called(kernel: Any) -> contextlib.AbstractContextManager[None]:
+    """Within the block, functions that `kernel` calls get a `CalledLibrary`."""
+    if _libraries is None:
+        return contextlib.nullcontext()
+    return _libraries.making_libraries(kernel.targetctx.codegen(), _libraries.CalledLibrary)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,9 @@
 A library contains all functions that its function calls, in turn. numba optimises a called kernel and generates its machine
 code also on its own, and again in each kernel on the way, though only the kernel that Python calls is run. With these classes
 LLVM does so once, in the library of the kernel that Python calls, which leaves out half of its work.
+
+The classes that are extended here are not public. With a version of numba that they were not tested with, the module cannot be
+imported, and kernels are compiled by numba's own classes.
 """
 
 from __future__ import annotations
@@ -11,17 +14,20 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numba
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, Flags
 from numba.core.environment import lookup_environment
+
+FIRST_VERSION, NEXT_VERSION = (0, 63), (0, 69)
+"""The first version of numba that these classes were tested with, and the first one that they were not tested with."""
+if not FIRST_VERSION <= numba.version_info.short < NEXT_VERSION:
+    raise ImportError(f"numba {numba.__version__} is not one that these classes were tested with")
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
     def _optimize_functions(self, module: Any) -> None:
         """Simplifies functions before they are linked; numba makes a pass manager for each, even for declarations."""
-        if not hasattr(self._codegen, "_pass_builder"):  # before numba 0.62
-            super()._optimize_functions(module)
-            return
         module.data_layout = self._codegen._data_layout
         passes, builder = self._codegen._function_pass_manager(opt=1)
         for function in module.functions:

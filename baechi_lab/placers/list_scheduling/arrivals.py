@@ -69,7 +69,7 @@ def queued_time(count: int, fetches: Records) -> float:
 
 @njit(cache=True, allocates=False)
 def waits_for_queue(arrival: float, count: int, fetches: Records) -> bool:
-    """Whether the only listed fetches begins when the receiver's queue becomes free, and no other input arrives later.
+    """Whether the only listed transfer begins when the receiver's queue becomes free, and no other input arrives later.
 
     Queues only grow, so from now on the op arrives no earlier than its transfer takes after the queue.
     """
