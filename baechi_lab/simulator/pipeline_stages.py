@@ -134,7 +134,7 @@ class _StageAssigner:
         """Returns the devices in topological order, ties by number; None if they form a cycle."""
         line: list[int] = []
         while unsorted:
-            first_devices = [d for d in sorted(unsorted) if not any(d in successors[other] for other in unsorted)]
+            first_devices = [d for d in sorted(unsorted) if not any(d in successors[device] for device in unsorted)]
             if not first_devices:
                 return None
             line.append(first_devices[0])

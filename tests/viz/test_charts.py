@@ -256,8 +256,8 @@ def test_bug_bars_as_thin_as_their_outline_were_white(timeline):
             if not color.startswith("#"):  # transfers are translucent, and so are their outlines
                 assert outline == color
                 continue
-            own, dark = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (color, outline))
-            assert dark == pytest.approx([0.75 * part for part in own], abs=0.5)
+            bar_rgb, outline_rgb = ([int(text[k : k + 2], 16) for k in (1, 3, 5)] for text in (color, outline))
+            assert outline_rgb == pytest.approx([0.75 * channel for channel in bar_rgb], abs=0.5)
             checked += 1
     assert checked == 4
 

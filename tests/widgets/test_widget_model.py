@@ -637,8 +637,8 @@ def test_what_a_trace_warns_of_is_on_the_screen_while_its_graph_is_shown(trace_f
 
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_notes_of_background_jobs_are_taken_and_foreign_warnings_are_not(recwarn):
-    taken: list[str] = []
-    background = Background(lambda problem: None, lambda *_: None, take_notes=taken.extend)
+    notes: list[str] = []
+    background = Background(lambda problem: None, lambda *_: None, take_notes=notes.extend)
 
     def work(ticket):
         warnings.warn("4 ops have guessed costs", InferredDependencies, stacklevel=1)
@@ -647,5 +647,5 @@ def test_notes_of_background_jobs_are_taken_and_foreign_warnings_are_not(recwarn
 
     background.submit(work, lambda result: None)
     assert background.wait()
-    assert taken == ["4 ops have guessed costs"]
+    assert notes == ["4 ops have guessed costs"]
     assert [str(w.message) for w in recwarn] == ["of another package"]

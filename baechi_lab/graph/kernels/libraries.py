@@ -94,10 +94,10 @@ class FlagsInUse(Flags):  # type: ignore[misc]  # numba has no types
     """
 
     __slots__ = ()
-    known: ClassVar[list[FlagsInUse]] = []
+    instances: ClassVar[list[FlagsInUse]] = []
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is not FlagsInUse and super().__eq__(other))
+    def __eq__(self, flags: object) -> bool:
+        return self is flags or (type(flags) is not FlagsInUse and super().__eq__(flags))
 
     def __hash__(self) -> int:
         return _HASH_OF_FLAGS
@@ -116,11 +116,11 @@ class KernelFlags(Flags):  # type: ignore[misc]  # numba has no types
 
     def copy(self) -> FlagsInUse:
         values = self.values()
-        for flags in FlagsInUse.known:
+        for flags in FlagsInUse.instances:
             if flags.values() == values:
                 return flags
-        FlagsInUse.known.append(FlagsInUse(self))
-        return FlagsInUse.known[-1]
+        FlagsInUse.instances.append(FlagsInUse(self))
+        return FlagsInUse.instances[-1]
 
 
 class CalledCompiler(Compiler):  # type: ignore[misc]  # numba has no types
@@ -134,11 +134,11 @@ class CalledCompiler(Compiler):  # type: ignore[misc]  # numba has no types
 class KernelCompiler(CalledCompiler):
     """Compiles a kernel that Python calls."""
 
-    def __init__(self, typing_context: Any, target_context: Any, library: Any, *rest: Any):
+    def __init__(self, typing_context: Any, target_context: Any, library: Any, *arguments: Any):
         if library is None:
             library = KernelLibrary(target_context.codegen(), "kernel")
             library.enable_object_caching()
-        super().__init__(typing_context, target_context, library, *rest)
+        super().__init__(typing_context, target_context, library, *arguments)
 
 
 @contextlib.contextmanager

@@ -77,7 +77,9 @@ def topological_orders(graph: OpGraph) -> Iterator[NDArray[np.float64]]:
                 missing_inputs[reader] -= 1
                 if missing_inputs[reader] == 0:
                     newly_ready.append(reader)
-            yield from extend(next_position + 1, [*(other for other in ready if other != op), *newly_ready])
+            yield from extend(
+                next_position + 1, [*(still_ready for still_ready in ready if still_ready != op), *newly_ready]
+            )
             for reader in successor[pointer[op] : pointer[op + 1]]:
                 missing_inputs[reader] += 1
 

@@ -213,8 +213,8 @@ def pad_packed(
     start = offset = 0
     for size, group in groupby(sizes):  # one copy for all steps of as many sequences
         steps = len(list(group))
-        part = packed[offset : offset + steps * size].view(steps, size, *packed.shape[1:])
-        padded[start : start + steps, :size].copy_(part)
+        sequences = packed[offset : offset + steps * size].view(steps, size, *packed.shape[1:])
+        padded[start : start + steps, :size].copy_(sequences)
         start, offset = start + steps, offset + steps * size
     lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
     return padded.transpose(0, 1) if batch_first else padded, lengths

@@ -135,7 +135,7 @@ def test_bug_packed_sequences_were_refused(kind):
     model, tokens = Packed(kind(8, 16, batch_first=True)), int(LENGTHS.sum())
     x = torch.ones(len(LENGTHS), 6, 8)
     weights = {name: p.numel() for name, p in model.named_parameters() if "weight" in name}
-    of_inputs, of_states = (weights[f"layer.weight_{part}_l0"] for part in ("ih", "hh"))
+    of_inputs, of_states = (weights[f"layer.weight_{operand}_l0"] for operand in ("ih", "hh"))
     estimate = estimate_layers(model, (x, LENGTHS), mode="inference", on_cpu=True)
     (padding,) = (call for call in estimate.layers.trace.calls if call.key == "_pad_packed_sequence")
     assert padding.output_bytes == 4 * 6 * 16 * 4 + LENGTHS.nbytes
