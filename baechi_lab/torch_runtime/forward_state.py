@@ -59,6 +59,8 @@ class ForwardState:
         self.order: list[int] = []
         self.tags: list[Any] = []
         self.adopted: list[torch.Tensor] = []  # tensors that no call made, with a tag
+        # storage of a tensor that was sent -> events after which the copies no longer read it
+        self.sends_under_way: dict[int, list[torch.cuda.Event]] = {}
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:

@@ -35,7 +35,7 @@ from .intercept import Frame, Handler, has_hooks
 from .plan import Plan
 from .random import generator_states, same_states
 from .sequence import inputs_of, next_sequence_number, renumber, set_aside
-from .storage import only_views
+from .storage import only_views, version
 from .transport import HostTransport, make_transport
 from .tree import Args, Function, Kwargs, map_tensors, outline, tensors
 from .waiting_calls import Threads, WaitingCall
@@ -229,16 +229,34 @@ class Session(Handler):
         args, kwargs = self.transport.arrive(state, originals, device)
         if state.activations is not None:
             state.activations.note_copies(originals, (args, kwargs))
+        pairs = zip(tensors(originals), tensors((args, kwargs)), strict=True)
+        copies = [(original, copy, version(copy)) for original, copy in pairs if copy is not original]
+        writes = op in self.plan.inplace or _writes_in_place(run, kwargs)
+        if writes:
+            self.transport.wait_for_sends(state, (args, kwargs), device)
         with self.transport.on(state, device):
             if op >= 0 and self.observer is not None:
                 outputs = run_observed(self.observer, op, run, args, kwargs)
             else:
                 outputs = run(*args, **kwargs)
+        # Tensors of inference mode have no version.
+        overwritten = [
+            (original, copy)
+            for original, copy, before in copies
+            if version(copy) != before or (writes and copy.is_inference())
+        ]
         if op >= 0:
             self.transport.release_copies(state, originals, device)
-            self.transport.depart(state, outputs, op, device, self.plan.sends[op], self.plan.remote[op])
+            sends = () if overwritten else self.plan.sends[op]
+            self.transport.depart(state, outputs, op, device, sends, self.plan.remote[op])
         else:
             self.transport.inherit(state, outputs, (args, kwargs), device)
+        for original, copy in overwritten:
+            # The code goes on with the original: an input, a constant or a buffer that is on another device.
+            self.transport.write_back(state, original, copy, device)
+        if overwritten:
+            original_of = {id(copy): original for original, copy in overwritten}
+            outputs = map_tensors(outputs, lambda t: original_of.get(id(t), t))
         return outputs
 
     def _promise(self, state: ForwardState, key: str, args: Args, kwargs: Kwargs) -> tuple[object, int]:

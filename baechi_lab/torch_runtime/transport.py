@@ -64,6 +64,15 @@ class HostTransport:
     ) -> None:
         """Sends outputs on; here they are on every device already. `remote`: whether another device will read any of them."""
 
+    def wait_for_sends(self, state: ForwardState, value: object, device: int) -> None:
+        """Called before a call on `device` writes in place into a tensor of `value`. Here no copy is under way."""
+
+    def write_back(self, state: ForwardState, original: torch.Tensor, copy: torch.Tensor, device: int) -> None:
+        """Writes into `original` what a call on `device` has written in place into the `copy` that it received."""
+        if original.shape != copy.shape:  # an `out` argument
+            original.resize_(copy.shape)
+        original.copy_(copy)
+
     def release_copies(self, state: ForwardState, value: object, device: int) -> None:
         """Called after a planned call on `device` has run with `value`. Here there are no copies to free."""
 
@@ -195,6 +204,29 @@ class StreamTransport(TaggedTransport):
             elif tag_of(state, tensor) is None:
                 self._set_tag(state, tensor, Tag(state, base.op, base.device, base.event, base.version))
 
+    def wait_for_sends(self, state: ForwardState, value: object, device: int) -> None:
+        """Makes the device wait for copies that are being made of the tensors, on other streams."""
+        if self._is_cuda(device):
+            for tensor in tensors(value):
+                for event in state.sends_under_way.pop(storage_key(tensor), ()):
+                    self.compute(state, device).wait_event(event)
+
+    def write_back(self, state: ForwardState, original: torch.Tensor, copy: torch.Tensor, device: int) -> None:
+        tag = tag_of(state, original)
+        if tag is None or original.device.type != "cuda" or copy.device.type != "cuda":
+            with self.on(state, device if tag is None else tag.device):  # torch waits for copies between host and GPU
+                super().write_back(state, original, copy, device)
+            return
+        written = torch.cuda.Event()
+        written.record(self.compute(state, device))
+        owner = self.compute(state, tag.device)
+        owner.wait_event(written)
+        self.wait_for_sends(state, original, tag.device)
+        with self.on(state, device), self.on(state, tag.device):
+            super().write_back(state, original, copy, device)
+        if self.records_streams:
+            copy.record_stream(owner)
+
     def send_copy(
         self, state: ForwardState, tensor: torch.Tensor, tag: Tag, target: int
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
@@ -220,6 +252,7 @@ class StreamTransport(TaggedTransport):
             tensor.record_stream(reader)
             copy.record_stream(self.compute(state, target))
         tag.copies[target] = (version(tensor), copy, event)
+        state.sends_under_way.setdefault(storage_key(tensor), []).append(event)
         if self.on_send is not None:
             self.on_send(tag.op, target, tensor_bytes(tensor), start_mark, self._mark(receive_stream))
         return copy, event

@@ -66,7 +66,9 @@ def make_plan(
             value = trace.values[v]
             if value.position >= 0 and device[value.producer] != device[i]:
                 readers[value.producer].setdefault((value.position, device[i]), set()).add(i)
-        for name in (*call.parameters, *call.buffers):
+    # A layer reads its own buffers where they are; a function gets copies.
+    for i in sorted(range(n), key=lambda i: trace.calls[i].module is None):
+        for name in (*trace.calls[i].parameters, *trace.calls[i].buffers):
             parameters.setdefault(name, device[i])
     plan = Plan(
         keys=tuple(c.key for c in trace.calls),

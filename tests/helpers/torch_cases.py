@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from baechi_lab.graph import Placement
+from baechi_lab.torch_runtime.transport import HostTransport
+from baechi_lab.torch_runtime.tree import map_tensors, tensors
 
 SMALL = {
     "inception_v3": {"batch_size": 2, "image_size": 75, "scale": 1 / 32, "classes": 5},
@@ -74,6 +76,25 @@ class Branches(nn.Module):
 
 
 ODD = {"odd": (Odd, lambda: torch.randint(1, 7, (2, 5))), "branches": (Branches, lambda: torch.randn(6, 4))}
+
+
+class Copying(HostTransport):
+    """Clones every input that is on another logical device, as if the devices had separate memory."""
+
+    def begin(self, state):
+        self.device_of_id, self.outputs = {}, []  # outputs stay alive, so that no id is used twice
+
+    def device_of_value(self, state, value):
+        return next((self.device_of_id[id(t)] for t in tensors(value) if id(t) in self.device_of_id), 0)
+
+    def arrive(self, state, value, device):
+        return map_tensors(value, lambda t: t if self.device_of_id.get(id(t), device) == device else t.clone())
+
+    def depart(self, state, outputs, op, device, sends, remote=True):
+        map_tensors(outputs, lambda t: (self.outputs.append(t), self.device_of_id.__setitem__(id(t), device)))
+
+    def inherit(self, state, outputs, inputs, device):
+        self.depart(state, outputs, -1, device, ())
 
 
 def random_placement(trace, devices: int, rng: np.random.Generator, *, reorder: bool) -> Placement:

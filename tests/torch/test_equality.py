@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch_cases import ODD, SMALL, random_placement, same, train  # noqa: E402
+from torch_cases import ODD, SMALL, Copying, random_placement, same, train  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.torch_steps.assigner import assign, distribution, gather  # noqa: E402
@@ -51,27 +51,6 @@ def test_fifty_random_placements_are_bit_equal(name):
 @pytest.mark.parametrize("name", [*SMALL, *ODD])
 def test_copies_between_devices_change_only_rounding(name):
     """If devices have separate memory, a tensor that two devices read is two tensors whose gradients are summed."""
-    from baechi_lab.torch_runtime.transport import HostTransport
-    from baechi_lab.torch_runtime.tree import map_tensors, tensors
-
-    class Copying(HostTransport):
-        """Clones every input that is on another logical device."""
-
-        def begin(self, state):
-            self.device_of_id, self.outputs = {}, []  # outputs stay alive, so that no id is used twice
-
-        def device_of_value(self, state, value):
-            return next((self.device_of_id[id(t)] for t in tensors(value) if id(t) in self.device_of_id), 0)
-
-        def arrive(self, state, value, device):
-            return map_tensors(value, lambda t: t if self.device_of_id.get(id(t), device) == device else t.clone())
-
-        def depart(self, state, outputs, op, device, sends, remote=True):
-            map_tensors(outputs, lambda t: (self.outputs.append(t), self.device_of_id.__setitem__(id(t), device)))
-
-        def inherit(self, state, outputs, inputs, device):
-            self.depart(state, outputs, -1, device, ())
-
     model, inputs = case(name)
     traced, rng = trace(model, inputs), np.random.default_rng(1)
     expected = train(copy.deepcopy(model), inputs)

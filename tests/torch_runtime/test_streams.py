@@ -37,6 +37,23 @@ class Fan(Branches):
         return self.o(z) + sum(y.narrow(1, 0, 3) for y in ys)
 
 
+class Written(torch.nn.Module):
+    """Writes in place into what another layer reads, and into a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.relu = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.a(x)
+        z = self.b(y)
+        self.relu(y)
+        total = torch.zeros(6, 4, device=x.device)
+        total.add_(z)
+        return self.c(total) + y
+
+
 class Stream:
     """A clock: stream -> how many of its kernels are done before what this stream runs next."""
 
@@ -76,7 +93,8 @@ class Gpus(Observer):
     def __init__(self, monkeypatch):
         self.local, self.default = threading.local(), {}
         self.stamp, self.owner, self.used, self.recorded, self.kept = {}, {}, {}, {}, []
-        self.faults, self.copies = [], 0
+        self.faults, self.copies, self.written_back = [], 0, 0
+        self.copied = {}  # data -> when the copies that were made of it are done
         for name, fake in (
             ("Stream", Stream),
             ("Event", Event),
@@ -84,6 +102,8 @@ class Gpus(Observer):
             ("current_stream", self.current),
         ):
             monkeypatch.setattr(torch.cuda, name, fake)
+        # Without CUDA, another write into fake CUDA memory stands for a copy.
+        monkeypatch.setattr(torch.Tensor, "copy_", lambda t, source: t.mul_(1))
         monkeypatch.setattr(
             torch.Tensor, "record_stream", lambda t, s: self.recorded.setdefault(self.data(t), set()).add(s)
         )
@@ -114,6 +134,8 @@ class Gpus(Observer):
 
     def write(self, tensor, stream):
         self.kept.append(tensor)
+        if not all(map(stream.sees, self.copied.pop(self.data(tensor), ()))):
+            self.faults.append("a tensor may be overwritten while it is copied")
         self.stamp[self.data(tensor)] = stream.run()
         self.owner.setdefault(self.data(tensor), stream)
 
@@ -141,7 +163,15 @@ class Checked(StreamTransport):
         copy = super().copy_on_streams(tensor, target, tx, rx)
         rx.merge(tx.clock)
         self.gpus.write(copy, rx)
+        self.gpus.copied.setdefault(self.gpus.data(tensor), []).append(self.gpus.stamp[self.gpus.data(copy)])
         return copy
+
+    def write_back(self, state, original, copy, device):
+        super().write_back(state, original, copy, device)
+        owner = self.compute(state, original._baechi_tag.device)
+        self.gpus.read(copy, owner, "writing back")
+        self.gpus.write(original, owner)
+        self.gpus.written_back += 1
 
 
 def fake_gpus(model, homes):
@@ -165,7 +195,7 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
         step = bl.torch.models.build(name, **SMALL[name])
         model, inputs = step.model().eval(), step.inputs
     else:
-        model, inputs = Fan().eval(), (torch.randn(6, 4),)
+        model, inputs = (Written() if name == "written" else Fan()).eval(), (torch.randn(6, 4),)
     traced = trace(model, inputs)
     placement = random_placement(traced, len(devices), np.random.default_rng(seed), reorder=reorder)
     plan = make_plan(traced, placement, tuple(devices))
@@ -217,6 +247,16 @@ def test_every_read_comes_after_its_write_and_foreign_uses_are_recorded(monkeypa
         gpus, _ = run(monkeypatch, name, CLUSTERS[cluster], seed, reorder=bool(seed % 2))
         assert gpus.copies > 0
         assert not gpus.faults and not gpus.unrecorded()
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_bug_tensors_were_overwritten_while_they_were_sent_and_constants_were_not_written(monkeypatch, cluster):
+    written_back = 0
+    for seed in range(8):
+        gpus, _ = run(monkeypatch, "written", CLUSTERS[cluster], seed, reorder=bool(seed % 2))
+        assert not gpus.faults and not gpus.unrecorded()
+        written_back += gpus.written_back
+    assert written_back > 0
 
 
 def test_the_checks_can_fail(monkeypatch):
