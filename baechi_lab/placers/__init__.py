@@ -12,6 +12,7 @@ from .base import Placer
 from .direct import place_directly
 from .memory_trades.selection import place_with_memory_trades
 from .registry import list_placers, make_placer, placer_names
+from .second_compiler import compile_ahead
 
 if TYPE_CHECKING:
     from .parametric import ListScheduler
@@ -55,6 +56,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     """
     check_records(graph=graph, cluster=cluster)
     rule = make_placer(placer, **params)
+    compile_ahead(rule.name, graph.n)
     if not getattr(rule, "give_up", ()):
         return place_directly(graph, cluster, rule)
     began = working_seconds()

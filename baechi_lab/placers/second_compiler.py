@@ -21,11 +21,32 @@ from ..workers.executors import cores
 from ..workers.pool import Pool
 from .evaluation.evaluate import evaluate
 from .registry import make_placer
+from .sct_program.reductions import dominated_edges
 
 VARIABLE = "BAECHI_LAB_SECOND_COMPILER"
 """Environment variable: with "0" there is no second process."""
+COMPARED_PLACERS, COMPARED_OPS = ("m-topo", "m-etf", "m-sct"), 5_000
+"""The paper's placers, of which a first call usually precedes calls of the others, and ops above which they are compiled."""
 SAMPLES, SAMPLE_SECONDS = 9, 0.01
 """How often running threads are counted, and the time before each count."""
+
+
+_started = False
+
+
+def compile_ahead(placer: str, ops: int) -> None:
+    """While `placer` places so many ops, another process begins to compile the paper's other placers, if they are missing.
+
+    A program starts one such process, if a core is free. It ends when all are compiled, or with this process.
+    """
+    global _started
+    if _started or placer not in COMPARED_PLACERS or ops < COMPARED_OPS:
+        return
+    if jit.is_missing(dominated_edges) and _has_free_core():  # a kernel of the last placer
+        _started = True
+        pool = Pool(1, tries=1, imports_main=False)
+        pool.submit(compile_kernels, *reversed(COMPARED_PLACERS))
+        pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager

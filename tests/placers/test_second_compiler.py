@@ -13,7 +13,7 @@ pytest.importorskip("fcntl")
 
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers import second_compiler
-from baechi_lab.placers.second_compiler import compile_in_second_process
+from baechi_lab.placers.second_compiler import compile_ahead, compile_in_second_process
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def processes(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setattr(second_compiler, "running_threads", lambda: 1)
     monkeypatch.delenv(second_compiler.VARIABLE, raising=False)
+    monkeypatch.setattr(second_compiler, "_started", False)
     return started
 
 
@@ -68,6 +69,22 @@ def test_no_process_without_a_free_core_or_where_it_has_nothing_to_do(processes,
         enter()
 
 
+@pytest.mark.subprocess
+def test_one_process_of_a_program_compiles_ahead_and_ends_by_itself(processes, monkeypatch):
+    monkeypatch.setattr(second_compiler, "COMPARED_PLACERS", ("single", "dfs"))
+    compile_ahead("single", second_compiler.COMPARED_OPS - 1)
+    compile_ahead("auto", 10**6)
+    monkeypatch.setattr(jit, "is_missing", lambda kernel: False)
+    compile_ahead("dfs", 10**6)
+    assert processes == []
+    monkeypatch.setattr(jit, "is_missing", lambda kernel: True)
+    for _ in range(2):
+        compile_ahead("dfs", 10**6)
+    while not processes or processes[0].returncode is None:
+        time.sleep(0.01)
+    assert len(processes) == 1
+
+
 def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeypatch):
     import fcntl
 
@@ -103,7 +120,7 @@ import os, time
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.hash_partition import spread_units
 from baechi_lab.placers import second_compiler
-from baechi_lab.placers.second_compiler import compile_in_second_process
+from baechi_lab.placers.second_compiler import compile_ahead, compile_in_second_process
 second_compiler.running_threads, os.sched_getaffinity = lambda: 1, lambda process: {0, 1}
 with compile_in_second_process(["hash"]):
     while jit.is_missing(spread_units):
