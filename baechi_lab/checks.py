@@ -9,7 +9,10 @@ from numbers import Integral
 
 import numpy as np
 
-from .errors import InvalidInput
+from .errors import InvalidInput, in_short
+
+MOST_TOKENS = 2**28
+"""Largest number of tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 
 
 def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
@@ -28,6 +31,30 @@ def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
     return int(value)
 
 
+def check_batch_size(batch_size: object) -> int:
+    """Returns `batch_size` as an int; raises `InvalidInput` unless it is a whole number of at least 1 that fits into 64 bits."""
+    size = check_whole("batch_size", batch_size)
+    if size >= 2**63:
+        raise InvalidInput(f"batch_size is {in_short(size)}; it must fit into 64 bits")
+    return size
+
+
+def check_tokens(field: str, batch_size: object, sequence_length: object) -> tuple[int, int]:
+    """Returns both sizes as ints; raises `InvalidInput` unless they are whole numbers above 0, with `MOST_TOKENS` tokens at most.
+
+    >>> check_tokens("batch_size", 2**20, 2**10)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: batch_size is 1048576 and sequence_length 1024; a step may have at most 268435456 tokens
+    """
+    sequences, length = check_whole(field, batch_size), check_whole("sequence_length", sequence_length)
+    if sequences * length > MOST_TOKENS:
+        raise InvalidInput(
+            f"{field} is {in_short(sequences)} and sequence_length {in_short(length)}; "
+            f"a step may have at most {MOST_TOKENS} tokens"
+        )
+    return sequences, length
+
+
 def check_position(
     field: str, value: object, count: int, noun: str = "positions", error: type[InvalidInput] = InvalidInput
 ) -> int:
@@ -38,7 +65,7 @@ def check_position(
     baechi_lab.errors.InvalidInput: device is 2; it must be one of the 2 devices, counted from 0
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < count:
-        raise error(f"{field} is {str(value)[:60]}; it must be one of the {count} {noun}, counted from 0")
+        raise error(f"{field} is {in_short(value)}; it must be one of the {count} {noun}, counted from 0")
     return int(value)
 
 
@@ -99,11 +126,6 @@ def check_number(field: str, value: object, low: float = 0.0, high: float = inf)
         allowed = f"of at least {low:g}" if high == inf else f"from {low:g} to {high:g}"
         raise InvalidInput(f"{field} is {in_short(value)}; it must be a number {allowed}")
     return number
-
-
-def in_short(value: object) -> str:
-    """Returns what an error says of `value`; Python does not write out numbers of thousands of digits."""
-    return f"{value!r:.60}" if not isinstance(value, int) or abs(value) < 10**50 else "a number of more than 50 digits"
 
 
 def check_timeout(timeout: object) -> None:

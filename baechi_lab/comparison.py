@@ -11,7 +11,7 @@ import numpy as np
 
 from .checks import check_flag, check_whole, is_list
 from .comparison_runs import execution_target, measure_rows, memory_of
-from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
+from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError, in_short
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
 from .graph.units import format_us
@@ -136,9 +136,9 @@ def compare(
     measure = _check_measuring(measure, native, step, steps, backend, workers)
     progress = check_flag("progress", progress)
     if passes is not None and not is_list(passes):
-        raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
+        raise InvalidInput(f"passes is {in_short(passes)}; it must be a list of passes")
     if params is not None and not isinstance(params, Mapping):
-        raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to their parameters")
+        raise InvalidInput(f"params is {in_short(params)}; it must map names of placers to their parameters")
     cluster, local = _record_and_workers(cluster)
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
@@ -242,14 +242,16 @@ def _check_measuring(
 ) -> bool:
     """Checks the arguments on real runs; returns whether placements are run."""
     if native is not None and not isinstance(native, (bool, str)):
-        raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
+        raise InvalidInput(f"native is {in_short(native)}; it must be True, False or the name of a way to run the step")
     measure = check_flag("measure", measure) or native not in (False, None)
     if not isinstance(workers, (list, tuple)):
-        raise InvalidInput(f"workers is {workers!r:.60}; it must be a list of addresses")
+        raise InvalidInput(f"workers is {in_short(workers)}; it must be a list of addresses")
     if not measure and (backend is not None or workers):
-        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
+        raise InvalidInput(
+            f"backend={in_short(backend)} and workers={in_short(list(workers))} say where to measure; give measure=True"
+        )
     if measure and step is None:
-        argument = f"native={native!r:.60}" if native else "measure=True"
+        argument = f"native={in_short(native)}" if native else "measure=True"
         raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
     if measure:
         check_whole("steps", steps)
@@ -268,7 +270,7 @@ def _make_placers(
     if isinstance(placers, str):
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
     if not is_list(placers):
-        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of placers")
+        raise InvalidInput(f"placers is {in_short(placers)}; it must be a list of placers")
     objects: list[Placer] = []
     for entry in placers:
         if isinstance(entry, str) or (isinstance(entry, tuple) and len(entry) == 2):
@@ -278,7 +280,7 @@ def _make_placers(
             pipeline_params = pipeline_parameters(name, pipeline)
             if not isinstance(params.get(name, {}), Mapping):
                 raise InvalidInput(
-                    f"params of {name!r} is {params[name]!r:.60}; it must be a mapping of its parameters"
+                    f"params of {name!r} is {in_short(params[name])}; it must be a mapping of its parameters"
                 )
             objects.append(make_placer(name, **{**pipeline_params, **shared, **params.get(name, {}), **placer_params}))
         else:

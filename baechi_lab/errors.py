@@ -6,6 +6,22 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
+def in_short(value: object, length: int = 60) -> str:
+    """Returns what a message says of `value`: at most `length` characters of what Python writes for it.
+
+    Python refuses to write whole numbers of more than 4,300 digits, alone and within lists.
+
+    >>> in_short("text"), in_short(10**5000), in_short([10**5000])
+    ("'text'", 'a number of more than 50 digits', 'a list with a number of thousands of digits')
+    """
+    if isinstance(value, int) and abs(value) >= 10**50:
+        return "a number of more than 50 digits"
+    try:
+        return repr(value)[:length]
+    except ValueError:
+        return f"a {type(value).__name__} with a number of thousands of digits"
+
+
 class BaechiLabError(Exception):
     """Base class of every error that this library raises on purpose; its message is always one line."""
 
@@ -49,9 +65,9 @@ class UnknownNameError(InvalidInput):
         """Makes the error for a `name` that is not among `known_names`, the names of that kind of thing."""
         names = sorted(set(known_names))
         lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
-        near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5) if isinstance(name, str) else []
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-        return cls(f"unknown {kind} {name!r:.80}{hint} (known: {', '.join(names)})")
+        return cls(f"unknown {kind} {in_short(name, 80)}{hint} (known: {', '.join(names)})")
 
 
 class InfeasiblePlacement(BaechiLabError):

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from .errors import InvalidInput, MissingPackage, UnknownNameError
+from .errors import InvalidInput, MissingPackage, UnknownNameError, in_short
 
 FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 """Names of the frameworks in messages, by package."""
@@ -77,7 +77,7 @@ def options_of(
         if not owners:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         if name not in known_options[framework] and value is not None and value != ():
-            text = " ".join(f"{value!r:.60}".split())
+            text = " ".join(f"{in_short(value)}".split())
             raise InvalidInput(
                 f"{name} is {text}; that option is for {owners[0]} steps, not for a {FRAMEWORKS[framework]} step"
             )

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .checks import finite, in_short
-from .errors import InvalidInput
+from .checks import finite
+from .errors import InvalidInput, in_short
 
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
 """Annotation of a field -> how error messages name its type."""
@@ -50,7 +50,7 @@ class Params:
                 allowed_types = " or ".join(_TYPES[name] for name in type_names)
                 raise InvalidInput(f"{field.name}{self.owner_text()} is {in_short(value)}; it must be {allowed_types}")
             if isinstance(value, int) and value >= 2**63:  # solvers count and draw with 64 bits
-                raise InvalidInput(f"{field.name}{self.owner_text()} is {value!s:.60}; it must be below 2**63")
+                raise InvalidInput(f"{field.name}{self.owner_text()} is {in_short(value)}; it must be below 2**63")
         self.validate()
 
     def owner_text(self) -> str:

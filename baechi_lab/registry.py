@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from .errors import InvalidInput, UnknownNameError
+from .errors import InvalidInput, UnknownNameError, in_short
 from .params import Params
 
 T = TypeVar("T")
@@ -69,10 +69,12 @@ class Registry(Generic[T]):
         if not isinstance(name_or_object, self.base):
             if callable(name_or_object) or hasattr(name_or_object, "assign"):
                 raise InvalidInput(
-                    f"{self.kind} is {name_or_object!r:.80}; it must be a name, or an object of a class that inherits from "
-                    f"{self.base.__module__}.{self.base.__qualname__}"
+                    f"{self.kind} is {in_short(name_or_object, 80)}; it must be a name, or an object of a class that inherits "
+                    f"from {self.base.__module__}.{self.base.__qualname__}"
                 )
-            cls: Any = self.find(str(name_or_object))
+            if not isinstance(name_or_object, str):
+                raise UnknownNameError.of(self.kind, name_or_object, self.names())
+            cls: Any = self.find(name_or_object)
             field_names = [f.name for f in fields(cls) if f.init]
             for key in params:
                 if key not in field_names:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .checks import check_text, check_whole, is_list
-from .errors import InvalidInput, UnknownNameError
+from .errors import InvalidInput, UnknownNameError, in_short
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .passes.optimize import PASSES
 from .pipeline import Stage
@@ -99,7 +99,9 @@ class Optimize(Stage):
                 f"passes is the text {self.passes!r}; it must be a list of passes, for example ('fusion',)"
             )
         if not is_list(self.passes):
-            raise InvalidInput(f"passes is {self.passes!r:.60}; it must be a list of passes, for example ('fusion',)")
+            raise InvalidInput(
+                f"passes is {in_short(self.passes)}; it must be a list of passes, for example ('fusion',)"
+            )
         object.__setattr__(self, "passes", tuple(self.passes))
         self.validate()
 
@@ -110,7 +112,7 @@ class Optimize(Stage):
         for graph_pass in self.passes:
             make_pass(graph_pass)
         if not isinstance(self.forward_only, (bool, str)) or self.forward_only not in (True, False, "auto"):
-            raise InvalidInput(f"forward_only is {self.forward_only!r}; it must be True, False or 'auto'")
+            raise InvalidInput(f"forward_only is {in_short(self.forward_only)}; it must be True, False or 'auto'")
 
     def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, Cluster]:
         """Returns the inputs that the result depends on: passes read devices and memory, never links."""

@@ -239,3 +239,20 @@ def test_every_public_function_is_fuzzed(tmp_path):
     public = {name: getattr(bl, name) for name in bl.__all__ if callable(getattr(bl, name))}
     errors = {name for name, value in public.items() if isinstance(value, type) and issubclass(value, Exception)}
     assert {name for name in public.keys() - errors - left_out if public[name] not in fuzzed} == set()
+
+
+@pytest.mark.slow
+def test_numbers_that_python_does_not_write_are_refused_in_one_sentence(tmp_path):
+    """Python writes no whole numbers of more than 4,300 digits: messages that showed one raised a ValueError of Python."""
+    huge = 10**5000
+    foreign = set()
+    for name, (function, right) in arguments.calls(tmp_path).items():
+        for key in right:
+            for odd in (huge, -huge, [huge], [[-huge]], {"x": huge}, {huge: 1}):
+                try:
+                    function(**{**right, key: odd})
+                except bl.BaechiLabError as refusal:
+                    assert len(str(refusal)) < 600, (name, key)
+                except ValueError as error:
+                    foreign.add((name, key, str(error)))
+    assert not foreign

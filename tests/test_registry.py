@@ -44,7 +44,7 @@ def test_parameters_are_for_names_only_and_must_be_known():
         bl.UnknownNameError, match=r"parameter of pass 'coplacement':.*'backwards'; did you mean 'backward'"
     ):
         PASSES.make("coplacement", {"backwards": False})
-    with pytest.raises(bl.UnknownNameError, match="unknown pass '5'"):
+    with pytest.raises(bl.UnknownNameError, match="unknown pass 5"):
         PASSES.make(5)
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import FormatError, InvalidInput, UnknownNameError
+from ..errors import FormatError, InvalidInput, UnknownNameError, in_short
 from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph, load_cluster
 from ..graph.costs import estimated_hardware
 from ..graph.device import default_memory, device_count
@@ -109,7 +109,9 @@ def transfers_from(arguments: argparse.Namespace, graph: OpGraph | None = None) 
     numbers = {"--link-latency": arguments.link_latency, "--link-us-per-byte": arguments.link_us_per_byte}
     option = next((option for option, text in numbers.items() if text is not None), None)
     if arguments.link is not None and option is not None:
-        raise InvalidInput(f"--link is {arguments.link!r:.60} and {option} is given too; give the name or the numbers")
+        raise InvalidInput(
+            f"--link is {in_short(arguments.link)} and {option} is given too; give the name or the numbers"
+        )
     link = default_link(kind) if arguments.link is None else named_link(arguments.link, kind)
     latency, us_per_byte = (
         value if text is None else number(text, option)

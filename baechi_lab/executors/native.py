@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import InvalidInput, UnknownNameError
+from ..errors import InvalidInput, UnknownNameError, in_short
 from ..frameworks import framework_of, framework_part
 from ..graph import Cluster, NativeRun, Placement, Step
 
@@ -94,7 +94,7 @@ def native_runners(
     if native is None or native is False:
         return {}
     if not isinstance(native, (bool, str)):
-        raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of one way")
+        raise InvalidInput(f"native is {in_short(native)}; it must be True, False or the name of one way")
     if isinstance(step, Step) and micro_batches is not None and micro_batches != 1:
         raise InvalidInput(
             f"native= runs a step undivided, and {step.name!r} is one of {micro_batches} micro-batches; trace the "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..checks import finite
-from ..errors import ExecutionError, InvalidInput
+from ..errors import ExecutionError, InvalidInput, in_short
 from ..profilers.machine_load import MAX_OTHERS_SHARE, OtherPrograms
 
 LOOK = 2.0
@@ -26,7 +26,7 @@ def wait_for_quiet(
     Raises `ExecutionError` that says how busy the machine stayed, and `InvalidInput` for a limit that is no time.
     """
     if finite(limit) is None or limit < 0:
-        raise InvalidInput(f"wait is {limit!r:.60}; it must be a number of seconds of at least 0, or None")
+        raise InvalidInput(f"wait is {in_short(limit)}; it must be a number of seconds of at least 0, or None")
     began = time.monotonic()
     while True:
         other_programs = OtherPrograms(own_seconds)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..checks import check_callback, check_flag, check_whole, is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
@@ -93,10 +93,12 @@ def fit(
         check_records(placement=placement)
     names = list(give_up) if is_list(give_up) and not isinstance(give_up, str) else None
     if names is None or not all(isinstance(name, str) and name in GIVE_UP for name in names):
-        raise InvalidInput(f"give_up is {give_up!r}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}")
+        raise InvalidInput(
+            f"give_up is {in_short(give_up)}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}"
+        )
     allowed = {GIVE_UP[name] for name in names}
     if not is_list(placers) or not all(isinstance(name, str) for name in placers):
-        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
+        raise InvalidInput(f"placers is {in_short(placers)}; it must be a list of names, for example ['m-etf']")
     check_callback("callback", callback, "name")
     if every_way is not None:
         warnings.warn("every_way= is deprecated; use every_option=", DeprecationWarning, stacklevel=2)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import check_whole
-from ..errors import InvalidInput
+from ..checks import check_batch_size
+from ..errors import InvalidInput, in_short
 from ..graph import OpGraph, Step
 
 NO_OTHER_BATCH = (
@@ -52,7 +52,7 @@ def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[
 
     by_kind(hardware)
     if batch_size is not None:
-        check_whole("batch_size", batch_size)
+        check_batch_size(batch_size)
     if isinstance(subject, Subject):
         return subject
     if isinstance(subject, OpGraph):
@@ -60,7 +60,7 @@ def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[
     if isinstance(subject, str):
         if "." in subject:
             raise InvalidInput(
-                f"graph is {subject!r:.60}; a model's name has no dot, and a file is read by bl.load_graph"
+                f"graph is {in_short(subject)}; a model's name has no dot, and a file is read by bl.load_graph"
             )
         return _subject_of_model(subject, {}, batch_size, hardware)
     if isinstance(subject, Step):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from .cluster import Cluster
 from .columns import record
 from .opgraph import OpGraph
@@ -55,5 +55,5 @@ def refuse_replicas(placement: Placement, caller: str) -> None:
     """
     if placement.replicas:
         raise InvalidInput(
-            f"replicas is {placement.replicas!r:.60}; {caller} runs every op on one device (a step of micro-batches may)"
+            f"replicas is {in_short(placement.replicas)}; {caller} runs every op on one device (a step of micro-batches may)"
         )

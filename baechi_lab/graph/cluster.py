@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_position, check_whole, is_list
-from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
+from ..errors import DuplicateNameError, InvalidInput, UnknownNameError, in_short
 from ..frameworks import framework_part
 from .device import Device, default_memory, device_count
 from .hardware import HOST, kind_named
@@ -53,14 +53,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not is_list(self.devices):
-            raise InvalidInput(f"devices is {self.devices!r:.60}; it must be a list of Device")
+            raise InvalidInput(f"devices is {in_short(self.devices)}; it must be a list of Device")
         devices = tuple(self.devices)
         object.__setattr__(self, "devices", devices)
         if not devices:
             raise InvalidInput("devices is empty; a cluster needs at least one device")
         if not all(isinstance(d, Device) for d in devices):
             raise InvalidInput(
-                f"devices holds {next(d for d in devices if not isinstance(d, Device))!r}; each must be a Device"
+                f"devices holds {in_short(next(d for d in devices if not isinstance(d, Device)))}; each must be a Device"
             )
         device_count(len(devices))
         names = [d.name for d in devices]
@@ -81,7 +81,9 @@ class Cluster:
                 raise InvalidInput(f"link matrix has rows of {[len(r) for r in rows]}; {n} devices need {n} x {n}")
             bad = [x for r in rows for x in r if not isinstance(x, Link)]
             if bad:
-                raise InvalidInput(f"link matrix holds {bad[0]!r}; each entry must be a Link(latency_us, us_per_byte)")
+                raise InvalidInput(
+                    f"link matrix holds {in_short(bad[0])}; each entry must be a Link(latency_us, us_per_byte)"
+                )
             object.__setattr__(self, "link", rows)
 
     # -- making one ----------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class Cluster:
         one = isinstance(memory_bytes, (int, np.integer, str, float))
         if not one and not is_list(memory_bytes):
             raise InvalidInput(
-                f"memory_bytes is {memory_bytes!r:.60}; it must be one size, or a list of one per device"
+                f"memory_bytes is {in_short(memory_bytes)}; it must be one size, or a list of one per device"
             )
         sizes = [memory_bytes] * self.n if one else list(memory_bytes)  # type: ignore[arg-type]
         if len(sizes) != self.n:

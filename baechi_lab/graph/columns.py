@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import is_list
-from ..errors import CostError, InvalidInput
+from ..errors import CostError, InvalidInput, in_short
 from .kernels.csr import frozen_array
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]]
     if array.dtype.kind == "O":
         for k, value in enumerate(array.reshape(-1).tolist()):
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
+                raise InvalidInput(f"{field}[{k}] is {in_short(value)}; it must be a whole number")
             if value != value or value in (float("inf"), float("-inf")) or value != int(value):
                 raise CostError(f"{field}[{k}] is {value}; it must be a finite whole number")
         integers = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
@@ -58,7 +58,7 @@ def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedi
     integers = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
     k = next((k for k, x in enumerate(integers) if not info.min <= x <= info.max), 0)
-    raise CostError(f"{field}[{k}] is {str(integers[k])[:60]}; it must fit into {info.bits} bits")
+    raise CostError(f"{field}[{k}] is {in_short(integers[k])}; it must fit into {info.bits} bits")
 
 
 def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
             x for x in array.reshape(-1).tolist() if isinstance(x, bool) or not isinstance(x, (int, float, np.number))
         ]
         if bad:
-            raise InvalidInput(f"{field} holds {bad[0]!r:.60}; each must be a number")
+            raise InvalidInput(f"{field} holds {in_short(bad[0])}; each must be a number")
     elif array.dtype.kind not in "iubf":
         raise InvalidInput(f"{field} must hold numbers, not {array.dtype}")
     try:
@@ -100,10 +100,10 @@ def require_entries(field: str, values: NDArray[np.generic], valid: NDArray[np.b
 def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     """Returns a tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
     if isinstance(values, (str, bytes)) or not is_list(values):
-        raise InvalidInput(f"{field} is {values!r:.60}; it must be a list of texts")
+        raise InvalidInput(f"{field} is {in_short(values)}; it must be a list of texts")
     items = tuple(values)
     if not set(map(type, items)) <= {str} and (bad := [x for x in items if not isinstance(x, str)]):
-        raise InvalidInput(f"{field} holds {bad[0]!r:.60}; each must be a text")
+        raise InvalidInput(f"{field} holds {in_short(bad[0])}; each must be a text")
     text(field, "".join(items))
     return items
 
@@ -111,7 +111,7 @@ def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
 def text(field: str, value: object) -> str:
     """Returns a text that a file can hold."""
     if not isinstance(value, str):
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be a text")
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -138,7 +138,7 @@ def record_list(name: str, values: object, cls: type[T]) -> list[T]:
     baechi_lab.errors.InvalidInput: names[1] is of type int; it must be a str
     """
     if not is_list(values) or isinstance(values, (str, bytes, memoryview)):
-        raise InvalidInput(f"{name} is {values!r:.60}; it must be a list of {cls.__name__} records")
+        raise InvalidInput(f"{name} is {in_short(values)}; it must be a list of {cls.__name__} records")
     records: list[T] = list(values)  # type: ignore[call-overload]
     for k, value in enumerate(records):
         record(f"{name}[{k}]", value, cls)

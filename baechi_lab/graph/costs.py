@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CostError, InfeasiblePlacement
+from ..errors import CostError, InfeasiblePlacement, in_short
 from .cluster import Cluster
 from .hardware import HOST, kind_named, known_kind
 from .opgraph import OpGraph
@@ -67,7 +67,7 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     for device in cluster.devices:
         if _kind_in_graph(device.kind, graph) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
-                f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for "
+                f"device {device.name!r} is of kind {in_short(device.kind)} and the graph was estimated for "
                 f"{', '.join(dict.fromkeys([*has, *estimated.values()]))}; "
                 "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"
             )

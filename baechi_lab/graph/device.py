@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_whole, finite
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from .columns import text
 from .hardware import FAMILIES, HARDWARE, Hardware, known_kind
 from .units import MOST_US, parse_bytes
@@ -20,7 +20,7 @@ def device_count(n: Any, field: str = "number of devices") -> int:
     """Returns `n`; raises `InvalidInput` if a cluster may not have so many devices."""
     check_whole(field, n)
     if n > MOST_DEVICES:
-        raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
+        raise InvalidInput(f"{field} is {in_short(n)}; at most {MOST_DEVICES} are possible")
     return int(n)
 
 
@@ -64,7 +64,7 @@ class Device:
         for key in ("name", "kind"):
             value = getattr(self, key)
             if not isinstance(value, str) or not value:
-                raise InvalidInput(f"device {key} is {value!r:.60}; it must be a non-empty text")
+                raise InvalidInput(f"device {key} is {in_short(value)}; it must be a non-empty text")
             text(f"device {key}", value)
         if self.kind.lower() in FAMILIES:
             object.__setattr__(self, "kind", self.kind.lower())
@@ -76,7 +76,7 @@ class Device:
         speed = finite(self.speed)
         if speed is None or not 1 / MOST_US <= speed <= MOST_US:
             raise InvalidInput(
-                f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0, "
+                f"speed of device {self.name!r} is {in_short(self.speed)}; it must be finite and above 0, "
                 f"from {1 / MOST_US:g} to {MOST_US:g}"
             )
         object.__setattr__(self, "speed", speed)

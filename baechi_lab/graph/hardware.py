@@ -21,7 +21,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInput, UnknownNameError
+from ..errors import InvalidInput, UnknownNameError, in_short
 from ..params import Params
 
 HOST = "host"
@@ -113,8 +113,8 @@ class Hardware(Params):
         for key in ("multiprocessors", "l2_bytes", "power_w"):
             if self.generation and not getattr(self, key):
                 raise InvalidInput(
-                    f"hardware {key} is 0; estimates of generation {self.generation!r:.60} need it: take it from the data sheet, "
-                    "or leave generation empty for a roofline"
+                    f"hardware {key} is 0; estimates of generation {in_short(self.generation)} need it: take it from the data "
+                    "sheet, or leave generation empty for a roofline"
                 )
         if self.memory_bytes < 0:
             raise InvalidInput(f"hardware memory_bytes is {self.memory_bytes}; it must not be negative")
@@ -174,12 +174,12 @@ def by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
         row = _hardware(hardware)
         return {row.kind: row, row.name: row}
     if isinstance(hardware, Mapping):
-        kinds = {kind_named(str(kind)): _hardware(h) for kind, h in hardware.items()}
+        kinds = {kind_named(kind): _hardware(h) for kind, h in hardware.items()}
     elif isinstance(hardware, Sequence):
         kinds = {h.name: h for h in map(_hardware, hardware)}
     else:
         raise InvalidInput(
-            f"hardware is {hardware!r}; give a name, a Hardware, several, or a mapping from device kinds"
+            f"hardware is {in_short(hardware)}; give a name, a Hardware, several, or a mapping from device kinds"
         )
     if not kinds:
         raise InvalidInput("hardware is empty; name at least one device")
@@ -196,7 +196,7 @@ def known_kind(name: object) -> str | None:
     >>> known_kind("A100"), known_kind("NVIDIA H100"), known_kind("gpu")
     ('a100', 'h100', None)
     """
-    return _NAMES.get(_plain(str(name)))
+    return _NAMES.get(_plain(name)) if isinstance(name, str) else None
 
 
 def kind_named(name: str) -> str:
@@ -208,7 +208,7 @@ def kind_named(name: str) -> str:
     Raises `InvalidInput` for what is no text.
     """
     if not isinstance(name, str):
-        raise InvalidInput(f"kind is {name!r:.60}; it must be a text such as 'gpu' or 'a100'")
+        raise InvalidInput(f"kind is {in_short(name)}; it must be a text such as 'gpu' or 'a100'")
     return known_kind(name) or (name.lower() if name.lower() in FAMILIES else name)
 
 

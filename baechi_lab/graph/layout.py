@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from ..checks import check_flag, check_text, check_whole
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..params import Params
 
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
@@ -82,7 +82,7 @@ class Layout(Params):
 
     def validate(self) -> None:
         if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
-            raise InvalidInput(f"zero is {self.zero!r:.60}; it must be 0, 1, 2 or 3")
+            raise InvalidInput(f"zero is {in_short(self.zero)}; it must be 0, 1, 2 or 3")
         check_text("schedule", self.schedule, SCHEDULES)
         check_text("recompute", self.recompute, RECOMPUTE)
         check_flag("sequence_parallel", self.sequence_parallel)
@@ -98,7 +98,7 @@ class Layout(Params):
         if self.stage_layers is not None:
             if not isinstance(self.stage_layers, tuple) or len(self.stage_layers) != self.pp:
                 raise InvalidInput(
-                    f"stage_layers is {self.stage_layers!r:.60}; it must be {self.pp} numbers, one per stage"
+                    f"stage_layers is {in_short(self.stage_layers)}; it must be {self.pp} numbers, one per stage"
                 )
 
     @property

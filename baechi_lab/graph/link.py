@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..checks import finite
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from .units import MOST_US
 
 
@@ -37,7 +37,7 @@ class Link:
             value = finite(getattr(self, key))
             if value is None or value < 0:
                 raise InvalidInput(
-                    f"link {key} is {getattr(self, key)!r:.60}; it must be finite and not negative "
+                    f"link {key} is {in_short(getattr(self, key))}; it must be finite and not negative "
                     "(a bandwidth of 0 has no link)"
                 )
             if value > MOST_US:
@@ -51,7 +51,7 @@ class Link:
         """Returns a link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
         if not finite(bytes_per_us) or bytes_per_us <= 0:
             raise InvalidInput(
-                f"link bandwidth is {bytes_per_us!r:.60}; it must be finite and above 0 bytes per microsecond"
+                f"link bandwidth is {in_short(bytes_per_us)}; it must be finite and above 0 bytes per microsecond"
             )
         return cls(latency_us, 1.0 / bytes_per_us)
 
@@ -62,7 +62,7 @@ class Link:
         """
         size = finite(size_bytes)
         if size is None or size < 0:
-            raise InvalidInput(f"size_bytes is {str(size_bytes)[:60]}; it must be finite and not negative")
+            raise InvalidInput(f"size_bytes is {in_short(size_bytes)}; it must be finite and not negative")
         return self.latency_us + self.us_per_byte * size
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_position, is_list
-from ..errors import CycleError, InvalidInput, UnknownOpError
+from ..errors import CycleError, InvalidInput, UnknownOpError, in_short
 from .columns import numbers, text, texts, whole_numbers
 from .kernels.csr import Integers, distinct, frozen_array, inverse, offsets, topological_order, transpose
 from .pickling import Picklable
@@ -130,7 +130,7 @@ class OpGraph(Picklable):
         set_field("duration_us", numbers("duration_us", self.duration_us))
         if not isinstance(self.duration_by_kind, Mapping):
             raise InvalidInput(
-                f"duration_by_kind is {self.duration_by_kind!r:.60}; it must map device kinds to durations"
+                f"duration_by_kind is {in_short(self.duration_by_kind)}; it must map device kinds to durations"
             )
         by_kind = {text("duration_by_kind", k): v for k, v in self.duration_by_kind.items()}
         kinds = {k: numbers(f"duration_by_kind[{k!r}]", v) for k, v in sorted(by_kind.items())}
@@ -150,7 +150,7 @@ class OpGraph(Picklable):
             set_field(key, whole_numbers(key, np.full(n, -1) if column is None else column, np.int32))
         set_field("colocation_names", texts("colocation_names", self.colocation_names))
         if isinstance(self.allowed_sets, str) or not is_list(self.allowed_sets):
-            raise InvalidInput(f"allowed_sets is {self.allowed_sets!r:.60}; it must be a list of lists of texts")
+            raise InvalidInput(f"allowed_sets is {in_short(self.allowed_sets)}; it must be a list of lists of texts")
         set_field("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
         for key in ("group_of", "copy_of", "micro_batch"):
             if getattr(self, key) is not None:
@@ -161,7 +161,7 @@ class OpGraph(Picklable):
             text("source_key", self.source_key)
         text("name", self.name)
         if not isinstance(self.info, Mapping):
-            raise InvalidInput(f"info is {self.info!r:.60}; it must be a mapping")
+            raise InvalidInput(f"info is {in_short(self.info)}; it must be a mapping")
         set_field("info", MappingProxyType(dict(self.info)))
         set_field(
             "tensor_names", texts("tensor_names", self.tensor_names) or default_tensor_names(self.tensor_producer)
@@ -397,14 +397,14 @@ class OpGraph(Picklable):
 def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Returns int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
     if not is_list(edges):
-        raise InvalidInput(f"edges is {edges!r:.60}; it must be a list of (producer, consumer, bytes)")
+        raise InvalidInput(f"edges is {in_short(edges)}; it must be a list of (producer, consumer, bytes)")
     try:
         columns = list(edges.T if isinstance(edges, np.ndarray) else zip(*edges, strict=True)) or [(), (), ()]
     except (TypeError, ValueError):
         columns = []
     if len(columns) != 3:
         wrong = next((edge for edge in edges if not is_list(edge) or len(edge) != 3), edges)
-        raise InvalidInput(f"edges holds an entry that is not (producer, consumer, bytes): {wrong!r:.60}")
+        raise InvalidInput(f"edges holds an entry that is not (producer, consumer, bytes): {in_short(wrong)}")
     fields = ("producer of edge", "consumer of edge", "tensor_bytes")
     producer, consumer, size = (whole_numbers(field, column) for field, column in zip(fields, columns, strict=True))
     if any(column.ndim != 1 for column in (producer, consumer, size)):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole, finite, is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from .columns import numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
 from .kernels.csr import Integers
@@ -94,7 +94,7 @@ class Placement(Picklable):
             object.__setattr__(self, "member_order", member_order)
         for key in ("params", "gave_up", "info"):
             if not isinstance(getattr(self, key), Mapping):
-                raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a mapping")
+                raise InvalidInput(f"{key} is {in_short(getattr(self, key))}; it must be a mapping")
         if self.graph is not None:
             record("graph", self.graph, OpGraph)
         text("placer", self.placer)
@@ -103,11 +103,11 @@ class Placement(Picklable):
             if getattr(self, key) is not None:
                 text(key, getattr(self, key))
         if (seconds := finite(self.seconds)) is None:
-            raise InvalidInput(f"seconds is {self.seconds!r:.60}; it must be a finite number")
+            raise InvalidInput(f"seconds is {in_short(self.seconds)}; it must be a finite number")
         object.__setattr__(self, "seconds", seconds)
         replicas = self.replicas
         if not is_list(replicas):
-            raise InvalidInput(f"replicas is {replicas!r:.60}; it must be groups of two or more devices")
+            raise InvalidInput(f"replicas is {in_short(replicas)}; it must be groups of two or more devices")
         groups = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in replicas)
         members = [d for group in groups for d in group]
         if len(set(members)) != len(members) or any(len(group) < 2 for group in groups) or any(d < 0 for d in members):

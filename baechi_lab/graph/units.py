@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 
 from ..checks import finite
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 
 MOST_US = 1e150
 """Times of a graph or link, in microseconds, and speeds go up to this: sums and products of a few stay finite."""
@@ -45,10 +45,10 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
             value = int(size) if size < 2**64 else 2**64
     elif isinstance(value, bool) or finite(value) is None:
         raise InvalidInput(
-            f"{field}: {value!r:.60} is not a number of bytes; give a number of at least 0, or a text such as 8GB"
+            f"{field}: {in_short(value)} is not a number of bytes; give a number of at least 0, or a text such as 8GB"
         )
     if int(value) >= 2**63:
-        raise InvalidInput(f"{field}: {original!r:.60} is too large; a number of bytes must fit into 64 bits")
+        raise InvalidInput(f"{field}: {in_short(original)} is too large; a number of bytes must fit into 64 bits")
     return int(value)
 
 

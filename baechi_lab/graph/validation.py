@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
+from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError, in_short
 from .columns import require_entries
 from .device import MOST_DEVICES
 from .kernels.csr import Integers
@@ -83,8 +83,8 @@ def validate(graph: OpGraph) -> None:
     if len(repeated):
         tensor = int(row[repeated[0]])
         raise InvalidInput(
-            f"consumers of tensor {graph.tensor_label(tensor)!r} are {graph.consumers[row == tensor].tolist()!r:.60}; they must "
-            "be ascending, each named once"
+            f"consumers of tensor {graph.tensor_label(tensor)!r} are {in_short(graph.consumers[row == tensor].tolist())}; they "
+            "must be ascending, each named once"
         )
     # Only the tensors of a producer with several can share a name.
     same = graph.tensor_producer[1:] == graph.tensor_producer[:-1]

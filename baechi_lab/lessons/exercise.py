@@ -18,7 +18,7 @@ from itertools import product
 
 import numpy as np
 
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement
 from ..simulator import simulate
 
@@ -161,7 +161,7 @@ def devices_of(answer: object, graph: OpGraph, cluster: Cluster) -> list[int] | 
         return f"give a device for each of the {graph.n} ops"
     for name, device in zip(graph.names, devices, strict=True):
         if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
-            return f"op {name!r} is on {device!r:.60}; devices are 0 to {cluster.n - 1}"
+            return f"op {name!r} is on {in_short(device)}; devices are 0 to {cluster.n - 1}"
     return [int(device) for device in devices]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, UnknownNameError, UnknownOpError
+from ..errors import InvalidInput, UnknownNameError, UnknownOpError, in_short
 from ..graph import OpGraph
 from ..graph.kernels.csr import Bools
 from .training_graph import TrainingGraph
@@ -104,6 +104,6 @@ def _ops_of_names(graph: OpGraph, field: str, names: Iterable[str]) -> Bools:
     is_named = np.zeros(graph.n, dtype=np.bool_)
     for name in names:
         if not isinstance(name, str) or name not in graph.index:
-            raise UnknownOpError(f"{field} names op {name!r:.60}, which graph {graph.name!r} does not have")
+            raise UnknownOpError(f"{field} names op {in_short(name)}, which graph {graph.name!r} does not have")
         is_named[graph.index[name]] = True
     return is_named

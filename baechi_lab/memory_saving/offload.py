@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import is_list
-from ..errors import InvalidInput, UnknownOpError
+from ..errors import InvalidInput, UnknownOpError, in_short
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.opgraph import OWN, VIEW
@@ -87,7 +87,7 @@ def offload(
     link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
     other_kinds = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
     if ops is not None and (isinstance(ops, str) or not is_list(ops)):
-        raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
+        raise InvalidInput(f"ops is {in_short(ops)}; it must be a list of op names")
     offload_pass = Offload(
         host=cluster.names[device],
         latency_us=link.latency_us,
@@ -178,7 +178,7 @@ class Offload(Pass):
             number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
             if not (number and 0 <= value <= high):
                 allowed_range = "from 0 to 1" if high == 1 else "of at least 0"
-                raise InvalidInput(f"{key} is {value!r:.60}; it must be a number {allowed_range}")
+                raise InvalidInput(f"{key} is {in_short(value)}; it must be a number {allowed_range}")
         super().check()
 
     def apply(self, graph: OpGraph) -> OpGraph:
@@ -242,7 +242,7 @@ class _OffloadBuilder:
         graph, is_named = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
         for name in self.params.ops or ():
             if not isinstance(name, str) or name not in graph.index:
-                raise UnknownOpError(f"ops names op {name!r:.60}, which graph {graph.name!r} does not have")
+                raise UnknownOpError(f"ops names op {in_short(name)}, which graph {graph.name!r} does not have")
             op = graph.index[name]
             if not may_offload[graph.output_ptr[op] : graph.output_ptr[op + 1]].any():
                 reason = f"the backward pass reads nothing of it that is larger than {CONTROL_BYTES} bytes"

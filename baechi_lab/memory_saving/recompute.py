@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..checks import is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import OpGraph
 from ..graph.arguments import check_records
 from ..graph.units import format_bytes, parse_bytes
@@ -104,7 +104,7 @@ def _names_or_choice(field: str, argument: Any) -> Any:
     if argument is None or isinstance(argument, str):
         return argument
     if not is_list(argument):
-        raise InvalidInput(f"{field} is {argument!r:.60}; it must be a list of op names" + CHOICES[field])
+        raise InvalidInput(f"{field} is {in_short(argument)}; it must be a list of op names" + CHOICES[field])
     return tuple(argument)
 
 

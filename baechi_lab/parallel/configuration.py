@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_flag, check_whole
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, InvalidInput, in_short
 from ..graph.formats.model_configuration import read_configuration
 from .transformer import REQUIRED_SIZES, Transformer
 
@@ -157,8 +157,8 @@ def read_transformer(model: object) -> Transformer:
         count = _parameters_in_transformers(fields, source)
         if count is None:
             _warn(
-                f"model_type {kind!r:.80} of {source} is not among those whose sizes were checked; a stack of equal layers of "
-                f"these sizes has {transformer.parameters:,} parameters: compare that with the model"
+                f"model_type {in_short(kind, 80)} of {source} is not among those whose sizes were checked; a stack of equal "
+                f"layers of these sizes has {transformer.parameters:,} parameters: compare that with the model"
             )
     if count is not None:
         _compare_parameters(transformer, count)
@@ -260,8 +260,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     end = fields.get("moe_layer_end_index")
     if end not in (None, -1) and end != sizes["layers"] - 1:
         raise InvalidInput(
-            f"moe_layer_end_index of {source} is {end!r:.60}; layers behind it have no experts, and layouts are for models where "
-            "all layers have experts, or all but the first ones"
+            f"moe_layer_end_index of {source} is {in_short(end)}; layers behind it have no experts, and layouts are for models "
+            "where all layers have experts, or all but the first ones"
         )
     window, windowed_layers = _window(fields, kind, sizes["layers"], source)
     tied = fields.get("tie_word_embeddings")
@@ -298,7 +298,7 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
     pattern = "mlp_only_layers" if fields.get("mlp_only_layers") else pattern
     if pattern:
         raise InvalidInput(
-            f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
+            f"{pattern} of {source} is {in_short(fields[pattern])}; layouts are for models where all layers have experts, or all "
             "but the first ones"
         )
     layer_type = next(
@@ -306,7 +306,7 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
     )
     if layer_type is not None:
         raise InvalidInput(
-            f"layer_types of {source} has {layer_type!r:.60}; layouts are for models whose layers are attention"
+            f"layer_types of {source} has {in_short(layer_type)}; layouts are for models whose layers are attention"
         )
 
 
@@ -314,7 +314,7 @@ def _layer_names(fields: Mapping[str, Any], field: str, source: str) -> list[str
     """Returns the names that a field has for the layers, one for each; none if the configuration has no such field."""
     names = fields.get(field) or []
     if not isinstance(names, list | tuple):
-        raise InvalidInput(f"{field} of {source} is {names!r:.60}; it must be a list with a name for every layer")
+        raise InvalidInput(f"{field} of {source} is {in_short(names)}; it must be a list with a name for every layer")
     return [str(name) for name in names]
 
 
@@ -326,8 +326,8 @@ def _first_dense_layers(fields: Mapping[str, Any], source: str) -> int:
     count = next(k for k, name in enumerate(types) if name != "dense")
     if "dense" in types[count:]:
         raise InvalidInput(
-            f"mlp_layer_types of {source} has 'dense' behind {types[count]!r:.60}; layouts are for models where all layers have "
-            "experts, or all but the first ones"
+            f"mlp_layer_types of {source} has 'dense' behind {in_short(types[count])}; layouts are for models where all layers "
+            "have experts, or all but the first ones"
         )
     return count
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ..checks import check_callback, check_flag, check_text, check_whole
-from ..errors import InfeasiblePlacement, InvalidInput
+from ..checks import check_callback, check_flag, check_text, check_tokens, check_whole
+from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, Timeline
 from ..graph.collectives import Collectives, MeasuredCollective
 from ..graph.columns import record, record_list
@@ -42,8 +42,6 @@ PRECISIONS = {
 ATTENTION = ("flash", "eager")
 REDUCED_BYTES = {"float32": 4, "half": 2}
 """Number formats in which data parallelism reduces gradients, with the bytes of a number."""
-MOST_TOKENS = 2**28
-"""Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
 MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.12), "b200": (0.04, 0.04), "gh200": (0.08, 0.08)}
@@ -264,15 +262,9 @@ def layouts(
     (8, True)
     """
     transformer = read_transformer(model)
-    global_batch = check_whole("global_batch", global_batch)
-    sequence_length = check_whole("sequence_length", sequence_length)
-    if global_batch * sequence_length > MOST_TOKENS:
-        raise InvalidInput(
-            f"global_batch is {global_batch!r:.30} and sequence_length {sequence_length!r:.30}; a step may have at most "
-            f"{MOST_TOKENS} tokens"
-        )
+    global_batch, sequence_length = check_tokens("global_batch", global_batch, sequence_length)
     if check_whole("overhead_bytes", overhead_bytes, 0) > MOST_OVERHEAD_BYTES:
-        raise InvalidInput(f"overhead_bytes is {overhead_bytes!r:.30}; it must be at most {MOST_OVERHEAD_BYTES}")
+        raise InvalidInput(f"overhead_bytes is {in_short(overhead_bytes)}; it must be at most {MOST_OVERHEAD_BYTES}")
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
     check_text("precision", precision, PRECISIONS)

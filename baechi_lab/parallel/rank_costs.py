@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster
 from ..graph.collectives import Collectives
 from ..graph.hardware import HARDWARE, Hardware, known_kind
@@ -37,7 +37,7 @@ def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = No
     unknown = next((kind for kind, name in hardware_by_kind.items() if name is None), None)
     if unknown is not None:
         raise InvalidInput(
-            f"devices of the cluster are of kind {unknown!r:.60}; give them a kind of the hardware table such "
+            f"devices of the cluster are of kind {in_short(unknown)}; give them a kind of the hardware table such "
             f"as 'h100', or hardware="
         )
     return min((HARDWARE[str(name)] for name in hardware_by_kind.values()), key=lambda row: row.half_flops)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..checks import is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph
 from ..graph.arguments import check_records
 from ..memory.peak import single_device_peak
@@ -54,9 +54,9 @@ def optimize(
     if isinstance(passes, (str, Pass)):
         raise InvalidInput(f"passes is {passes!r}; it must be a list of passes, for example [{passes!r}]")
     if not is_list(passes):
-        raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
+        raise InvalidInput(f"passes is {in_short(passes)}; it must be a list of passes")
     if not isinstance(forward_only, (bool, str)) or forward_only not in (True, False, "auto"):
-        raise InvalidInput(f'forward_only is {forward_only!r:.60}; it must be True, False or "auto"')
+        raise InvalidInput(f'forward_only is {in_short(forward_only)}; it must be True, False or "auto"')
     steps = [make_pass(p) for p in passes]
     if fits_everywhere(graph, cluster) if forward_only == "auto" else forward_only:
         fusions = [k for k, p in enumerate(steps) if p.name == "fusion"]

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
-from ..errors import InvalidInput
+from ..checks import check_batch_size, check_whole
+from ..errors import InvalidInput, in_short
 from ..graph import OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.columns import record
@@ -121,7 +121,7 @@ class Unroll(Pass):
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
         if self.micro_batches * graph.n > MOST_OPS:
             raise InvalidInput(
-                f"micro_batches is {str(self.micro_batches)[:60]}; a step of the {graph.n} ops of graph {graph.name!r} may have "
+                f"micro_batches is {in_short(self.micro_batches)}; a step of the {graph.n} ops of graph {graph.name!r} may have "
                 f"{MOST_OPS // graph.n} at most, which are {MOST_OPS} ops"
             )
         role = roles(graph)
@@ -167,9 +167,7 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     Raises `InvalidInput` if the batch size is no multiple of `micro_batches`.
     """
     check_micro_batches(micro_batches)
-    check_whole("batch_size", batch_size)
-    if batch_size >= 2**63:
-        raise InvalidInput(f"batch_size is {str(batch_size)[:60]}; it must fit into 64 bits")
+    check_batch_size(batch_size)
     if batch_size % micro_batches:
         raise InvalidInput(
             f"batch_size is {batch_size}; it must be a multiple of micro_batches, which is {micro_batches}"

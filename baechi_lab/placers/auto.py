@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from ..checks import check_whole
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
@@ -115,7 +115,7 @@ class Auto(Placer):
         self._goal.validate()
         check_give_up(self.give_up, self.objective)
         if self.placers is not None and not isinstance(self.placers, list | tuple):
-            raise InvalidInput(f"placers is {self.placers!r:.60}; it must be a list of names of placers, or None")
+            raise InvalidInput(f"placers is {in_short(self.placers)}; it must be a list of names of placers, or None")
         for name in self.placers or ():
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_callback, check_whole, finite
-from ..errors import InfeasiblePlacement, InvalidInput
+from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
 from .base import Placer
@@ -216,7 +216,7 @@ class Hierarchical(TrainingParameters, Placer):
     def _check_number(self, key: str, allowed: Callable[[float], bool], requirement: str) -> None:
         number = finite(getattr(self, key))
         if number is None or not allowed(number):
-            raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a finite number {requirement}")
+            raise InvalidInput(f"{key} is {in_short(getattr(self, key))}; it must be a finite number {requirement}")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .memory.packing import packing_proof

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, UnknownNameError
+from ..errors import InvalidInput, UnknownNameError, in_short
 from ..graph.hardware import Hardware
 
 Measurement = tuple[Callable[[Hardware], float], float]
@@ -95,13 +95,13 @@ def calibrate(
 
     initial_hardware = Hardware.named(hardware) if isinstance(hardware, str) else hardware
     if not isinstance(initial_hardware, Hardware):
-        raise InvalidInput(f"hardware is {hardware!r:.60}; it must be a name or Hardware")
+        raise InvalidInput(f"hardware is {in_short(hardware)}; it must be a name or Hardware")
     for key in parameters:
         if key not in RANGES:
             raise UnknownNameError.of("parameter of a calibration", key, RANGES)
     if not isinstance(measurements, Sequence):
         raise InvalidInput(
-            f"measurements is {measurements!r:.60}; it must be a list of pairs (prediction, microseconds)"
+            f"measurements is {in_short(measurements)}; it must be a list of pairs (prediction, microseconds)"
         )
     fit_rows = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
     if len(fit_rows) and not (fit_rows.min() >= 0 and fit_rows.max() < len(measurements)):
@@ -112,7 +112,7 @@ def calibrate(
         )
     for k, row in enumerate(measurements):
         if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):
-            raise InvalidInput(f"measurements[{k}] is {row!r:.60}; it must be a pair (prediction, microseconds)")
+            raise InvalidInput(f"measurements[{k}] is {in_short(row)}; it must be a pair (prediction, microseconds)")
         us = row[1]
         if not (np.isfinite(us) and us > 0):
             raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")

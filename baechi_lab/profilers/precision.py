@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import InvalidInput, UnknownNameError
+from ..errors import InvalidInput, UnknownNameError, in_short
 from ..graph.hardware import PRECISIONS
 from .work import Kernel, Work
 
@@ -60,20 +60,20 @@ class Precision:
             return cls.of(precision.name or None, precision.gradients or gradients)
         name = "" if precision is None else _plain(precision)
         if gradients is not None and not isinstance(gradients, str):
-            raise InvalidInput(f"gradients is {gradients!r:.60}; it must name a type, such as 'fp32', or be None")
+            raise InvalidInput(f"gradients is {in_short(gradients)}; it must name a type, such as 'fp32', or be None")
         if name and name not in NAMES:
             raise UnknownNameError.of("precision", precision, NAMES)
         if not name.startswith(MIXED):
             if gradients:
                 raise InvalidInput(
-                    f"gradients is {gradients!r:.60} and precision {name or None!r}; gradients have the type of the weights "
+                    f"gradients is {in_short(gradients)} and precision {name or None!r}; gradients have the type of the weights "
                     "unless precision is mixed-bf16 or mixed-fp16"
                 )
             return cls(name)
         half = name.removeprefix(MIXED)
         type_name = ("fp32" if half == "bf16" else half) if gradients is None else _plain(gradients)
         if type_name not in ("fp32", half):
-            raise InvalidInput(f"gradients is {gradients!r:.60}; with precision {name!r} it must be fp32 or {half}")
+            raise InvalidInput(f"gradients is {in_short(gradients)}; with precision {name!r} it must be fp32 or {half}")
         return cls(name, type_name)
 
     @property
@@ -156,7 +156,7 @@ def profile_mode(mode: str | None, hardware: object, precision: object = None, i
     for field, value in (("hardware", hardware), ("precision", precision)):
         if mode == "measured" and value is not None:
             raise InvalidInput(
-                f"mode is 'measured' and {field} is {value!r:.60}; a measurement is of this machine: leave {field} out, or "
+                f"mode is 'measured' and {field} is {in_short(value)}; a measurement is of this machine: leave {field} out, or "
                 "let mode be 'estimated'"
             )
     return mode

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.arguments import check_records
 from ..graph.columns import numbers
@@ -109,7 +109,7 @@ def robustness(
     most_samples = MOST_COSTS // max(graph.n * cluster.n + 2 * cluster.n**2, len(errors), 1)
     if samples > most_samples:
         raise InvalidInput(
-            f"samples is {samples!r:.60}; with {graph.n} ops on {cluster.n} devices it must be at most {most_samples}"
+            f"samples is {in_short(samples)}; with {graph.n} ops on {cluster.n} devices it must be at most {most_samples}"
         )
     check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_flag, check_whole, finite
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import placed_durations
@@ -40,7 +40,7 @@ class Throughput:
     def samples_per_second(self, batch_size: float) -> float:
         """Samples per second when one micro-batch holds `batch_size` samples; infinite for a period of 0."""
         if (size := finite(batch_size)) is None or size <= 0:
-            raise InvalidInput(f"batch_size is {batch_size!r:.60}; it must be finite and above 0")
+            raise InvalidInput(f"batch_size is {in_short(batch_size)}; it must be finite and above 0")
         return float(np.inf) if self.period_us == 0 else size * 1e6 / self.period_us
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..checks import check_whole, is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Step
 from ..graph.device import device_count
 from ..graph.hardware import DEFAULT_HARDWARE, by_kind
@@ -155,7 +155,7 @@ class Steps:
         for count, option in product(counts, schedules):
             pipeline_options(count, option)
             if count is not None and count > MOST_OPS:
-                raise InvalidInput(f"micro_batches is {str(count)[:60]}; it must be at most {MOST_OPS}")
+                raise InvalidInput(f"micro_batches is {in_short(count)}; it must be at most {MOST_OPS}")
         for field, values in (("micro_batches", counts), ("schedule", schedules)):
             if not values:
                 raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
@@ -247,5 +247,5 @@ def as_list(field: str, values: Any) -> list[Any]:
     if isinstance(values, (str, int)):
         return [values]
     if not is_list(values) or isinstance(values, Mapping):
-        raise InvalidInput(f"{field} is {values!r}; give one value or a list of them")
+        raise InvalidInput(f"{field} is {in_short(values)}; give one value or a list of them")
     return list(values)

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from ..checks import check_callback, check_flag, is_list
-from ..errors import BaechiLabError, ExecutionError, InvalidInput
+from ..errors import BaechiLabError, ExecutionError, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Step
 from ..graph.arguments import check_records
 from ..graph.columns import text
@@ -127,7 +127,7 @@ def sweep(
 
     for argument, value in (("params", params), ("model_params", model_params)):
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"{argument} is {value!r:.60}; it must be a mapping from names")
+            raise InvalidInput(f"{argument} is {in_short(value)}; it must be a mapping from names")
     kind = known_kind(hardware) if isinstance(hardware, str) else None
     template = Cluster.uniform(1, kind=kind or "gpu") if cluster is None else cluster
     check_records(cluster=template)
@@ -362,9 +362,9 @@ def _checked_placing(
 
     Simulate(scheduler)  # refuses an unknown name before anything runs
     if not is_list(passes):
-        raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
+        raise InvalidInput(f"passes is {in_short(passes)}; it must be a list of passes")
     if not isinstance(params, Mapping) or not all(isinstance(values, Mapping) for values in params.values()):
-        raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to parameters, each by name")
+        raise InvalidInput(f"params is {in_short(params)}; it must map names of placers to parameters, each by name")
     # A text is left as it is, for Optimize to refuse it.
     names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
     frozen_params = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
@@ -383,4 +383,6 @@ def _check_subject(subject: object, sizes: list[object] | None, profiling: Profi
             raise InvalidInput("an OpGraph has the batch size it was profiled with; leave batch_size out")
         check_kinds(subject, template)
     elif not isinstance(subject, Step) and not callable(subject):
-        raise InvalidInput(f"a sweep runs on a model's name, a Step, an OpGraph or a function, not on {subject!r}")
+        raise InvalidInput(
+            f"a sweep runs on a model's name, a Step, an OpGraph or a function, not on {in_short(subject, 200)}"
+        )

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from ..errors import FormatError
+from ..errors import FormatError, in_short
 
 APPLICATION_ID = 0x6261_6C62
 """Identifies sweep files in SQLite's header."""
@@ -45,7 +45,7 @@ class Store:
         self.path = ":memory:"
         if path is not None:
             if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or "\0" in str(text):
-                raise FormatError(f"path is {path!r:.60}; it must name a file")
+                raise FormatError(f"path is {in_short(path)}; it must name a file")
             self.path = os.fsdecode(text)
         _reject_other_files(self.path)
         with self._as_format_errors():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..comparison import ROW_ERRORS, summary
-from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError
+from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError, in_short
 from ..graph import OpGraph, Placement, Step
 from ..graph.formats.wire import decode_graph, encode_graph
 from ..memo import Memo
@@ -120,7 +120,7 @@ def side_by_side(placement: Placement, devices: int, replicas: int) -> Placement
     """
     if placement.replicas:
         raise InvalidInput(
-            f"replicas is {replicas} and the placer has replicas of its own, {placement.replicas!r:.60}; use one of both"
+            f"replicas is {replicas} and the placer has replicas of its own, {in_short(placement.replicas)}; use one of both"
         )
     used = np.unique(placement.device).tolist()
     return placement.replace(replicas=[tuple(range(d, devices * replicas, devices)) for d in used])

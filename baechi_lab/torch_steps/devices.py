@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..checks import check_whole
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, Device
 from ..graph.link import PCIE, Link
 
@@ -59,7 +59,7 @@ def device_name(field: str, value: object) -> str:
     if isinstance(value, (str, torch.device)):
         with contextlib.suppress(RuntimeError):
             return str(torch.device(value))
-    raise InvalidInput(f"{field} is {value!r:.60}; it must name a device of torch, such as 'cpu' or 'cuda:0'")
+    raise InvalidInput(f"{field} is {in_short(value)}; it must name a device of torch, such as 'cpu' or 'cuda:0'")
 
 
 def device_map(model: nn.Module) -> dict[str, int | str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
+from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError, in_short
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
 from ..torch_runtime.order import CRITERIA
@@ -102,7 +102,7 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
     """
     if devices is not None:
         if not isinstance(devices, list | tuple):
-            raise InvalidInput(f"devices is {devices!r:.60}; it must be a list of torch devices, or None")
+            raise InvalidInput(f"devices is {in_short(devices)}; it must be a list of torch devices, or None")
         device_names = tuple(device_name(f"devices[{k}]", device) for k, device in enumerate(devices))
         if len(device_names) != cluster.n:
             raise InvalidInput(f"devices names {len(device_names)} torch devices; the cluster has {cluster.n} devices")

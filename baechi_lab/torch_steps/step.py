@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..checks import check_whole
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
 from .default_loss import own_loss
 
@@ -26,7 +26,7 @@ MOST_OPTIMIZER_STATES = 100
 def check_optimizer_states(field: str, count: object) -> None:
     """Raises `InvalidInput` unless `count` is a number of tensors that an optimizer may keep."""
     if check_whole(field, count, 0) > MOST_OPTIMIZER_STATES:
-        raise InvalidInput(f"{field} is {count!s:.60}; it must be at most {MOST_OPTIMIZER_STATES}")
+        raise InvalidInput(f"{field} is {in_short(count)}; it must be at most {MOST_OPTIMIZER_STATES}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -34,7 +34,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..checks import is_list
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
@@ -170,7 +170,7 @@ class _OutputWatch(Handler):
 def check_atomic(atomic: object) -> None:
     """Raises `InvalidInput` unless `atomic` lists classes of modules, or their names."""
     if isinstance(atomic, str) or not is_list(atomic) or not all(isinstance(one, (str, type)) for one in atomic):  # type: ignore[attr-defined]
-        raise InvalidInput(f"atomic is {atomic!r:.60}; it must be a list of classes of modules, or of their names")
+        raise InvalidInput(f"atomic is {in_short(atomic)}; it must be a list of classes of modules, or of their names")
 
 
 def check_model(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
+from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError, in_short
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.arguments import check_records
 from ..graph.columns import text
@@ -42,7 +42,7 @@ def move(
     try:
         pairs = [(name, target) for name, target in (moves.items() if isinstance(moves, Mapping) else moves)]
     except (TypeError, ValueError):
-        raise InvalidInput(f"moves is {moves!r:.60}; it must map what moves to device names") from None
+        raise InvalidInput(f"moves is {in_short(moves)}; it must map what moves to device names") from None
     if not pairs:
         return placed
     device, allowed = placed.device.copy(), allowed_devices(graph, cluster)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import check_whole
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 from ..graph import Cluster, Device, Link, Placement
 from ..graph.device import DEFAULT_MEMORY, default_memory
 from ..graph.formats.reading import program_kind
@@ -225,7 +225,7 @@ def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
     try:
         return tuple((str(op_name), str(device)) for op_name, device in moves)
     except (TypeError, ValueError):
-        raise InvalidInput(f"moves is {moves!r:.60}; it must be pairs of what moves and a device's name") from None
+        raise InvalidInput(f"moves is {in_short(moves)}; it must be pairs of what moves and a device's name") from None
 
 
 def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:

@@ -9,7 +9,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, in_short
 
 
 class InlineExecutor(Executor):
@@ -124,7 +124,7 @@ def calls_for(executor: object) -> Calls:
         return DaskCalls(executor)
     if isinstance(executor, str) or not hasattr(executor, "submit"):
         raise InvalidInput(
-            f"executor is {executor!r}; it must be a concurrent.futures.Executor, a dask.distributed.Client, a "
+            f"executor is {in_short(executor)}; it must be a concurrent.futures.Executor, a dask.distributed.Client, a "
             "RayExecutor, 'here' or None"
         )
     return Calls(executor)

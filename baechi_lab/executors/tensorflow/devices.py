@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...checks import check_whole
-from ...errors import ExecutionError, InvalidInput
+from ...errors import ExecutionError, InvalidInput, in_short
 from ...graph import Cluster, Device
 from ...graph.formats.reading import absolute
 from ...graph.link import PCIE, Link
@@ -259,7 +259,7 @@ def device_options(
             check_whole(name, value, also=", or None")
     kind = kind.lower() if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ("auto", "cpu", "gpu"):
-        raise InvalidInput(f"kind is {kind!r:.60}; it must be 'auto', 'cpu' or 'gpu'")
+        raise InvalidInput(f"kind is {in_short(kind)}; it must be 'auto', 'cpu' or 'gpu'")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     if limit is not None and limit <= 0:
         raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")

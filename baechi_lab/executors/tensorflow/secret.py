@@ -6,7 +6,7 @@ import datetime
 import os
 from pathlib import Path
 
-from ...errors import InvalidInput, MissingPackage
+from ...errors import InvalidInput, MissingPackage, in_short
 from ...graph.formats.reading import name_of
 from .tunnel import context
 
@@ -71,6 +71,8 @@ def check_secret(path: str | os.PathLike[str]) -> None:
     try:
         context(path, server=True)
     except OSError as error:  # what TLS says of a file is one as well
-        raise InvalidInput(f"secret is {path!r:.200}, which cannot be read: {error.strerror or error}") from error
+        raise InvalidInput(
+            f"secret is {in_short(path, 200)}, which cannot be read: {error.strerror or error}"
+        ) from error
     except ValueError as error:
         raise InvalidInput(f"secret: {error}") from error

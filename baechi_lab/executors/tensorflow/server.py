@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 
-from ...errors import ExecutionError, InvalidInput
+from ...errors import ExecutionError, InvalidInput, in_short
 from ...frameworks import require_framework
 from ...workers.network import leave_network
 from ...workers.tensorflow_import import import_tensorflow
@@ -41,7 +41,7 @@ def parse_bind(bind: str) -> tuple[str, int]:
     match = _BIND.fullmatch(bind.strip()) if isinstance(bind, str) else None
     if match is None or int(match["port"]) > 65535:
         raise InvalidInput(
-            f"--bind is {bind!r:.60}; it must be HOST:PORT or a port up to 65535, for example 127.0.0.1:2222"
+            f"--bind is {in_short(bind)}; it must be HOST:PORT or a port up to 65535, for example 127.0.0.1:2222"
         )
     return match["host"] or LOOPBACK, int(match["port"])
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...checks import check_callback, check_flag, check_timeout, check_whole
-from ...errors import InvalidInput, UnknownNameError
+from ...errors import InvalidInput, UnknownNameError, in_short
 from ...graph import Cluster, OpGraph, Placement, Run, Timeline
 from ...graph.arguments import check_placed_step, refuse_replicas
 from ...internal_warnings import collected_warnings
@@ -111,7 +111,7 @@ def execute(
     check_callback("on_step", on_step, "result")
     check_flag("return_gradients", return_gradients)
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-        raise InvalidInput(f"cancel is {cancel!r:.60}; it must be a threading.Event, or None")
+        raise InvalidInput(f"cancel is {in_short(cancel)}; it must be a threading.Event, or None")
     if not (isinstance(timeout, (int, float)) and timeout == 0):  # 0 ends the run before its first step
         check_timeout(timeout)
     if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum")):
@@ -246,7 +246,7 @@ def divide(
         refuse_replicas(placed.placement, "bl.execute")
     if replicas and pipeline is False:
         raise InvalidInput(
-            f"replicas is {replicas!r:.60} and pipeline is False; replicas of stages run in processes of their own"
+            f"replicas is {in_short(replicas)} and pipeline is False; replicas of stages run in processes of their own"
         )
     must = pipeline is True or bool(replicas)
     adding = reduction_of(step, model, placed.traced.layers, micro_steps, reduction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from ...checks import check_flag, check_text, check_whole
+from ...checks import check_flag, check_text, check_tokens, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.layout import Layout
 from ...parallel.configuration import configuration_fields, read_transformer
@@ -78,8 +78,7 @@ def write_layout(
     check_text("reduce_precision", reduce_precision, REDUCED_BYTES)
     if precision == "float32" and reduce_precision == "half":
         raise InvalidInput("reduce_precision is 'half' and precision is 'float32'; it must be 'float32', too")
-    global_batch = check_whole("global_batch", global_batch)
-    sequence_length = check_whole("sequence_length", sequence_length)
+    global_batch, sequence_length = check_tokens("global_batch", global_batch, sequence_length)
     per_machine = check_whole("per_machine", per_machine)
     transformer = read_transformer(model)
     fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]
@@ -87,8 +86,8 @@ def write_layout(
         layout,
         transformer,
         fields,
-        int(global_batch),
-        int(sequence_length),
+        global_batch,
+        sequence_length,
         int(per_machine),
         precision,
         reduce_precision,

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 
-from ...errors import InvalidInput, UnknownNameError
+from ...errors import InvalidInput, UnknownNameError, in_short
 from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...graph.columns import record
 from .records import Request, WrittenPlan, moved_ops_sentence
@@ -59,7 +59,9 @@ def write_plan(
         record("cluster", cluster, Cluster)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
-        raise InvalidInput(f"layers is {layers!r:.60}; give the name of the layers' list, for example 'model.layers'")
+        raise InvalidInput(
+            f"layers is {in_short(layers)}; give the name of the layers' list, for example 'model.layers'"
+        )
     if timeline is not None:
         record("timeline", timeline, Timeline)
         if format != "chakra":

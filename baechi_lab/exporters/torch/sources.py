@@ -17,7 +17,7 @@ import torch
 
 from ... import errors
 from ... import torch_runtime as runtime
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...torch_steps.step import ReturnedModel
 
 
@@ -113,7 +113,7 @@ class Sources:
             ast.literal_eval(repr(value))
         except (ValueError, SyntaxError) as error:
             raise InvalidInput(
-                f"the argument {value!r:.200} of {role} is not a literal, so it cannot be written into a script"
+                f"the argument {in_short(value, 200)} of {role} is not a literal, so it cannot be written into a script"
             ) from error
         return repr(value)
 

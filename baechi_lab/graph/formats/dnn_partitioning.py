@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ...errors import DuplicateNameError, FormatError, UnknownOpError, in_short
 from ..columns import numbers, whole_numbers
 from ..opgraph import OpGraph
 
@@ -113,7 +113,7 @@ def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, obje
         raise FormatError(f"field {key} is {type(entries).__name__}; it must be a list of objects")
     for k, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
-            raise FormatError(f"{key}[{k}] is {entry!r:.60}; it must be an object")
+            raise FormatError(f"{key}[{k}] is {in_short(entry)}; it must be an object")
     return entries
 
 
@@ -123,9 +123,9 @@ def _field(
     value = entry.get(key, default)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         type_names = " or ".join("null" if t is type(None) else t.__name__ for t in types)
-        raise FormatError(f"{section}[{k}].{key} is {value!r:.60}; it must be of type {type_names}")
+        raise FormatError(f"{section}[{k}].{key} is {in_short(value)}; it must be of type {type_names}")
     if bool in types and value not in (0, 1):
-        raise FormatError(f"{section}[{k}].{key} is {value!r:.60}; it must be true or false, or 1 or 0")
+        raise FormatError(f"{section}[{k}].{key} is {in_short(value)}; it must be true or false, or 1 or 0")
     return value
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import FormatError
+from ...errors import FormatError, in_short
 from ...importing import without_modules
 from ..cluster import Cluster
 from ..device import Device
@@ -66,9 +66,9 @@ def check_schema(document: object) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'not a {FORMAT} document: field format must be "{FORMAT}"')
     if document.get("version") != VERSION:
-        raise FormatError(f"field version is {document.get('version')!r:.60}; this reader knows version {VERSION}")
+        raise FormatError(f"field version is {in_short(document.get('version'))}; this reader knows version {VERSION}")
     if not isinstance(document.get("kind"), str) or document["kind"] not in KINDS:
-        raise FormatError(f"field kind is {document.get('kind')!r:.60}; it must be one of {', '.join(KINDS)}")
+        raise FormatError(f"field kind is {in_short(document.get('kind'))}; it must be one of {', '.join(KINDS)}")
     # Where Jupyter is installed, jsonschema builds grammars of addresses for a second; our schema has no addresses.
     with without_modules("rfc3987_syntax"):
         from jsonschema import Draft202012Validator
@@ -362,7 +362,7 @@ def _times(section: Mapping[str, Any], key: str, path: str = "") -> Any:
     times_us = floats(section, key, path)
     if not np.all(np.isfinite(times_us)):
         bad = int(np.flatnonzero(~np.isfinite(times_us))[0])
-        raise FormatError(f"{path}.{key}[{bad}] is {section[key][bad]!r:.60}; it must be finite".lstrip("."))
+        raise FormatError(f"{path}.{key}[{bad}] is {in_short(section[key][bad])}; it must be finite".lstrip("."))
     return times_us
 
 

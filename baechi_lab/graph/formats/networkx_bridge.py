@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...checks import finite
-from ...errors import CostError, CycleError, InvalidInput, UnknownOpError
+from ...errors import CostError, CycleError, InvalidInput, UnknownOpError, in_short
 from ..columns import texts, whole_numbers
 from ..kernels.csr import offsets
 from ..opgraph import OpGraph, default_tensor_names
@@ -201,11 +201,11 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
         yield (None if tensor is None else str(tensor)), total
         return
     if not isinstance(several, Mapping):
-        raise InvalidInput(f"tensors of {place} is {several!r:.60}; it must be a mapping of tensor name to bytes")
+        raise InvalidInput(f"tensors of {place} is {in_short(several)}; it must be a mapping of tensor name to bytes")
     tensors = [(str(key), _required_bytes(several, key, place)) for key in several]
     if sum(size for _, size in tensors) != total:
         raise InvalidInput(
-            f"size_bytes of {place} is {total}; its tensors add up to {sum(s for _, s in tensors)!r:.60}"
+            f"size_bytes of {place} is {total}; its tensors add up to {in_short(sum(s for _, s in tensors))}"
         )
     yield from tensors
 
@@ -213,7 +213,7 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
 def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], producer: str) -> dict[object, int]:
     """Returns the producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
     if not isinstance(unread, Mapping):
-        raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
+        raise InvalidInput(f"unread of node {producer!r} is {in_short(unread)}; it must map tensor names to bytes")
     bytes_by_name: dict[Any, int] = {}
     unread_outputs = [(str(k), _required_bytes(unread, k, f"node {producer!r}, unread")) for k in unread]
     for key, size in [*((k, s) for _, k, s in edges if k is not None), *unread_outputs]:
@@ -241,7 +241,7 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
             at = None
         if at is None:
             raise UnknownOpError(
-                f"forward_of of node {names[i]!r} is {target!r:.60}; the graph has no such node or name"
+                f"forward_of of node {names[i]!r} is {in_short(target)}; the graph has no such node or name"
             )
         forward_of[i] = at
     return forward_of
@@ -250,7 +250,7 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
 def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, object]:
     for name, attribute in zip(names, attributes, strict=True):
         if not isinstance(attribute.get("duration_by_kind", {}), Mapping):
-            problem = f"duration_by_kind of node {name!r} is {attribute['duration_by_kind']!r:.60}"
+            problem = f"duration_by_kind of node {name!r} is {in_short(attribute['duration_by_kind'])}"
             raise InvalidInput(f"{problem}; it must map device kinds to microseconds")
     kinds = sorted({str(kind) for a in attributes for kind in a.get("duration_by_kind", ())})
     out: dict[str, object] = {}
@@ -274,7 +274,7 @@ def _allowed_kinds(value: Any) -> tuple[str, ...]:
 
 def _check_list(field: str, value: object) -> Sequence[object]:
     if not isinstance(value, (list, tuple)):
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be a list")
+        raise InvalidInput(f"{field} is {in_short(value)}; it must be a list")
     return value
 
 
@@ -292,9 +292,9 @@ def _required_bytes(data: Mapping[Any, object], key: object, place: str) -> int:
 
 def _number(value: object, place: str, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise CostError(f"{place} is {value!r:.60}; it must be a number")
+        raise CostError(f"{place} is {in_short(value)}; it must be a number")
     if kind is int and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
         raise CostError(f"{place} is {value}; it must be a finite whole number of bytes")
     if kind is float and isinstance(value, int) and finite(value) is None:
-        raise CostError(f"{place} is {str(value)[:60]}; it is too large for a float64")
+        raise CostError(f"{place} is {in_short(value)}; it is too large for a float64")
     return kind(value)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ...errors import FormatError, MissingPackage
+from ...errors import FormatError, MissingPackage, in_short
 from .reading import PathLike, absolute, name_of, read_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def load_model(path: PathLike) -> ModelProto:
             continue
         if not os.path.isfile(os.path.join(folder, file)):
             raise FormatError(
-                f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
+                f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {in_short(file, 200)}, which is not beside it"
             )
         element_bytes = {onnx.TensorProto.INT32: 4, onnx.TensorProto.INT64: 8}.get(tensor.data_type, 0)
         size = element_bytes * math.prod(tensor.dims)
@@ -74,7 +74,7 @@ def load_model(path: PathLike) -> ModelProto:
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
                 raise FormatError(
-                    f"{name_of(path)}: {tensor.name!r:.80} cannot be read from {file!r:.200}: {error}"
+                    f"{name_of(path)}: {tensor.name!r:.80} cannot be read from {in_short(file, 200)}: {error}"
                 ) from error
     return model
 

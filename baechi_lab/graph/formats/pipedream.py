@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ...errors import DuplicateNameError, FormatError, UnknownOpError, in_short
 from ..opgraph import OpGraph
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -88,7 +88,7 @@ def _number(fields: dict[str, str], key: str, line: int) -> float:
     try:
         value = sum(float(summand) for summand in re.split(r"[;,]", fields[key].strip("[]")) if summand.strip())
     except ValueError as error:
-        raise FormatError(f"line {line}: {key} is {fields[key]!r:.60}; it must be a number") from error
+        raise FormatError(f"line {line}: {key} is {in_short(fields[key])}; it must be a number") from error
     if not 0 <= value < 2**62:
         raise FormatError(f"line {line}: {key} is {value}; it must be at least 0 and below 2**62")
     return value

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ...errors import FormatError, InvalidInput
+from ...errors import FormatError, InvalidInput, in_short
 
 PathLike = str | os.PathLike[str]
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def name_of(path: PathLike, field: str = "path", kind: str = "file") -> str:
     """Returns a path as text. Raises `FormatError` if it is no path, empty, or no name that the system accepts."""
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if not name or "\0" in name or not _is_encodable(name):
-        raise FormatError(f"{field} is {path!r:.60}; it must name a {kind}")
+        raise FormatError(f"{field} is {in_short(path)}; it must name a {kind}")
     return name
 
 
@@ -70,7 +70,7 @@ def absolute(path: PathLike, field: str = "path", kind: str = "file") -> str:
         return os.path.abspath(name)
     except FileNotFoundError:
         raise FormatError(
-            f"{field} is {name!r:.60}, and the current folder was deleted; give an absolute path, or change the folder"
+            f"{field} is {in_short(name)}, and the current folder was deleted; give an absolute path, or change the folder"
         ) from None
 
 
@@ -126,7 +126,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
         repeated_field = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
-        raise FormatError(f"field {repeated_field!r:.60} appears more than once in one object")
+        raise FormatError(f"field {in_short(repeated_field)} appears more than once in one object")
     return members
 
 

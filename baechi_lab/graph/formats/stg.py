@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ...errors import DuplicateNameError, FormatError, UnknownOpError, in_short
 from ..opgraph import CONTROL_BYTES, OpGraph
 
 _Number = int | float
@@ -122,5 +122,5 @@ def _number(word: str) -> _Number:
 
 def _whole_number(value: _Number, line: int, meaning: str) -> int:
     if not float(value).is_integer() or value < 0:
-        raise FormatError(f"line {line}: {meaning} is {value!r:.60}; it must be a whole number of at least 0")
+        raise FormatError(f"line {line}: {meaning} is {in_short(value)}; it must be a whole number of at least 0")
     return int(value)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, check_whole
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ..columns import record
 from ..kernels.csr import Ints, gather, inverse, offsets
 from ..opgraph import OpGraph
@@ -51,7 +51,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     most_slots = MOST_BYTES // max(int(forward.persistent_bytes.max(initial=0)), 1) - 1
     if check_whole("slots", slots, low=0) > most_slots:
         raise InvalidInput(
-            f"slots is {slots!r:.60}; with the variables of {forward.name!r} it must be at most {most_slots}"
+            f"slots is {in_short(slots)}; with the variables of {forward.name!r} it must be at most {most_slots}"
         )
     plan = _plan(forward)
     producer, size, tensor, reader = _tensors(forward, plan)

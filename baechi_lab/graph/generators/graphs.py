@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, check_whole, finite
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
 from .sizes import MOST_BYTES, check_count, check_size
@@ -173,12 +173,12 @@ def _draw(rng: np.random.Generator, cost: Range, n: int, field: str) -> NDArray[
     low, high = finite(cost_range[0]), finite(cost_range[1])
     if low is None or high is None or min(low, high) < 0:
         raise InvalidInput(
-            f"{field} is {cost!r:.60}; it must be a number of at least 0, or a range (low, high) of them"
+            f"{field} is {in_short(cost)}; it must be a number of at least 0, or a range (low, high) of them"
         )
     if low > high:
-        raise InvalidInput(f"{field} is {cost!r:.60}; the range must be (low, high)")
+        raise InvalidInput(f"{field} is {in_short(cost)}; the range must be (low, high)")
     if field != "duration_us" and high > MOST_BYTES:
-        raise InvalidInput(f"{field} is {cost!r:.60}; it must be at most {MOST_BYTES} bytes")
+        raise InvalidInput(f"{field} is {in_short(cost)}; it must be at most {MOST_BYTES} bytes")
     if low == high:
         return np.full(n, low)
     if low == 0:

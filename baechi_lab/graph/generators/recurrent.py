@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_flag, check_number, check_whole
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ..kernels.csr import distinct, inverse, offsets
 from ..opgraph import OpGraph
 from .backward import with_backward
@@ -189,13 +189,16 @@ def _steps_for(
         check_count("ops", ops)
     steps, layers = int(steps), int(arguments["layers"])
     blocks = layers * (steps if ops is None else 4)  # graphs of up to four steps tell how many there must be
-    check_size(f"{layers!r:.30} layers" + (f" of {steps!r:.30} steps" if ops is None else ""), blocks * _OPS_PER_CELL)
+    check_size(
+        f"{in_short(layers)} layers" + (f" of {in_short(steps)} steps" if ops is None else ""),
+        blocks * _OPS_PER_CELL,
+    )
     batch, hidden, vocabulary = (int(arguments[key]) for key in ("batch", "hidden", "vocabulary"))
     largest = max(32 * hidden**2, 4 * max(batch, hidden) * vocabulary, 16 * batch * hidden * steps)
     if largest > MOST_BYTES // 4:
         raise InvalidInput(
-            f"batch {batch!r:.30}, hidden {hidden!r:.30} and vocabulary {vocabulary!r:.30} make a tensor of more than "
-            f"{MOST_BYTES // 4} bytes"
+            f"batch {in_short(batch)}, hidden {in_short(hidden)} and vocabulary {in_short(vocabulary)} make a tensor of more "
+            f"than {MOST_BYTES // 4} bytes"
         )
     if ops is None:
         return int(steps)

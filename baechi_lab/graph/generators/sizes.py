@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_number, check_whole, in_short, is_list
-from ...errors import InvalidInput
+from ...checks import check_number, check_whole, is_list
+from ...errors import InvalidInput, in_short
 
 MOST_OPS = 10_000_000  # of a generated graph, which must fit in memory
 MOST_EDGES = 50_000_000

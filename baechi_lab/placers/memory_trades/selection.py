@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...errors import InfeasiblePlacement, InvalidInput
+from ...errors import InfeasiblePlacement, InvalidInput, in_short
 from ...graph import HOST, Cluster, OpGraph, Placement
 from ...simulator import simulate
 from ..direct import place_directly
@@ -40,7 +40,7 @@ def check_give_up(give_up: Any, objective: str) -> None:
     if not isinstance(give_up, list | tuple | set | frozenset) or any(
         not isinstance(name, str) or name not in GIVE_UP for name in give_up
     ):
-        raise InvalidInput(f"give_up is {give_up!r:.60}; it must name 'recompute', 'offload' or both")
+        raise InvalidInput(f"give_up is {in_short(give_up)}; it must name 'recompute', 'offload' or both")
     if give_up and objective not in ("latency", "makespan"):
         raise InvalidInput(f"give_up is {give_up!r} and objective is {objective!r}; it must be 'latency' or 'makespan'")
 

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_callback, check_number, check_whole, is_list
-from ...errors import InfeasiblePlacement, InvalidInput
+from ...errors import InfeasiblePlacement, InvalidInput, in_short
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...graph.units import format_us
@@ -139,12 +139,12 @@ class Search(Placer):
             )
         names = tuple(self.schedulers) if is_list(self.schedulers) else ()
         if not names or not all(isinstance(name, str) and name in ("fifo", "planned") for name in names):
-            raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
+            raise InvalidInput(f"schedulers is {in_short(self.schedulers)}; it must name 'fifo', 'planned' or both")
         check_give_up(self.give_up, self.objective)
         check_callback("callback", self.callback, "progress")
         for key, count in (("workers", self.workers), ("islands", self.islands)):
             if check_whole(key, count) > MOST_WORKERS:
-                raise InvalidInput(f"{key} is {count!s:.60}; it must be at most {MOST_WORKERS}")
+                raise InvalidInput(f"{key} is {in_short(count)}; it must be at most {MOST_WORKERS}")
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):
             raise InvalidInput(f"numbers is {self.numbers!r}; it must be a SearchParameters, or None")
 

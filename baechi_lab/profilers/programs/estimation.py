@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...checks import check_whole
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
 from ...graph.hardware import DEFAULT_HARDWARE, Hardware, HardwareChoice, by_kind
@@ -69,8 +69,10 @@ def profile_program(
         check_whole("batch_size", batch_size)
     check_whole("optimizer_states", optimizer_states, 0)
     if sizes is not None and not isinstance(sizes, Mapping):
-        raise InvalidInput(f"sizes is {sizes!r:.60}; it must map names of dimensions to sizes")
-    checked_sizes = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
+        raise InvalidInput(f"sizes is {in_short(sizes)}; it must map names of dimensions to sizes")
+    checked_sizes = {
+        label: check_whole(f"sizes[{in_short(label, 80)}]", size) for label, size in dict(sizes or {}).items()
+    }
     precision = Precision.of(precision, gradients)
     forward_program = _read_program(program, batch_size, checked_sizes, precision).in_precision(precision)
     for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
@@ -94,7 +96,7 @@ def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], p
 
         return program_of_onnx(program, batch_size, sizes, precision)
     raise InvalidInput(
-        f"program is {program!r:.80}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
+        f"program is {in_short(program, 80)}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
     )
 
 

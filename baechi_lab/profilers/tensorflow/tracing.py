@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...checks import check_text
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...graph.step import Source, Step, TensorSpec
 from ...workers.tensorflow_import import load_tensorflow
 from .captured_variables import bind_captures, variables_of
@@ -76,7 +76,9 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     started = time.perf_counter()
     label = name or _step_label(fn)
     if not callable(fn):
-        raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
+        raise InvalidInput(
+            f"cannot trace {in_short(fn, 200)}; give a function, a tf.function or a compiled keras.Model"
+        )
     function: Any = fn
     if is_keras_model(fn) and len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         example_inputs = tuple(example_inputs[0])  # the batch (x, y)

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import BaechiLabError, InvalidInput
+from ...errors import BaechiLabError, InvalidInput, in_short
 from ...graph import Cluster, Link, OpGraph
 from ...graph.collectives import Collectives
 from ...graph.hardware import Hardware
@@ -89,7 +89,7 @@ def profile_divided(
             lacks, by name; a process group that this process has initialised.
     """
     if not isinstance(layout, Layout):
-        raise InvalidInput(f"layout is {layout!r:.60}; it must be a bl.Layout")
+        raise InvalidInput(f"layout is {in_short(layout)}; it must be a bl.Layout")
     for axis in ("pp", "cp"):
         if getattr(layout, axis) > 1:
             raise InvalidInput(
@@ -296,7 +296,7 @@ def _style(kind: str, sequence: bool) -> ParallelStyle:
     if kind.startswith((ROWS, "local_" + ROWS)):
         return RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
     raise InvalidInput(
-        f"plan has {kind!r:.40}; it must be 'colwise', 'rowwise', 'colwise_gather_output' or 'embedding_rowwise'"
+        f"plan has {in_short(kind, 40)}; it must be 'colwise', 'rowwise', 'colwise_gather_output' or 'embedding_rowwise'"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import FormatError
+from ...errors import FormatError, in_short
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
 from ..programs.records import Program, check_sizes
 from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
@@ -87,7 +87,8 @@ def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
     major = version.get("major") if isinstance(version, dict) else None
     if major not in SCHEMA_VERSIONS:
         raise FormatError(
-            f"schema_version is {version!r:.80}; versions {SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]} of torch.export are read"
+            f"schema_version is {in_short(version, 80)}; versions {SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]} of torch.export "
+            "are read"
         )
     try:
         module = document["graph_module"]
@@ -101,13 +102,15 @@ def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
 def _entry(argument: object) -> tuple[str, Any]:
     """Returns kind and value of an argument, which is an object of one field."""
     if not isinstance(argument, dict) or len(argument) != 1:
-        raise FormatError(f"the program is damaged: an argument is {argument!r:.80}; it must have one field")
+        raise FormatError(f"the program is damaged: an argument is {in_short(argument, 80)}; it must have one field")
     return next(iter(argument.items()))
 
 
 def _label(tensor: Any) -> str:
     if not isinstance(tensor["name"], str):
-        raise FormatError(f"the program is damaged: a tensor is named {tensor['name']!r:.80}; it must be a text")
+        raise FormatError(
+            f"the program is damaged: a tensor is named {in_short(tensor['name'], 80)}; it must be a text"
+        )
     return tensor["name"]
 
 
@@ -205,13 +208,13 @@ class _Reader:
             noted = self.tensor_values[label]
             number = noted["dtype"]
             if type(number) is not int or not 0 < number < len(_TYPES):
-                raise FormatError(f"value {label!r:.80} has the data type {number!r:.40}, which is not known")
+                raise FormatError(f"value {label!r:.80} has the data type {in_short(number, 40)}, which is not known")
             shape = [self.size(d, label, k) for k, d in enumerate(noted["sizes"])]
             elements = 1
             for d in shape:
                 elements *= d
             if any(d < 0 for d in shape) or elements > _MOST_ELEMENTS:
-                raise FormatError(f"value {label!r:.80} has the shape {shape!r:.120}; no tensor has it")
+                raise FormatError(f"value {label!r:.80} has the shape {in_short(shape, 120)}; no tensor has it")
             self.value[label] = self.open_sizes.meta(shape, getattr(torch, _TYPES[number]))  # type: ignore[arg-type]
             self.builder.size[label] = self.value[label].numel() * self.value[label].element_size()
         return self.value[label]
@@ -220,7 +223,7 @@ class _Reader:
         """Returns a size, which is a whole number or an expression of symbols."""
         if "as_int" in entry:
             if type(entry["as_int"]) is not int:
-                raise FormatError(f"value {label!r:.80} has the size {entry['as_int']!r:.40}")
+                raise FormatError(f"value {label!r:.80} has the size {in_short(entry['as_int'], 40)}")
             return int(entry["as_int"])
         return self.expression(str((entry.get("as_expr") or {}).get("expr_str", "?")), label, position)
 

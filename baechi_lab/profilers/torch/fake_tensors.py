@@ -38,7 +38,7 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...torch_runtime.storage import is_wrapper, tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
@@ -93,9 +93,9 @@ def named_dtype(dtype: object, field: str = "dtype") -> torch.dtype | None:
     """Returns a floating-point type by its name, a type itself, or None for None."""
     if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
         return dtype
-    name = str(dtype).lower().removeprefix("torch.")
+    name = str(dtype).lower().removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else ""
     if name not in DTYPES:
-        raise InvalidInput(f"{field} is {dtype!r:.60}; it must be one of {', '.join(DTYPES)}")
+        raise InvalidInput(f"{field} is {in_short(dtype)}; it must be one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ...checks import check_flag, check_whole
-from ...errors import BaechiLabError, InvalidInput, MissingPackage, UnknownNameError
+from ...checks import check_flag, check_tokens
+from ...errors import BaechiLabError, InvalidInput, MissingPackage, UnknownNameError, in_short
 from ...graph.formats.model_configuration import read_configuration
 from ..programs.detection import is_instance
 from .fake_tensors import DTYPES, named_dtype
@@ -56,8 +56,6 @@ _RANDOM_SETTINGS = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdr
 """Settings by which training drops layers or masks frames at random; an estimate includes all of them."""
 IMAGE_SIZE = 224
 """Side of an image in pixels, for models that take images of any size."""
-MOST_TOKENS = 2**28
-"""Largest number of tokens, because tokens have values of 8 bytes each."""
 
 
 def hugging_face(
@@ -91,19 +89,15 @@ def hugging_face(
         MissingPackage: transformers, or a package that the model needs (timm), is not installed.
         FormatError: a file that is not there, not JSON, or no object.
         InvalidInput: a field that is missing or makes no model; a backbone that only a hub has; a method of quantization
-            whose bytes are not known; more tokens than the model has positions, or than `MOST_TOKENS`
-            in all; a model whose inputs cannot be made of its configuration, such as images that are cut into parts.
+            whose bytes are not known; more tokens than the model has positions, or than
+            `baechi_lab.checks.MOST_TOKENS` in all; a model whose inputs cannot be made of its configuration, such as images
+            that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
     transformers = _import_transformers()
     fields, source = _read_fields(config)
-    batch_size = check_whole("batch_size", batch_size)
-    sequence_length = check_whole("sequence_length", sequence_length)
+    batch_size, sequence_length = check_tokens("batch_size", batch_size, sequence_length)
     labels = check_flag("labels", labels)
-    if batch_size * sequence_length > MOST_TOKENS:
-        raise InvalidInput(
-            f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"
-        )
     with offline():
         weight_type = named_dtype(dtype) or _dtype(fields, source)
         model, config = _make_model(transformers, fields, source, weight_type)
@@ -130,7 +124,7 @@ def count_parameters(fields: Mapping[str, object], source: str) -> int:
     }
     if not isinstance(kind, str) or kind not in language_models:
         version = transformers.__version__
-        raise UnknownNameError(f"{source}: transformers {version} has no language model of type {kind!r:.80}")
+        raise UnknownNameError(f"{source}: transformers {version} has no language model of type {in_short(kind, 80)}")
     with offline():
         language_model = {**fields, "architectures": [language_models[kind]]}
         model, _ = _make_model(transformers, language_model, source, _dtype(fields, source))
@@ -170,11 +164,11 @@ def _make_model(
     try:
         architecture = getattr(transformers, architectures[0], None)
     except ImportError as error:
-        raise _refusal(error, fields, source, f"transformers cannot import {architectures[0]!r:.80}") from error
+        raise _refusal(error, fields, source, f"transformers cannot import {in_short(architectures[0], 80)}") from error
     if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
         raise UnknownNameError(
-            f"{source}: unknown architecture {architectures[0]!r:.80}; transformers {transformers.__version__} has no model "
-            "of that name"
+            f"{source}: unknown architecture {in_short(architectures[0], 80)}; transformers {transformers.__version__} has no "
+            "model of that name"
         )
     for subconfig in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
         if getattr(subconfig, "use_pretrained_backbone", False):
@@ -238,8 +232,8 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         near = get_close_matches(str(kind), kinds.keys(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownNameError(
-            f"{source}: unknown model_type {kind!r:.80}; transformers {transformers.__version__} has no architecture of that "
-            f"name{hint}"
+            f"{source}: unknown model_type {in_short(kind, 80)}; transformers {transformers.__version__} has no architecture of "
+            f"that name{hint}"
         )
     _check_counts(fields, source)
     try:
@@ -271,7 +265,9 @@ def _refusal(error: BaseException, fields: Mapping[str, object], source: str, me
     """
     if used_network(error):
         name = fields.get("backbone")
-        missing_files = f"the files of {name!r:.80}, its 'backbone'," if isinstance(name, str) else "files of a hub"
+        missing_files = (
+            f"the files of {in_short(name, 80)}, its 'backbone'," if isinstance(name, str) else "files of a hub"
+        )
         how = " (put the configuration of that model into 'backbone_config')" if isinstance(name, str) else ""
         return InvalidInput(f"{source} needs {missing_files} and nothing is downloaded{how}")
     import_errors = [e for e in causes(error) if isinstance(e, ImportError)]
@@ -291,7 +287,9 @@ def _check_counts(fields: Mapping[str, object], source: str) -> None:
         if isinstance(value, Mapping):
             _check_counts(value, source)
         elif isinstance(value, int) and value > MOST_MODULES and any(word in key for word in _COUNT_FIELDS):
-            raise InvalidInput(f"field {key!r:.80} of {source} is {value!r:.40}; it must be at most {MOST_MODULES}")
+            raise InvalidInput(
+                f"field {in_short(key, 80)} of {source} is {in_short(value, 40)}; it must be at most {MOST_MODULES}"
+            )
 
 
 def _inputs(

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...checks import check_flag, check_whole
-from ...errors import InvalidInput, RandomLayers, UncountedWork
+from ...errors import InvalidInput, RandomLayers, UncountedWork, in_short
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
@@ -350,7 +350,7 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
     if not isinstance(mode, str) or mode not in MODES:
         is_way_to_profile = isinstance(mode, str) and mode in ("estimated", "measured")
         estimated = " (what is estimated says hardware=)" if is_way_to_profile else ""
-        raise InvalidInput(f"mode is {mode!r:.60}; it must be one of {', '.join(MODES)}{estimated}")
+        raise InvalidInput(f"mode is {in_short(mode)}; it must be one of {', '.join(MODES)}{estimated}")
     return mode == "training"
 
 

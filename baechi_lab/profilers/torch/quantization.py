@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...torch_runtime.storage import tensor_bytes
 
 Settings = Mapping[str, Any]
@@ -66,12 +66,12 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         return
     config = next(section[field] for section in sections if section.get(field))
     if not isinstance(config, Mapping):
-        raise InvalidInput(f"{field} of {source} is {config!r:.60}; it must be an object")
+        raise InvalidInput(f"{field} of {source} is {in_short(config)}; it must be an object")
     in_bits = config.get("load_in_4bit") or config.get("load_in_8bit")
     default = "compressed-tensors" if field == "compression_config" else None
     method = "bitsandbytes" if in_bits else str(config.get("quant_method", default))
     if method not in _SCHEMES:
-        named_method = "no method" if method == "None" else f"the method {method!r:.60}, whose bytes are not known"
+        named_method = "no method" if method == "None" else f"the method {in_short(method)}, whose bytes are not known"
         raise InvalidInput(
             f"{field} of {source} names {named_method}; known are {', '.join(_SCHEMES)} (without the field, weights count in "
             "the configuration's dtype)"

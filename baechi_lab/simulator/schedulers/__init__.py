@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from ...graph import Placement
 from ...registry import Registry
 from .base import SchedulerLike, by_rank
@@ -41,6 +41,6 @@ def make_scheduler(scheduler: SchedulerOption | None, placement: Placement) -> S
         return SCHEDULERS.find(scheduler)()
     if not isinstance(scheduler, SchedulerLike):
         raise InvalidInput(
-            f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS.names())}) or a scheduler object"
+            f"scheduler is {in_short(scheduler, 200)}; it must be a name ({', '.join(SCHEDULERS.names())}) or a scheduler object"
         )
     return scheduler

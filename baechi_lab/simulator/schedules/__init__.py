@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidInput, UnknownNameError
+from ...errors import InvalidInput, UnknownNameError, in_short
 from .base import SHAPES, ScheduleRule, Setting
 from .gpipe import GPipe
 from .interleaved import Interleaved
@@ -54,7 +54,7 @@ def make_rule(schedule: object) -> ScheduleRule:
     if isinstance(schedule, ScheduleRule):
         return schedule
     if not isinstance(schedule, str):
-        raise InvalidInput(f"schedule is {schedule!r:.60}; it must be a name ({', '.join(RULES)}) or a Schedule")
+        raise InvalidInput(f"schedule is {in_short(schedule)}; it must be a name ({', '.join(RULES)}) or a Schedule")
     if schedule not in RULES:
         raise UnknownNameError.of("schedule", schedule, RULES)
     return RULES[schedule]()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, in_short
 from .recording import Program
 
 
@@ -73,13 +73,13 @@ class _Cutter:
                 stage[producer] = stage[writer]
             if stage[producer] != stage[writer]:
                 raise InvalidInput(
-                    f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[producer]} {key[producer]!r:.60}, {why}; "
-                    "put both on one stage"
+                    f"stage {stage[writer]} runs {in_short(key[writer])} and stage {stage[producer]} {in_short(key[producer])}, "
+                    f"{why}; put both on one stage"
                 )
         for writer in program.fills_output:
             if stage[writer] not in (-1, count - 1):
                 raise InvalidInput(
-                    f"stage {stage[writer]} runs {key[writer]!r:.60}, which fills an output of the model; put it on the last "
+                    f"stage {stage[writer]} runs {in_short(key[writer])}, which fills an output of the model; put it on the last "
                     "stage"
                 )
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from ....errors import CycleError, DuplicateNameError, FormatError, UnknownOpError
+from ....errors import CycleError, DuplicateNameError, FormatError, UnknownOpError, in_short
 from ...kernels.csr import topological_order
 from .protobuf import delimited_messages, messages, parse_message
 from .recording import MOST_BYTES, Event, Recording, recording
@@ -293,7 +293,7 @@ def _start_ready(
 def _check_version(version: object) -> None:
     """Raises `FormatError` for another version than 0.x; a file without a version counts as 0.0.4, the schema read here."""
     if version and not str(version).startswith("0."):
-        raise FormatError(f"version is {version!r:.60}; versions 0.x of Chakra traces are read")
+        raise FormatError(f"version is {in_short(version)}; versions 0.x of Chakra traces are read")
 
 
 def _type(number: int, k: int) -> str:
@@ -312,7 +312,7 @@ def _objects(text: str) -> Iterable[dict[str, object]]:
             reason = getattr(error, "msg", "lists are nested too deeply")
             raise FormatError(f"not the JSON of a Chakra trace, or cut off: {reason} at character {at}") from error
         if not isinstance(document, dict):
-            raise FormatError(f"a Chakra trace holds objects; at character {at} it has {document!r:.60}")
+            raise FormatError(f"a Chakra trace holds objects; at character {at} it has {in_short(document)}")
         yield document
         while at < len(text) and text[at] in " \n\r\t,":
             at += 1
@@ -321,13 +321,13 @@ def _objects(text: str) -> Iterable[dict[str, object]]:
 def _of_json(fields: object, k: int) -> Node:
     """Returns node `k` of the JSON form of a trace, whose versions name fields differently."""
     if not isinstance(fields, dict):
-        raise FormatError(f"node {k} is {fields!r:.60}; it must be an object")
+        raise FormatError(f"node {k} is {in_short(fields)}; it must be an object")
     name, kind = fields.get("name", ""), fields.get("type", 0)
     if isinstance(kind, int):
         kind = _type(kind, k)
     if not isinstance(name, str) or kind not in TYPES:
         raise FormatError(
-            f"node {k}: name is {name!r:.60} and type is {kind!r:.60}; they must be texts, type one of {', '.join(TYPES)}"
+            f"node {k}: name is {in_short(name)} and type is {in_short(kind)}; they must be texts, type one of {', '.join(TYPES)}"
         )
 
     def integer(*keys: str) -> int:
@@ -363,7 +363,7 @@ def _first(fields: Mapping[str, object], keys: Sequence[str], default: object) -
 
 def _list_of(value: object, k: int, key: str) -> list[object]:
     if not isinstance(value, list):
-        raise FormatError(f"node {k}: {key} is {value!r:.60}; it must be a list")
+        raise FormatError(f"node {k}: {key} is {in_short(value)}; it must be a list")
     return value
 
 
@@ -372,5 +372,5 @@ def _as_integer(value: object, field: str) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         value = int(value)
     if type(value) is not int or not 0 <= value < 2**64:
-        raise FormatError(f"{field} is {value!r:.60}; it must be a whole number below 2**64")
+        raise FormatError(f"{field} is {in_short(value)}; it must be a whole number below 2**64")
     return value

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....errors import FormatError
+from ....errors import FormatError, in_short
 from .kineto_rows import Row
 from .recording import MOST_BYTES, Event
 
@@ -61,16 +61,16 @@ def accesses(document: Any) -> dict[int, Access]:
     if not looks_like_execution_trace(document):
         raise FormatError("not an execution trace: it has no fields schema and nodes")
     if not isinstance(document["schema"], str) or not _VERSION.match(document["schema"]):
-        raise FormatError(f"field schema is {document['schema']!r:.60}; versions 1.x.x are read")
+        raise FormatError(f"field schema is {in_short(document['schema'])}; versions 1.x.x are read")
     if not isinstance(document["nodes"], list):
         raise FormatError(f"field nodes is {type(document['nodes']).__name__}; it must be a list")
     access_of: dict[int, Access] = {}
     for k, node in enumerate(document["nodes"]):
         if not isinstance(node, Mapping):
-            raise FormatError(f"nodes[{k}] is {node!r:.60}; it must be an object")
+            raise FormatError(f"nodes[{k}] is {in_short(node)}; it must be an object")
         attributes = node.get("attrs") or []
         if not isinstance(attributes, list):
-            raise FormatError(f"nodes[{k}].attrs is {attributes!r:.60}; it must be a list")
+            raise FormatError(f"nodes[{k}].attrs is {in_short(attributes)}; it must be a list")
         # Schema 1.0.1 (up to PyTorch 2.1) has as fields of a node what later ones list as attributes.
         fields = {**node, **{str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}}
         number = fields.get("rf_id")

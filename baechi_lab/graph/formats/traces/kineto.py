@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ....errors import FormatError
+from ....errors import FormatError, in_short
 from .backlog import blocked_until, leave_out_backlog
 from .execution_trace import Access, join, storage_dependencies, with_inner_accesses
 from .inference import chain
@@ -111,7 +111,7 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
         FormatError: the trace has another version, fields of the wrong type, no ops, or an execution trace of another run.
     """
     if document.get("schemaVersion", 1) != 1:
-        raise FormatError(f"field schemaVersion is {document['schemaVersion']!r:.60}; version 1 is read")
+        raise FormatError(f"field schemaVersion is {in_short(document['schemaVersion'])}; version 1 is read")
     rows = rows_of(document)
     step = one_step(rows)
     ops = _outermost([_op(row) for row in step.host if row.category == "cpu_op"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ....errors import FormatError
+from ....errors import FormatError, in_short
 
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "runtime")
@@ -131,7 +131,7 @@ def _time(entry: Mapping[str, object], key: str) -> float:
     in_range = isinstance(number, (int, float)) and not isinstance(number, bool) and -LATEST_US < number < LATEST_US
     if not in_range or (key == "dur" and number < 0):  # type: ignore[operator]
         raise FormatError(
-            f"event {entry.get('name')!r:.60}: {key} is {value!r:.60}; it must be a number of microseconds"
+            f"event {in_short(entry.get('name'))}: {key} is {in_short(value)}; it must be a number of microseconds"
             f"{', 0 or more' if key == 'dur' else ''}, below {LATEST_US:g}"
         )
     return number  # type: ignore[return-value]
