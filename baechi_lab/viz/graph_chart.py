@@ -15,7 +15,7 @@ from ..graph.units import format_bytes, format_us
 from .colors import FONT, device_colors
 from .layout import LEGEND, styled
 from .nested.scene import Scene, build_scene, crossing_bytes, device_shares
-from .nested.svg import draw_scene
+from .nested.svg import BAR, draw_scene
 from .nested.tree import build_tree
 
 NO_DEVICE = "#9A9A9A"
@@ -81,7 +81,7 @@ def boxes(
     wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
         crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
-        body = draw_scene(scene, colors, share, crossing)
+        body = draw_scene(scene, colors, share, crossing, paper=None)
         width, height = wide + 2 * EDGE, tall + 2 * EDGE
         view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'
@@ -111,7 +111,7 @@ def boxes(
 def _hover(
     opgraph: OpGraph, scene: Scene, share: NDArray[np.float64] | None, names: Sequence[str], colors: Sequence[str]
 ) -> list[go.Scatter]:
-    """Draws a small mark on every box, in the colour of its largest share, with the tooltip of the box."""
+    """Draws a mark in the bar of every box, in the colour of its largest share, with the tooltip of the box."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
     for device in [*[-1] * bool((main < 0).any()), *range(len(names))]:
@@ -123,11 +123,11 @@ def _hover(
         traces.append(
             go.Scatter(
                 x=scene.x[boxes],
-                y=(scene.y + scene.height / 2)[boxes] - 3,
+                y=(scene.y + scene.height / 2 - BAR / 2)[boxes],
                 mode="markers",
                 name=names[device] if device >= 0 else "not placed",
                 opacity=float(device >= 0),
-                marker={"size": 4, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
+                marker={"size": 2, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
                 hovertext=[
                     _text(opgraph, scene, k, None if share is None else share[k], names) for k in boxes.tolist()
                 ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from baechi_lab.viz.colors import (
 )
 from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thin_levels
-from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
+from baechi_lab.viz.nested.svg import CROSSING, PAPER, TITLE_TEXT
 from baechi_lab.viz.shades import HATCHED, phase_shades, pipeline_phases, shades
 from baechi_lab.widgets.bars import build_bars
 
@@ -385,6 +386,27 @@ def test_graph_shows_every_op_once(graph):
     picture = base64.b64decode(figure.layout.images[0].source.partition(",")[2]).decode()
     assert all(f">{name}<" in picture for name in graph.names)
     assert picture.count(f'stroke="{CROSSING}"') == 2  # in -> right, right -> out
+
+
+@pytest.mark.parametrize("placement", [None, bl.Placement(device=[0, 0, 1, 0])])
+def test_bug_boxes_were_white_on_dark_pages(graph, placement):
+    """Boxes are holes in all that is drawn below them; their texts are in colours for light and dark pages."""
+    source = viz.graph(graph, placement).layout.images[0].source
+    picture = ElementTree.fromstring(base64.b64decode(source.partition(",")[2]))
+    svg = "{http://www.w3.org/2000/svg}"
+    mask = picture.find(f"{svg}mask")
+    page, *holes = mask
+    assert page.get("fill") == "#FFFFFF" and all(
+        hole.get("fill") is None for hole in holes
+    )  # white is drawn, black is not
+    position = lambda e: tuple(e.get(key) for key in ("x", "y", "width", "height"))  # noqa: E731
+    outlines = [e for e in picture.findall(f"{svg}rect") if e.get("fill") == "none"]
+    assert [position(e) for e in holes] == [position(e) for e in outlines] and len(holes) == 4
+    picture.remove(mask)
+    assert [e for e in picture.iter() if e.get("fill") in (PAPER, "#FFFFFF")] == []
+    assert {e.get("fill") for e in picture.iter(f"{svg}text")} <= {INK, TITLE_TEXT}
+    assert picture.findall(f"{svg}path") == []  # all arrows are in the masked group
+    assert len(picture.find(f"{svg}g[@mask='url(#{mask.get('id')})']").findall(f"{svg}g")) == 4
 
 
 def test_graph_without_placement_is_grey(graph):
