@@ -6,6 +6,7 @@ other threads warn of meanwhile; where two such contexts overlap, the filters of
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,17 @@ PACKAGE = Path(__file__).parent
 
 _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None)
 _notes: ContextVar[list[str] | None] = ContextVar("_notes", default=None)
+
+
+def outer_stacklevel() -> int:
+    """Returns the `stacklevel` with which a `warnings.warn` of the calling function names the line that called this package.
+
+    The number of calls in between depends on which of several public functions was called.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def warn(message: str, stacklevel: int) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import BusyMachine
 from ..graph.units import format_us
+from ..internal_warnings import outer_stacklevel
 
 MAX_OTHERS_SHARE = 0.15
 """Largest load by other programs, in CPU seconds per second: services of an idle machine use far less."""
@@ -125,5 +126,5 @@ def warn_if_disturbed(name: str, measured: Mapping[str, Any]) -> None:
             f"{name!r} was measured {cause}: {describe_repeats(measured)}; its times may be too long: "
             "measure again on a quiet machine",
             BusyMachine,
-            stacklevel=4,
+            stacklevel=outer_stacklevel(),
         )

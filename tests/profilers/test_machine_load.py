@@ -77,8 +77,9 @@ def check_measured(graph, run_count):
 def test_pytorch_profiles_say_their_spread_and_the_load(busy):
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-    with pytest.warns(BusyMachine, match="'sequential' was measured beside other programs: 3 repeats took"):
+    with pytest.warns(BusyMachine, match="'sequential' was measured beside other programs: 3 repeats took") as caught:
         graph = bl.torch.profile(model, torch.ones(4, 8), runs=3)
+    assert [one.filename for one in caught if one.category is BusyMachine] == [__file__]  # no line of the package
     measured = check_measured(graph, 3)
     assert measured["busy"] is True and measured["others_share"] == 2.0
     assert float(graph.duration_us.sum()) == pytest.approx(np.mean(measured["step_us"]), rel=1e-3)

@@ -526,6 +526,7 @@ def test_bug_shapes_of_ml_were_not_known_where_an_output_leaves_its_size_open():
     with pytest.warns(GuessedCosts) as caught:
         graph = bl.profile_program(onnx_model, training=False, batch_size=32)
     assert ["not known" in str(w.message) for w in caught] == [False]  # only the machine's work is no product
+    assert [w.filename for w in caught] == [__file__]  # the line that called the library
     expected = ("f32[32,8]", "f32[32,2]", "i64[32], f32[32,3]", "i64[32], f32[32,3]", "f32[32,1]")
     assert graph.output_shapes == expected
 

@@ -12,6 +12,7 @@ from ...errors import InvalidInput, in_short
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
 from ...graph.hardware import DEFAULT_HARDWARE, Hardware, HardwareChoice, by_kind
+from ...internal_warnings import outer_stacklevel
 from ..precision import Precision
 from .backward import add_backward_and_updates
 from .detection import is_instance
@@ -76,12 +77,12 @@ def profile_program(
     precision = Precision.of(precision, gradients)
     forward_program = _read_program(program, batch_size, checked_sizes, precision).in_precision(precision)
     for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
-        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=2)
+        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=outer_stacklevel())
     if not training:
         return forward_program.graph(kinds, precision)
     step_program = add_backward_and_updates(forward_program, optimizer_states, precision)
     for message in _describe_untrained(step_program):
-        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=2)
+        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=outer_stacklevel())
     return step_program.graph(kinds, precision)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from ...internal_warnings import outer_stacklevel
 from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
 from .flops import (
@@ -98,7 +99,7 @@ def count_work(structure: Structure) -> Work:
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, written)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
-        warnings.warn(message, GuessedCosts, stacklevel=4)
+        warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
     return work_of(structure.n, rows, times, free)
 
 
