@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -73,13 +74,14 @@ EMPTIED = """() => {  // canvases without any mark when the page is shown: this 
     .forEach((c) => window.emptied.push(`${c.ariaLabel} ${c.width} x ${c.height}`)));
   document.querySelectorAll('.bl-workbench .bl-stage').forEach((stage) => sizes.observe(stage));
 }"""
-RECORD_TEXTS = """(canvas) => {  // what a canvas draws from now on: [text, left and right edge, width of the canvas]
-  const drawn = canvas.drawnTexts = [];
+RECORD_TEXTS = """(canvas) => {  // what a canvas draws from now on: [text, left, right, top and bottom edge, width of the canvas]
+  let drawn, frame;
   const context = canvas.getContext('2d');
   context.fillText = (text, x, y) => {
-    const wide = context.measureText(text).width;
+    if (frame !== canvas.dataset.frames) [drawn, frame] = [canvas.drawnTexts = [], canvas.dataset.frames];
+    const { width: wide, actualBoundingBoxAscent: above, actualBoundingBoxDescent: below } = context.measureText(text);
     const left = x - ({ center: wide / 2, right: wide, end: wide }[context.textAlign] ?? 0);
-    drawn.push([text, left, left + wide, canvas.clientWidth]);
+    drawn.push([text, left, left + wide, y - above, y + below, canvas.clientWidth]);
     CanvasRenderingContext2D.prototype.fillText.call(context, text, x, y);
   };
 }"""
@@ -93,16 +95,24 @@ def tab(page, name):
 
 
 def texts_of(page, view):
-    """The texts that a view draws while the mouse lies on it; each ends within the canvas."""
+    """The texts that a view draws while the mouse lies on it; each ends within the canvas, and none lies on another."""
     canvas = page.locator(f'canvas[aria-label="{view}"]')
     canvas.scroll_into_view_if_needed()
+    page.mouse.move(0, 0)
     canvas.evaluate(RECORD_TEXTS)
     canvas.hover()
-    page.wait_for_function("(canvas) => canvas.drawnTexts.length", arg=canvas.element_handle())
+    page.wait_for_function("(canvas) => canvas.drawnTexts?.length", arg=canvas.element_handle())
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     texts = canvas.evaluate("(canvas) => { delete canvas.getContext('2d').fillText; return canvas.drawnTexts; }")
-    assert [text for text, begin, end, width in texts if begin < 0 or end > width] == []
+    assert [text for text, left, right, _, _, width in texts if left < 0 or right > width] == []
+    pairs = itertools.combinations(texts, 2)
+    assert [(a[0], b[0]) for a, b in pairs if a != b and _common(a, b, 1, 2) > 1.5 and _common(a, b, 3, 4) > 1.5] == []
     return {text for text, *_ in texts}
+
+
+def _common(first, second, low, high):
+    """The length that two boxes have in common between their edges at the positions `low` and `high`."""
+    return min(first[high], second[high]) - max(first[low], second[low])
 
 
 def themed(page, theme):

@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, standsLeft, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -49,6 +49,9 @@ test("a text that would go over the right edge stands at the left, where there i
   assert.equal(standsLeft(700, 260, 132, 992), false); // ends at 960
   assert.equal(standsLeft(780, 260, 132, 992), true); // would end at 1040
   assert.equal(standsLeft(150, 260, 132, 300), false); // 150 pixels at the right, 18 at the left
+  assert.deepEqual(besideMark(700, 260, 132, 992), [false, 707]);
+  assert.deepEqual(besideMark(780, 260, 132, 992), [true, 773]);
+  assert.deepEqual(besideMark(140, 100, 180, 992), [false, 180]); // beside a mark at the left edge was the label of a tick
 });
 
 test("text is black on light colours and white on dark ones", () => {

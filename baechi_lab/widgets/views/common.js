@@ -443,6 +443,13 @@ function standsLeft(x, wide, from, to) {
   return x + wide > to && x - from > to - x;
 }
 
+/** Where a text stands beside a mark at `x`: whether it ends there or begins there, never before `from`.
+ *  @param {number} x @param {number} wide @param {number} from @param {number} to @returns {[boolean, number]} */
+function besideMark(x, wide, from, to) {
+  const left = standsLeft(x, wide + 7, from, to);
+  return [left, left ? x - 7 : Math.max(x + 7, from)];
+}
+
 /** Black or white, whichever reads better on `#RRGGBB`. @param {string} colour */
 function textOn(colour) {
   const channel = (/** @type {number} */ k) => parseInt(colour.slice(k, k + 2), 16);

@@ -2,6 +2,7 @@
 
 const ROW = 74; // where there is no more room
 const FOOT = 20;
+const TICK_ROOM = 48; // for the labels of the scale of bytes, which stand on the chart
 const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
 const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary: "temporary", copies: "received copies" };
 
@@ -129,7 +130,7 @@ function render({ model, el }) {
     drawLimit(context, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawScale(context, largest, yOf, width, theme);
-    drawPeak(context, peak, yOf, top, width, theme);
+    drawPeak(context, peak, largest, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
     context.fillRect(4, top + 6, 10, 10);
@@ -215,7 +216,7 @@ function render({ model, el }) {
     ]);
   }
 
-  function drawPeak(context, peak, yOf, top, width, theme) {
+  function drawPeak(context, peak, largest, yOf, top, width, theme) {
     if (!(peak.bytes > 0) || peak.time_us < axis.range[0] || peak.time_us > axis.range[1]) return;
     const x = xOf(peak.time_us);
     const y = yOf(peak.bytes);
@@ -229,15 +230,17 @@ function render({ model, el }) {
     const room = Math.max(x - axis.gutter, width - 8 - x) - 11;
     const text = shortened(peak.name.split("/").slice(-3).join("/"), Math.min(260, room), 10);
     const wide = context.measureText(text).width + 4;
-    const left = standsLeft(x, wide + 7, axis.gutter, width - 8);
+    const middle = Math.max(y - 3, top + 5);
+    // Not on the label of a tick at this height.
+    const from = byteTicks(largest).some((value) => Math.abs(yOf(value) - middle) < 11) ? axis.gutter + TICK_ROOM : axis.gutter;
+    const [left, where] = besideMark(x, wide, from, width - 8);
     context.textAlign = left ? "right" : "left";
-    const where = x + (left ? -7 : 7);
     context.fillStyle = theme.background;
     context.globalAlpha = 0.75;
-    context.fillRect(left ? where - wide + 2 : where - 2, Math.max(y - 3, top + 5) - 6, wide, 12);
+    context.fillRect(left ? where - wide + 2 : where - 2, middle - 6, wide, 12);
     context.globalAlpha = 1;
     context.fillStyle = theme.text;
-    context.fillText(text, where, Math.max(y - 3, top + 5));
+    context.fillText(text, where, middle);
   }
 
   function drawTimeAxis(context, width, height, theme) {
