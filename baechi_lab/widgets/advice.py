@@ -32,6 +32,8 @@ SECONDS, BETTER = 2.0, 0.995
 """What was placed in less is placed in other groups by the same placer. Steps that are hardly shorter are no advice."""
 MOST_OPS = 60_000
 """Most ops or groups that are placed again for advice, and most ops of a step in micro-batches: seconds in the background."""
+MOST_OPS_OF_AUTO = 25_000
+"""Most ops that every placer of `auto` places for advice: 3 processor seconds. Above, it asks the `QUICK` placers alone."""
 MICRO_BATCHES = 8  # first number that is tried
 ONE_AT_A_TIME = 1.1
 """Mean number of busy devices up to which devices are said to work one at a time."""
@@ -97,6 +99,7 @@ def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Re
             *_other_order(outcome, memo),
             *_groups_of_other_ops(outcome, memo, report),
             *_finer_groups(outcome, memo, report),
+            *_single_ops(outcome, memo, report),
             *_other_placement(outcome, memo, report),
         ]
     candidates += _micro_batches_of_step(outcome, subject, memo, report)
@@ -197,6 +200,22 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
             changes = {"passes": passes, "moves": (), **placers[by]}
             yield Advice(cause, f"Place {left_out}", changes, before, steps[by])
             return
+
+
+def _single_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
+    """Yields the advice to have `auto` place single ops, where groups are placed."""
+    setting, graph = outcome.setting, outcome.graph
+    if outcome.coarse is graph or graph.n > MOST_OPS or setting.moves or setting.pipeline or setting.cluster.n == 1:
+        return
+    cause = f"single ops instead of groups, placed by {Auto.name}"
+    params: dict[str, object] = {**(setting.params if setting.placer == Auto.name else {}), "optimized": False}
+    if graph.n > MOST_OPS_OF_AUTO:
+        cause += f" among {', '.join(QUICK)}"
+        params["placers"] = QUICK
+    changes = {"placer": Auto.name, "params": params, "passes": (), "scheduler": None}
+    report(f"is it faster: {cause}?", 0.97)
+    after = _step_us(setting.replace(**changes), outcome, memo, report)
+    yield Advice(cause, "Place single ops (auto)", changes, outcome.timeline.makespan_us, after)
 
 
 def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:

@@ -287,6 +287,27 @@ def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_mu
     assert model.outcome.coarse.n == 1 and all("micro_batches" in one.changes for one in model.advice)
 
 
+@pytest.mark.parametrize("placer", ["m-etf", "auto"])
+def test_auto_on_single_ops_is_offered_where_groups_are_placed(placer, monkeypatch):
+    """17 joins of 10, 10 and 5 us, each one group: of two devices one works on nine, 225 us. Loads of ops can be 210 and 215."""
+    edges = [(3 * k + branch, 3 * k + 2, 8) for k in range(17) for branch in (0, 1)]
+    graph = bl.OpGraph.from_edges([10.0, 10.0, 5.0] * 17, edges)
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
+    model = computed(graph, cluster, passes=GROUPING, placer=placer)
+    assert model.outcome.coarse.n == 17 and model.outcome.timeline.makespan_us == 225
+    one = model.advice[0]
+    assert one.cause == "single ops instead of groups, placed by auto"
+    step_us = bl.simulate(graph, cluster, bl.place(graph, cluster, "auto", optimized=False)).makespan_us
+    assert one.after_us == step_us and 215 <= step_us < 225
+    model.change(**one.changes)
+    assert model.outcome.timeline.makespan_us == step_us
+    model.undo()
+    # Of a large graph only the quick placers are asked.
+    monkeypatch.setattr(advice, "MOST_OPS_OF_AUTO", graph.n - 1)
+    causes = [one.cause for one in advice.all_advice(model.outcome, None, Memo())]
+    assert "single ops instead of groups, placed by auto among single, m-topo, m-etf, contiguous" in causes
+
+
 @pytest.mark.parametrize("placer", ["m-topo", "auto"])
 def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, monkeypatch):
     monkeypatch.setattr(advice, "SECONDS", -1.0)
