@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numba
+from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, Flags
 from numba.core.environment import lookup_environment
@@ -37,6 +38,17 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
 
 class KernelLibrary(_Library):
     """The library of a kernel that Python calls."""
+
+    def _optimize_final_module(self) -> None:
+        """Optimises what was linked as functions of this module alone.
+
+        LLVM then drops arguments that they do not use. A kernel hands a record of many arrays on as an argument per pointer,
+        length and stride, and most of those that it calls use few of them.
+        """
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
+                function.linkage = Linkage.internal
+        super()._optimize_final_module()
 
     def _finalize_final_module(self) -> None:
         super()._finalize_final_module()
