@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from fewer import fast
 
-from baechi_lab import Cluster, Device, Link, OpGraph, Placement, generators, load_graph, place, simulate, throughput
+from baechi_lab import (
+    Cluster,
+    Device,
+    Link,
+    OpGraph,
+    Placement,
+    generators,
+    load_graph,
+    optimize,
+    place,
+    simulate,
+    throughput,
+)
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.placers.pipeline_stages import line_cuts
 from baechi_lab.placers.pipeline_stages.closed_sets import closed_sets, cut_sets
@@ -477,6 +489,27 @@ def test_a_schedule_that_no_cut_can_follow_says_why():
     graph, cluster = chain_of_layers([1, 2, 3])
     with pytest.raises(InvalidInput, match="the schedule has 1 lines; the pipeline has 3 devices"):
         place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule="0F0 0B0")
+
+
+@pytest.mark.parametrize("placer", ["contiguous", "ideals", "auto", "search"])
+def test_bug_groups_whose_ops_do_not_fit_under_the_schedule_are_not_returned(placer):
+    """One group holds 24 bytes at a time, its ops 16 of each micro-batch when all forward ops have run: 2 * 16 = 32."""
+    graph = generators.with_backward(OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (1, 2, 8)]))
+    options = {"objective": "step", "micro_batches": 2, "schedule": "gpipe"}
+    if placer == "search":
+        options |= {"time_limit": None, "evaluations": 20}
+    for memory, fits in ((31, False), (32, True)):
+        cluster = Cluster.uniform(2, memory_bytes=memory, link=Link(0.0, 1.0))
+        groups = optimize(graph, cluster, passes=("colocation", "coplacement", "fusion"))
+        assert groups.n == 1
+        if fits:
+            timeline = simulate(
+                graph, cluster, place(groups, cluster, placer, **options), micro_batches=2, schedule="gpipe"
+            )
+            assert timeline.feasible and timeline.peak_bytes.max() == 32
+        else:
+            with pytest.raises(InfeasiblePlacement, match="no proof that none exists"):
+                place(groups, cluster, placer, **options)
 
 
 def test_no_cut_that_fits_is_no_proof():

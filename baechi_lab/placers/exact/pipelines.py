@@ -129,6 +129,7 @@ class PipelineProof:
                     measurement = self.objective.measure(self.graph, self.cluster, placed)
                 except InvalidInput:  # no pipeline for this schedule
                     continue
-                if measurement.feasible and measurement.us < self.us:
-                    self.best, self.us = placed, measurement.us
+                us = self.objective.improved_us(self.graph, self.cluster, placed, measurement, self.us)
+                if us < self.us:
+                    self.best, self.us = placed, us
             self.forbidden.append(answer["device"])

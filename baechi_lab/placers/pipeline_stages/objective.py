@@ -81,3 +81,28 @@ class Objective(NamedTuple):
             us = throughput(graph, cluster, placement, sum=self.sum).period_us
         overflow_bytes = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
         return Measurement(us, timeline.peak_bytes, overflow_bytes, timeline.feasible)
+
+    def measure_ops(self, graph: OpGraph, cluster: Cluster, placement: Placement, groups: Measurement) -> Measurement:
+        """Measures the ops of the groups that `graph` has. The result is `groups` if these do not fit or `graph` has none.
+
+        Ops of several groups of a device may run in turns, so that they hold more bytes than their groups. Placements that
+        are chosen are measured by their ops; all others only by groups, which are fewer.
+
+        Args:
+            groups: what `measure` returned for this placement.
+        """
+        if graph.original is None or not groups.feasible:
+            return groups
+        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+        try:
+            return self.measure(graph.original, cluster, placement.replace(**keys))
+        except InvalidInput:  # the ops form no pipeline for the schedule
+            return groups._replace(feasible=False)
+
+    def improved_us(
+        self, graph: OpGraph, cluster: Cluster, placement: Placement, measurement: Measurement, best_us: float
+    ) -> float:
+        """Returns `measurement.us` if it is below `best_us` and the ops of the placement fit, else infinity."""
+        if not (measurement.feasible and measurement.us < best_us):
+            return np.inf
+        return measurement.us if self.measure_ops(graph, cluster, placement, measurement).feasible else np.inf

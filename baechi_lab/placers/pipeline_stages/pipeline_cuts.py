@@ -71,59 +71,61 @@ def place_best_cut(
     limits = cluster
     for _ in range(ATTEMPTS):
         # Measures every cut. Cuts that the schedule cannot run are left out, unless all are.
-        measured_cuts: list[tuple[Measurement, PipelineCut]] = []
-        measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
+        measured_cuts: dict[object, tuple[Measurement, PipelineCut]] = {}
+        count = 0  # several lines and goals may lead to one cut
         refusal: InvalidInput | None = None
         for cut in cuts(limits):
             placed = cut.placement()
             key = placed.device.tobytes(), placed.replicas
             try:
-                if key not in measurements:
-                    measurements[key] = objective.measure(graph, cluster, placed)
-                measured_cuts.append((measurements[key], cut))
+                if key not in measured_cuts:
+                    measured_cuts[key] = objective.measure(graph, cluster, placed), cut
+                count += 1
             except InvalidInput as error:
                 refusal = refusal or error
         if refusal is not None and not measured_cuts:
             raise refusal
-        fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured_cuts) if measurement.feasible]
-        if fitting:
-            us, k = min(fitting)
-            best = measured_cuts[k][1]
-            if objective.name == "step":
-                best, us = _climb(graph, cluster, objective, best, us)
-            return _with_measurement(best.placement(), objective, us, len(measured_cuts))
+        overflows = []
+        for measurement, best in sorted(measured_cuts.values(), key=lambda pair: pair[0].us):
+            measurement_of_ops = objective.measure_ops(graph, cluster, best.placement(), measurement)
+            if measurement_of_ops.feasible:
+                us = measurement.us
+                if objective.name == "step":
+                    best, us = _climb(graph, cluster, objective, best, us)
+                return _with_measurement(best.placement(), objective, us, count)
+            overflows.append(measurement_of_ops.overflow_bytes)
         raise_if_impossible(graph, cluster)
         if not measured_cuts:
             break
-        least = min(
-            (measurement.overflow_bytes for measurement, _ in measured_cuts),
-            key=lambda overflow_bytes: int(overflow_bytes.sum()),
-        )
+        least = min(overflows, key=lambda overflow_bytes: int(overflow_bytes.sum()))
         limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
-    start = measured_cuts[0][1].placement().replace(replicas=()) if measured_cuts else None
+    start = next((cut.placement().replace(replicas=()) for _, cut in measured_cuts.values()), None)
     repaired_placement = repair_plan(graph, cluster, start) if objective.name != "step" else None
-    if repaired_placement is None:
-        raise infeasible_placement(
-            "no cut into stages that fits was found, which is no proof that none exists", graph, cluster
-        )
-    us = objective.measure(graph, cluster, repaired_placement).us
-    return _with_measurement(
-        repaired_placement.replace(info={**repaired_placement.info, "repaired": True}),
-        objective,
-        us,
-        len(measured_cuts),
+    if repaired_placement is not None:
+        measurement = objective.measure(graph, cluster, repaired_placement)
+        if objective.measure_ops(graph, cluster, repaired_placement, measurement).feasible:
+            repaired_placement = repaired_placement.replace(info={**repaired_placement.info, "repaired": True})
+            return _with_measurement(repaired_placement, objective, measurement.us, count)
+    raise infeasible_placement(
+        "no cut into stages that fits was found, which is no proof that none exists", graph, cluster
     )
 
 
 def _climb(
     graph: OpGraph, cluster: Cluster, objective: Objective, cut: PipelineCut, us: float
 ) -> tuple[PipelineCut, float]:
+    best_us = us
+
     def cost(stage: Integers) -> float:
+        nonlocal best_us
+        placed = cut._replace(stage=stage).placement()
         try:
-            measurement = objective.measure(graph, cluster, cut._replace(stage=stage).placement())
+            measurement = objective.measure(graph, cluster, placed)
+            improved_us = objective.improved_us(graph, cluster, placed, measurement, best_us)
         except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule
             return np.inf
-        return measurement.us if measurement.feasible else np.inf
+        best_us = min(best_us, improved_us)
+        return improved_us
 
     stage, us = climb_stage_borders(cut.stage, us, cost, max_moves(graph.n * objective.micro_batches))
     return cut._replace(stage=stage), us

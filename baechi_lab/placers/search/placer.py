@@ -261,10 +261,9 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
     """Returns the objective of a start; infinite if it exceeds memory or forms no pipeline for the schedule."""
     try:
-        measurement = goal.measure(graph, cluster, start)
+        return goal.improved_us(graph, cluster, start, goal.measure(graph, cluster, start), np.inf)
     except InvalidInput:
         return np.inf
-    return measurement.us if measurement.feasible else np.inf
 
 
 class _Run:

@@ -72,7 +72,7 @@ def search_stages(
                 break
             assignment = _candidate_of_leaders(unit_device, {})
             used += 1
-            cost_of[assignment.key] = _measure(graph, cluster, objective, assignment, units)
+            cost_of[assignment.key] = _measure(graph, cluster, objective, assignment, units, us)
             if cost_of[assignment.key] < us * (1 - 1e-12):
                 best, us = assignment.placement(units), cost_of[assignment.key]
             tell(us, used)
@@ -93,7 +93,7 @@ def search_stages(
             if neighbour is None:
                 continue
             if neighbour.key not in cost_of:
-                cost_of[neighbour.key] = _measure(graph, cluster, objective, neighbour, units)
+                cost_of[neighbour.key] = _measure(graph, cluster, objective, neighbour, units, us)
             neighbour_us = cost_of[neighbour.key]
             if neighbour_us <= acceptance_threshold(current_us, us * hot * (cold / hot) ** progress, rng):
                 candidate, current_us = neighbour, neighbour_us
@@ -117,9 +117,17 @@ def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
 
 
 def _measure(
-    graph: OpGraph, cluster: Cluster, objective: Objective, candidate: Candidate, units: PipelineUnits
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: Objective,
+    candidate: Candidate,
+    units: PipelineUnits,
+    best_us: float,
 ) -> float:
-    """Returns the period or step in microseconds; infinite if the candidate is infeasible."""
+    """Returns the period or step in microseconds; infinite if the candidate is infeasible.
+
+    Below `best_us` the ops of groups must fit, too.
+    """
     if not _is_allowed(candidate, units):
         return np.inf
     held_bytes = np.zeros(cluster.n, dtype=np.int64)
@@ -127,7 +135,10 @@ def _measure(
     if np.any(held_bytes > cluster.memory_bytes):
         return np.inf
     try:
-        measurement = objective.measure(graph, cluster, candidate.placement(units))
+        placed = candidate.placement(units)
+        measurement = objective.measure(graph, cluster, placed)
+        if measurement.feasible and measurement.us < best_us:
+            return objective.improved_us(graph, cluster, placed, measurement, best_us)
     except InvalidInput:  # no pipeline for this schedule, or more replicas than micro-batches
         return np.inf
     return measurement.us if measurement.feasible else np.inf
