@@ -167,8 +167,9 @@ class Store:
         present = [key for key in dict.fromkeys(keys) if key in rows_by_key]
         intact = [key for key in present if _digest(key, rows_by_key[key]) in digests]
         if damaged := len(present) - len(intact):
+            what, verb = (f"{damaged} rows", "are") if damaged > 1 else ("1 row", "is")
             warnings.warn(
-                f"{damaged} rows of {self.path} are not what was written there, and are computed again",
+                f"{what} of {self.path} {verb} not what was written there, and {verb} computed again",
                 ComputedAgain,
                 stacklevel=4,
             )
@@ -186,8 +187,8 @@ class Store:
 
 
 def as_stored(row: Mapping[str, object]) -> dict[str, object]:
-    """Returns a row as SQLite returns it: all columns, each of its type, None for NaN."""
-    types = {"INTEGER": int, "REAL": float, "TEXT": str}
+    """Returns a row as SQLite returns it: all columns, each of its type, None for NaN, zero without a sign."""
+    types = {"INTEGER": int, "REAL": lambda value: float(value) + 0.0, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}
     return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}
 

@@ -108,7 +108,7 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
         "samples_per_second": rate,
         "place_seconds": placement.seconds,
         # Without the rounding errors of sums, which make devices busier than the step is long, or idle where they are not.
-        "bubble": max(round(1.0 - busy / (cluster.n * makespan), 9), 0.0) if makespan > 0 else None,
+        "bubble": max(0.0, round(1.0 - busy / (cluster.n * makespan), 9)) if makespan > 0 else None,
     }
 
 

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import threading
+import warnings
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
@@ -154,7 +155,7 @@ def test_damaged_rows_are_computed_again(tmp_path, change):
     base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
     base.execute(f"UPDATE rows SET {change} WHERE devices = 2")
     base.close()
-    with pytest.warns(ComputedAgain, match="1 rows of .*one.db are not what was written"):
+    with pytest.warns(ComputedAgain, match="1 row of .*one.db is not what was written"):
         table = _sweep(tmp_path / "one.db", on_row=fresh.append)
     timeless = [column for column in first.columns if column != "place_seconds"]
     assert table[timeless].equals(first[timeless]) and [row["devices"] for row in fresh] == [2]
@@ -310,3 +311,13 @@ def test_a_file_of_the_version_before_is_read_and_gets_the_new_column(tmp_path):
     assert base.execute("PRAGMA user_version").fetchone() == (VERSION,)
     assert base.execute("SELECT count(*) FROM rows").fetchone() == (4,)
     base.close()
+
+
+def test_a_row_with_a_zero_below_zero_is_as_it_was_written(tmp_path):
+    """SQLite stores 0.0 for -0.0, so that such a row counted as damaged, and was computed again by every call."""
+    store = Store(str(tmp_path / "one.db"))
+    store.add("key", {"bubble": -0.0, "error": ""})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert str(store.rows(["key"])["key"]["bubble"]) == "0.0"
+    store.close()
