@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
@@ -21,35 +21,39 @@ from ...workers.executors import Calls, open_calls
 from .budget import Budget, SearchReport
 from .parameters import SEARCH
 
+if TYPE_CHECKING:
+    from .placer import Search
+
 
 def search_on_islands(
-    rule: Any,
+    search: Search,
     graph: OpGraph,
     cluster: Cluster,
     start: Placement | None,
     report_progress: Callable[[Budget, int, float], None],
 ) -> Placement:
-    """Runs the search `rule` on the islands of its executor; returns the best placement.
+    """Runs `search` on the islands of its executor; returns the best placement.
 
-    Each island has the time of `rule`, and its share of the evaluations. `report_progress` is called after
+    Each island has the time of `search`, and its share of the evaluations. `report_progress` is called after
     every round, with the budget, the evaluations so far and the best cost in microseconds. Raises the errors of a search, and
     `ExecutionError` if a call is lost with its machine repeatedly.
     """
-    budget, evaluations = Budget(rule.time_limit, rule.evaluations), 0
-    placements: list[Placement | None] = [start] * rule.islands
+    budget, evaluations = Budget(search.time_limit, search.evaluations), 0
+    placements: list[Placement | None] = [start] * search.islands
     history: list[tuple[float, int, float]] = []
-    with open_calls(rule.executor, rule.islands) as calls:
+    with open_calls(search.executor, search.islands) as calls:
         shared = calls.share(encode_graph(graph))
-        for round_number in range((rule.numbers or SEARCH).island_rounds):
-            seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
-            island_rules = [
-                _island_rule(rule, round_number, island, placements[island], seconds) for island in range(rule.islands)
+        for round_number in range((search.numbers or SEARCH).island_rounds):
+            seconds = None if search.time_limit is None else max(search.time_limit - budget.elapsed, 0.0)
+            island_searches = [
+                _island_search(search, round_number, island, placements[island], seconds)
+                for island in range(search.islands)
             ]
             # One round: the result of each search, one at a time per process of the executor.
-            futures = [calls.submit(search_once, shared, cluster, island_rule) for island_rule in island_rules]
+            futures = [calls.submit(search_once, shared, cluster, island_search) for island_search in island_searches]
             results = [
-                _result(calls, future, shared, cluster, island_rule)
-                for future, island_rule in zip(futures, island_rules, strict=True)
+                _result(calls, future, shared, cluster, island_search)
+                for future, island_search in zip(futures, island_searches, strict=True)
             ]
             evaluations += sum(SearchReport.of(result).evaluations for result in results)
             if round_number == 0:
@@ -64,32 +68,36 @@ def search_on_islands(
     total = report._replace(
         evaluations=evaluations, seconds=budget.elapsed, interrupted=budget.interrupted, history=tuple(history)
     )
-    info = {**best_result.info, **total._asdict(), "islands": rule.islands}
+    info = {**best_result.info, **total._asdict(), "islands": search.islands}
     return best_result.replace(info=info, interrupted=budget.interrupted)
 
 
-def _island_rule(rule: Any, round_number: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
-    """Returns the search of an island in round `round_number`: the first starts like `rule`, later ones from the last results.
+def _island_search(
+    search: Search, round_number: int, island: int, start: Placement | None, seconds_left: float | None
+) -> Search:
+    """Returns the search of an island in round `round_number`: the first starts like `search`, later ones from the last results.
 
     `seconds_left` are divided among this and the following rounds, so that the time of starting processes does not count.
     """
-    rounds = (rule.numbers or SEARCH).island_rounds
-    evaluations = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
+    rounds = (search.numbers or SEARCH).island_rounds
+    evaluations = None if search.evaluations is None else max(search.evaluations // (search.islands * rounds), 1)
     seconds = None if seconds_left is None else seconds_left / (rounds - round_number)
-    seed = rule.seed + 1_000_003 * (round_number * rule.islands + island)
+    seed = search.seed + 1_000_003 * (round_number * search.islands + island)
     return replace(
-        rule, executor=None, callback=None, evaluations=evaluations, time_limit=seconds, seed=seed, start=start
+        search, executor=None, callback=None, evaluations=evaluations, time_limit=seconds, seed=seed, start=start
     )
 
 
-def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cluster, island_rule: Any) -> Placement:
+def _result(
+    calls: Calls, future: Future[Placement], shared: object, cluster: Cluster, island_search: Search
+) -> Placement:
     """Returns the result of a search, which is submitted again each time its machine is lost, up to `island_losses` times."""
-    losses = (island_rule.numbers or SEARCH).island_losses
+    losses = (island_search.numbers or SEARCH).island_losses
     for _ in range(losses):
         try:
             return future.result()
         except calls.retryable_errors:
-            future = calls.submit(search_once, shared, cluster, island_rule)
+            future = calls.submit(search_once, shared, cluster, island_search)
     try:
         return future.result()
     except calls.retryable_errors as error:
@@ -98,9 +106,9 @@ def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cl
         ) from error
 
 
-def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
+def search_once(graph: bytes, cluster: Cluster, search: Search) -> Placement:
     """Runs one search on the executor; `graph` is its compressed JSON."""
-    return rule.assign(decode_graph(graph), cluster)
+    return search.assign(decode_graph(graph), cluster)
 
 
 def _cost(placement: Placement) -> float:
