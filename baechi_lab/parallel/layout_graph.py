@@ -8,6 +8,7 @@ schedule separates gradients of weights). Their durations are those of their ker
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,14 @@ UPDATE_BYTES = 30
 written, and the half-precision copy."""
 
 UPDATE = "Update"
+
+
+class StageSegment(NamedTuple):
+    """A segment, the pipeline stage that it belongs to, and the microseconds of the host per pass of that stage."""
+
+    stage: int
+    segment: Segment
+    host_us: float
 
 
 class StepWriter:
@@ -42,7 +51,7 @@ class StepWriter:
         self.forward_of: list[int] = []
         self.device: list[int] = []
         self.table = TensorTable()
-        self.segments: list[tuple[int, Segment, float]] = []  # stage, segment, microseconds of the host for the stage
+        self.segments: list[StageSegment] = []
         self.backward: list[tuple[int, ...]] = []
         self.buckets: list[Bucket] = []
 
@@ -65,10 +74,16 @@ class StepWriter:
             us = segment.count * costs.forward.us + (host_us if index == 0 else 0.0)
             op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, costs.part.transient_bytes)
             if op:
-                previous, crosses_border = self.segments[-1][1].costs.part, self.segments[-1][0] != stage
+                previous = self.segments[-1]
+                crosses_border = previous.stage != stage
                 self.duration_us[op] += self.border_us if crosses_border else 0.0
-                self.table.add(op - 1, "activation", self._sent_bytes(previous.output_bytes, crosses_border), [op])
-            self.segments.append((stage, segment, host_us))
+                self.table.add(
+                    op - 1,
+                    "activation",
+                    self._sent_bytes(previous.segment.costs.part.output_bytes, crosses_border),
+                    [op],
+                )
+            self.segments.append(StageSegment(stage, segment, host_us))
 
     def _sent_bytes(self, size: int, crosses_border: bool) -> int:
         """Returns the bytes that each rank sends to the next stage: a share, if all ranks of a group have the same tensor."""
@@ -83,7 +98,7 @@ class StepWriter:
         for index in reversed(range(count)):
             stage, segment, host_us = self.segments[index]
             costs = segment.costs
-            is_last_of_stage = index == count - 1 or self.segments[index + 1][0] != stage
+            is_last_of_stage = index == count - 1 or self.segments[index + 1].stage != stage
             us = segment.count * costs.backward.us + (host_us if is_last_of_stage else 0.0)
             input_us = segment.count * costs.backward.input_us + (host_us if is_last_of_stage else 0.0)
             input_us = min(input_us, us) if self.separates_weights else us
@@ -112,16 +127,16 @@ class StepWriter:
         `table_us`: time in which the first and the last stage add up gradients of a table that both have; 0 without one.
         """
         precision, layout = self.options.precision, self.layout
-        stages = sorted({stage for stage, _, _ in self.segments})
+        stages = sorted({entry.stage for entry in self.segments})
         updates: dict[int, int] = {}
         for stage in stages:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = self.options.efficiency_of(hardware)
-            stage_segments = [index for index, (s, _, _) in enumerate(self.segments) if s == stage]
+            stage_segments = [index for index, entry in enumerate(self.segments) if entry.stage == stage]
             bandwidth = hardware.bandwidth * efficiency.bandwidth_share
             us_per_parameter = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
-            dense = sum(self.segments[index][1].parameters for index in stage_segments)
-            experts = sum(self.segments[index][1].expert_parameters for index in stage_segments)
+            dense = sum(self.segments[index].segment.parameters for index in stage_segments)
+            experts = sum(self.segments[index].segment.expert_parameters for index in stage_segments)
             us = us_per_parameter * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
             update = self._add(f"stage{stage}/update", UPDATE, us, stage)
             updates[stage] = update

@@ -40,8 +40,9 @@ SIZES = (4, 4096, 65536, 1 << 20)
 FEW, MANY = 8, 72
 """Messages of the short and the long step. Hop steps have `MANY` hops."""
 RUNGS, WIDTH = 256, 15
-"""A ladder has `RUNGS` groups of `WIDTH` ops that are ready at the same time. Unlike a chain, it uses the runtime's queues,
-which take time as well."""
+"""A ladder has `RUNGS` groups of `WIDTH` ops that are ready at the same time, and their sum: 4096 ops besides the products.
+Unlike a chain, it uses the runtime's queues, which take time as well. The number is chosen by hand: so many ops take
+milliseconds, while a step with a product on each rung stays short enough for calibrating in about a minute."""
 STREAM = 4 << 20
 """Output bytes of the product on each rung: more than a core's own caches hold. Both ladders have the products, so their
 time cancels. Kernel times in traces are off by some per cent; only small kernels are read from them."""
@@ -100,8 +101,12 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
     def link(of: Callable[[Calibration], Link]) -> Link:
         return Link(mean(of(c).latency_us for c in calibrations), mean(of(c).us_per_byte for c in calibrations))
 
-    rungs = zip(*(c.cooled for c in calibrations), strict=True)
-    cooled = tuple((mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in rungs)
+    same_stream = zip(
+        *(c.cooled for c in calibrations), strict=True
+    )  # the rows of all calibrations for one of `STREAMS`
+    cooled = tuple(
+        (mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in same_stream
+    )
     return Calibration(
         op_us=mean(c.op_us for c in calibrations),
         step_us=mean(c.step_us for c in calibrations),
@@ -150,12 +155,11 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
                 break
         messages = np.array([_message(cost, size) for size in SIZES])
         warm_us = messages[0, 0] + messages[0, 1]  # of both ends of a message with no kernel in between
-        rungs = [(0.0, 0.0)]
+        cooled = [(0.0, 0.0)]
         for stream in STREAMS:
             staying, moving = (cost(hop_step(MANY, SIZES[0], crosses, stream), 2) for crosses in (False, True))
             extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
-            rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
-        cooled = tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
+            cooled.append((float(max(moving.product_us, cooled[-1][0])), float(max(extra_us, cooled[-1][1]))))
     ops = RUNGS * (WIDTH + 1)
     ops_us, ops_cpu = ladder.wall_us - bare_ladder.wall_us, ladder.cpu_us[0] - bare_ladder.cpu_us[0]
     op_us = (max(ops_us, 0.0) - (ladder.kernels_us - bare_ladder.kernels_us)) / ops
@@ -167,7 +171,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     wire, overlap = (Link(*(max(sign * term, 0.0) for term in remainder)) for sign in (1.0, -1.0))
     busy_share = min(1.0, max(ops_cpu, 0.0) / ops_us) if ops_us > 0.0 else 0.0
     step_us = max(empty_step.wall_us - empty_step.kernels_us, 0.0)
-    return Calibration(op_us, step_us, send, receive, wire, busy_share, cooled, overlap)
+    return Calibration(op_us, step_us, send, receive, wire, busy_share, tuple(cooled), overlap)
 
 
 def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:
