@@ -30,6 +30,7 @@ from .tree import T, map_tensors, tensors
 class Tag:
     """Where a tensor of this forward is: its logical device, the event after which it is complete, its copies.
 
+    `op` is the planned call that made the tensor, or -1: an input, a constant, or the output of a function that is not planned.
     `pending_reads` counts per device the planned calls that have yet to read the tensor there.
     """
 

@@ -30,7 +30,18 @@ class Work(NamedTuple):
     - `readers`: per device, the readers of the tensor that is sent. Per tensor, `local_left` readers on its device and
       `sends_left` transfers have not ended; per tensor and device, `copy_left` readers of the copy.
     - `level` int64[D]: bytes held now.
-    - `base_start` float64[n], `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
+    - `base_start` float64[n]: the start of each op in the base, the candidate that was accepted last.
+
+    The checkpoints to continue from (`evaluation.checkpoints`) are in two banks of K checkpoints each. F is the most transfers
+    under way for which a checkpoint is saved:
+
+    - `checkpoint_bank` int32[K]: the bank of each checkpoint of the base; the other bank is that of the candidate in simulation.
+    - `checkpoint_time` float64[2, K]: microseconds up to which all events are done; infinite if the checkpoint is not saved.
+    - `checkpoint_ints` int32[2, K, 4 + 4 L + 2 n + 4 F]: transfers so far, in the heap and under way, and ops started; per lane
+      `running`, `list_head`, `list_tail` and the number of ready ops; `missing`; the ready ops, lane by lane; per transfer
+      under way its slot and the three entries of `slot_info`.
+    - `checkpoint_floats` float64[2, K, 4 L + F]: per lane `busy_until`, `queue_out`, `queue_in` and `spent`; `slot_end` of the
+      transfers under way.
     """
 
     missing: NDArray[np.int32]

@@ -1,4 +1,8 @@
-"""`bounds`: lower bounds on the makespan, each with its name and its proof."""
+"""`bounds`: lower bounds on the makespan by name.
+
+The proof of each bound is beside its code: those of `work`, `group` and `memory-cut` in the docstrings below, the others in the
+modules that `bounds` names. A bound without a module there follows from its definition.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules for ops on samples: the axis of the samples in the output, and whether the op mixes or selects them."""
+"""Rules for ops on samples: the axis of the samples in the output, and whether the op mixes or selects them.
+
+`counts` and `power` of an output are those of `values.Samples`.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ Shape = tuple[int, ...] | None
 class Samples:
     """One entry per sample along `axis` (None: unknown).
 
-    `power`: the power of the totals by which each entry was multiplied. `counts`: the possible numbers of entries added up
-    so far.
+    `power`: the power of the number of samples with which each entry grows, because it was multiplied or divided by totals: 0
+    for the samples themselves, -1 after a division by their sum; None if unknown. `counts`: how many entries were added up
+    to make one entry of this tensor, all numbers that are possible; 1 if none were.
     """
 
     axis: int | None
