@@ -23,7 +23,18 @@ from ..step_summary import (
     from_to_in_words,
     too_coarse,
 )
-from .compute import Outcome, Report, Subject, compute, is_torch_step, laid_out, optimized, placed, silent, simulated
+from .compute import (
+    Outcome,
+    Report,
+    Subject,
+    compute,
+    is_torch_step,
+    optimize_under,
+    place_under,
+    silent,
+    simulate_under,
+    with_moves_and_replicas,
+)
 from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
@@ -144,7 +155,7 @@ def _order_in_words(scheduler: str | None, setting: Setting) -> str:
 def _simulated_us(setting: Setting, outcome: Outcome, placement: Placement, memo: Memo) -> float:
     """Returns the step of a placement of the outcome's graph under another setting; infinite if it does not fit."""
     try:
-        timeline = simulated(setting, outcome.graph, placement, memo)
+        timeline = simulate_under(setting, outcome.graph, placement, memo)
     except BaechiLabError:
         return float("inf")
     return timeline.makespan_us if timeline.feasible else float("inf")
@@ -158,14 +169,14 @@ def _groups_of_other_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterat
         return
     for forward_only, (cause, button) in GROUPED_OPS.items():
         changed_setting = setting.replace(forward_only=forward_only)
-        coarse = optimized(changed_setting, outcome.graph, memo)
+        coarse = optimize_under(changed_setting, outcome.graph, memo)
         shown_groups = outcome.coarse.group_of
         if coarse.group_of is None or (shown_groups is not None and np.array_equal(coarse.group_of, shown_groups)):
             continue
         report(f"is it faster with {cause}?", 0.97)
         try:
-            base = placed(changed_setting, coarse, memo, report)
-            placement = laid_out(changed_setting, outcome.graph, base)
+            base = place_under(changed_setting, coarse, memo, report)
+            placement = with_moves_and_replicas(changed_setting, outcome.graph, base)
         except BaechiLabError:  # no placement of these groups fits
             continue
         steps = _steps_of_orders(setting, outcome, placement, memo)
@@ -189,7 +200,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
         placers[by_quick] = _asking_quick_placers(setting)
     for passes in finer(setting.passes):
         finer_setting = setting.replace(passes=passes, moves=())
-        if too_coarse(outcome.graph, optimized(finer_setting, outcome.graph, memo), setting.cluster):
+        if too_coarse(outcome.graph, optimize_under(finer_setting, outcome.graph, memo), setting.cluster):
             continue
         report(f"is it faster with {', '.join(passes) or 'no passes'}?", 0.97)
         steps = {by: _step_us(finer_setting.replace(**change), outcome, memo, report) for by, change in placers.items()}
@@ -293,8 +304,8 @@ def _asking_quick_placers(setting: Setting) -> dict[str, object]:
 def _step_us(setting: Setting, outcome: Outcome, memo: Memo, report: Report) -> float:
     """Returns the simulated step under another setting of the same graph; infinite if it does not fit."""
     try:
-        base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
-        line = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
+        base = place_under(setting, optimize_under(setting, outcome.graph, memo), memo, report)
+        line = simulate_under(setting, outcome.graph, with_moves_and_replicas(setting, outcome.graph, base), memo)
     except BaechiLabError:  # no placement, or no stages
         return float("inf")
     return line.makespan_us if line.feasible else float("inf")
@@ -314,8 +325,8 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
         changed_setting = setting.replace(**changes)
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
         try:
-            base = placed(changed_setting, optimized(changed_setting, graph, memo), memo, report)
-            line = simulated(changed_setting, graph, laid_out(changed_setting, graph, base), memo)
+            base = place_under(changed_setting, optimize_under(changed_setting, graph, memo), memo, report)
+            line = simulate_under(changed_setting, graph, with_moves_and_replicas(changed_setting, graph, base), memo)
         except BaechiLabError:  # this one does not fit either
             continue
         if line.feasible:

@@ -14,7 +14,15 @@ from ..graph import Timeline
 from ..memo import Memo
 from ..step_summary import notes_on, speedup_of
 from .bars import only_renamed
-from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
+from .compute import (
+    Outcome,
+    Report,
+    optimize_under,
+    place_groups_under,
+    silent,
+    simulate_under,
+    with_moves_and_replicas,
+)
 from .guard import Guard, Problem
 
 if TYPE_CHECKING:
@@ -106,9 +114,9 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
     setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
     problems: list[Problem] = []
     with Guard(problems.append):  # an error of one placer does not stop the other rows
-        coarse = optimized(setting, outcome.graph, memo)
-        _, base = placed_in_groups(setting, outcome.graph, coarse, memo, report)
-        timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
+        coarse = optimize_under(setting, outcome.graph, memo)
+        _, base = place_groups_under(setting, outcome.graph, coarse, memo, report)
+        timeline = simulate_under(setting, outcome.graph, with_moves_and_replicas(setting, outcome.graph, base), memo)
     if problems:
         return {"feasible": False, "error": problems[0].sentence}
     return {

@@ -163,21 +163,21 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
             f"micro_batches is {setting.micro_batches}; with {graph.n:,} ops each, the workbench takes at most "
             f"{MOST_OPS // graph.n:,}"
         )
-    coarse = optimized(setting, graph, memo, report)
+    coarse = optimize_under(setting, graph, memo, report)
     report(f"placing {placed_parts(coarse)} with {setting.placer}", 0.5)
-    coarse, base = placed_in_groups(setting, graph, coarse, memo, report)
-    placement = laid_out(setting, graph, base)
+    coarse, base = place_groups_under(setting, graph, coarse, memo, report)
+    placement = with_moves_and_replicas(setting, graph, base)
     report("simulating", 0.85)
-    timeline = simulated(setting, graph, placement, memo)
-    simulated_graph = unrolled(setting, graph, placement, memo)
+    timeline = simulate_under(setting, graph, placement, memo)
+    simulated_graph = unroll_under(setting, graph, placement, memo)
     once = (
         timeline
         if simulated_graph is graph
-        else simulated(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
+        else simulate_under(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
     )
     chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(simulated_graph, timeline))
     report("bounds", 0.95)
-    limits = bounded(setting, graph, memo, placement)
+    limits = bounds_under(setting, graph, memo, placement)
     alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
     seconds = time.perf_counter() - began
     return Outcome(
@@ -208,7 +208,7 @@ def placed_parts(coarse: OpGraph) -> str:
     return f"{coarse.n:,} {name}{'' if coarse.n == 1 else 's'}"
 
 
-def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
+def with_moves_and_replicas(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
     """Returns the placer's placement after the moves of the setting, repeated on the devices of each replica."""
     moved_placement = move(base, graph, setting.share, setting.moves)
     return (
@@ -216,7 +216,7 @@ def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
     )
 
 
-def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> OpGraph:
+def unroll_under(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> OpGraph:
     """Returns the graph whose ops the timeline has: unrolled, if there are micro-batches."""
     if not setting.pipeline:
         return graph
@@ -311,7 +311,7 @@ def _build(name: str, params: Mapping[str, object]) -> Step:
     return build(name, **params)
 
 
-def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> OpGraph:
+def optimize_under(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> OpGraph:
     """Returns the coarse graph, or the graph itself if there are no passes."""
     if not setting.passes:
         return graph
@@ -377,12 +377,12 @@ def time_limit(placer: str, params: Mapping[str, object]) -> float | None:
     return float(limit) if placer_cls.anytime and isinstance(limit, (int, float)) else None
 
 
-def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
+def place_under(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
     """Returns the placer's placement of the coarse graph, starting from that of the setting's `start` if it has one."""
     params = setting.placer_params
     if setting.start is not None:
         try:
-            start = placed(setting.start, coarse, memo, report)
+            start = place_under(setting.start, coarse, memo, report)
             moves = setting.start.moves
             if moves:
                 start = move(start, coarse.original or coarse, setting.share, moves)
@@ -393,7 +393,7 @@ def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silen
     return memo.recall("place", stage, coarse, setting.share)[0]  # type: ignore[no-any-return]
 
 
-def placed_in_groups(
+def place_groups_under(
     setting: Setting, graph: OpGraph, coarse: OpGraph, memo: Memo, report: Report = silent
 ) -> tuple[OpGraph, Placement]:
     """Returns the placed graph and its placement: `coarse`, or smaller groups if no placement of `coarse` fits."""
@@ -402,12 +402,12 @@ def placed_in_groups(
         coarse,
         setting.share,
         Optimize(setting.passes, setting.forward_only),
-        lambda groups, cluster: placed(setting, groups, memo, report),
+        lambda groups, cluster: place_under(setting, groups, memo, report),
         memo,
     )
 
 
-def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:
+def simulate_under(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:
     """Returns the timeline of a placement on the full graph."""
     stage = Simulate(setting.scheduler, **setting.pipeline)
     return memo.recall("simulate", stage, graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
@@ -421,7 +421,9 @@ def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement
     return float(memo.recall("simulate groups", stage, coarse, setting.share, base)[0].makespan_us)
 
 
-def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:
+def bounds_under(
+    setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None
+) -> Mapping[str, float]:
     """Returns the named lower bounds; none if no device may run some op."""
     # Other bounds are for one device per op.
     replicated = placement if placement is not None and placement.replicas else None

@@ -12,7 +12,7 @@ from ..errors import BaechiLabError
 from ..graph import allowed_devices
 from ..memo import Memo
 from ..step_summary import change_in_words, from_to_in_words
-from .compute import Outcome, laid_out, simulated
+from .compute import Outcome, simulate_under, with_moves_and_replicas
 from .moves import move, together
 
 SECONDS = 4.0
@@ -50,9 +50,9 @@ def preview_moves(
         check()
         device = base.device.copy()
         device[moved_ops] = index
-        placement = laid_out(setting.replace(moves=()), graph, base.replace(device=device))
+        placement = with_moves_and_replicas(setting.replace(moves=()), graph, base.replace(device=device))
         try:
-            timeline = simulated(setting, graph, placement, memo)
+            timeline = simulate_under(setting, graph, placement, memo)
         except BaechiLabError as error:  # for example stages that form no pipeline
             previews[name] = MovePreview("–", str(error))
             continue

@@ -38,7 +38,7 @@ def optimized():
 
 
 @cache
-def placed():
+def gnmt_placement():
     return bl.place(gnmt(), cluster(), "m-etf")
 
 
@@ -80,14 +80,14 @@ def test_fit_with_recomputation(benchmark):
 
 
 def test_simulate(benchmark):
-    placed()
-    timeline = measure(benchmark, 0.05, lambda: bl.simulate(gnmt(), cluster(), placed()))
+    gnmt_placement()
+    timeline = measure(benchmark, 0.05, lambda: bl.simulate(gnmt(), cluster(), gnmt_placement()))
     assert len(timeline.op) == gnmt().n
 
 
 def test_check(benchmark):
-    timeline = bl.simulate(gnmt(), cluster(), placed())
-    problems = measure(benchmark, 0.5, lambda: bl.check(gnmt(), cluster(), placed(), timeline))
+    timeline = bl.simulate(gnmt(), cluster(), gnmt_placement())
+    problems = measure(benchmark, 0.5, lambda: bl.check(gnmt(), cluster(), gnmt_placement(), timeline))
     assert [p for p in problems if p.kind != "memory"] == []
 
 

@@ -30,11 +30,11 @@ def graph(n, edges):
     target = np.minimum(n - 1, source + rng.integers(1, 60, edges))
     return OpGraph.from_edges(rng.uniform(1, 100, n), zip(source, target, np.full(edges, 4096)))
 
-def placed(g):
+def random_timeline(g):
     return simulate(g, Cluster.uniform(4), Placement(device=rng.integers(0, 4, g.n).astype(np.int32)))
 
 g = graph(22856, 45000)  # without scopes: all levels are made from the structure
-line = placed(g)
+line = random_timeline(g)
 view = GraphView()
 began = time.perf_counter()
 view.show_graph(g)
@@ -81,7 +81,7 @@ for placer, button in buttons.items():
     """
 big = graph(30000, 45000)
 line = TimelineView()
-line.show(big, [placed(big)])
+line.show(big, [random_timeline(big)])
 print(len(line.drawn), "bars")
 """,
     "line",

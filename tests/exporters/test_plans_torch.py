@@ -58,13 +58,13 @@ def graph(model):
     return bl.torch.profile(model, (TOKENS,), mode="inference", warmup=0, runs=1)
 
 
-def placed(graph, device_of):
+def placement_by_name(graph, device_of):
     """Every op on the device of the first name that it begins with."""
     return bl.Placement(device=[next(d for m, d in device_of.items() if name.startswith(m)) for name in graph.names])
 
 
 def test_a_module_that_is_whole_is_one_entry(model, graph):
-    plan = bl.write_plan(graph, placed(graph, SPLIT), model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, SPLIT), model=model)
     assert plan.value == {**SPLIT, "steps": 0}
     assert plan.unsupported == (  # the buffer is the root's own, and the root is not whole
         "accelerate places modules; 'steps' are parameters or buffers of modules over several devices",
@@ -74,7 +74,7 @@ def test_a_module_that_is_whole_is_one_entry(model, graph):
 
 
 def test_tied_weights_stay_whole(model, graph):
-    plan = bl.write_plan(graph, placed(graph, {**SPLIT, "head": 1}), model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, {**SPLIT, "head": 1}), model=model)
     assert plan.value["head"] == plan.value["embed"] == 0
     assert plan.unsupported[0] == "'embed.weight' and 'head.weight' are one tensor, kept whole on 0"
     assert any("'head' on 0 instead of 1" in sentence for sentence in plan.unsupported)
@@ -113,7 +113,7 @@ def as_accelerate_runs(model, device_map, inputs):
 def test_a_split_block_is_kept_whole(model, graph):
     """Its residual addition would meet tensors of two devices."""
     device_of = {"layers.1.down": 1, "layers.1.up": 0, **SPLIT, "layers.2": 1}
-    plan = bl.write_plan(graph, placed(graph, {**device_of, "layers.1": 0}), model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, {**device_of, "layers.1": 0}), model=model)
     assert plan.value == {**SPLIT, "layers.1": 0, "steps": 0}  # up has 8 * 4 + 8 parameters, down 4 * 8 + 4
     assert plan.unsupported[0] == (
         "'layers.1' call functions between their modules and are kept whole, each on the device that has most of it"
@@ -131,12 +131,13 @@ def test_a_split_block_is_kept_whole(model, graph):
 def test_cpus_and_gpus_are_named_as_accelerate_does(model, graph):
     big = 1 << 34
     cluster = bl.Cluster((bl.Device("host", "cpu", big), bl.Device("card", "a100", big)), bl.Link(1, 0.001))
-    plan = bl.write_plan(graph, placed(graph, SPLIT), model=model, cluster=cluster)
+    plan = bl.write_plan(graph, placement_by_name(graph, SPLIT), model=model, cluster=cluster)
     assert plan.value["embed"] == "cpu" and plan.value["layers.1"] == 0
     assert any("runs them on a GPU" in sentence for sentence in plan.unsupported)
     two = bl.Cluster.uniform(2, kind="cpu")
     assert (
-        "cpu:0, cpu:1 are all 'cpu'" in bl.write_plan(graph, placed(graph, SPLIT), model=model, cluster=two).unsupported
+        "cpu:0, cpu:1 are all 'cpu'"
+        in bl.write_plan(graph, placement_by_name(graph, SPLIT), model=model, cluster=two).unsupported
     )
 
 
@@ -163,7 +164,7 @@ def test_accelerate_runs_the_map(graph, tmp_path):
     torch.manual_seed(0)
     model = Language().eval()
     expected = model(TOKENS)
-    plan = bl.write_plan(graph, placed(graph, SPLIT), model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, SPLIT), model=model)
     device_of = {name: "disk" if device else "cpu" for name, device in plan.value.items() if name != "steps"}
     spread = accelerate.dispatch_model(model, {**device_of, "steps": "cpu"}, offload_dir=tmp_path)
     assert spread.layers[1].up.weight.device.type == "meta" and spread.embed.weight.device.type == "cpu"
@@ -172,7 +173,7 @@ def test_accelerate_runs_the_map(graph, tmp_path):
 
 def test_torch_splits_where_the_plan_says(graph):
     pipelining = pytest.importorskip("torch.distributed.pipelining")
-    plan = bl.write_plan(graph, placed(graph, {**SPLIT, "head": 1}), "pipelining")
+    plan = bl.write_plan(graph, placement_by_name(graph, {**SPLIT, "head": 1}), "pipelining")
     assert plan.value == {"layers.1": "BEGINNING"}
     points = {name: getattr(pipelining.SplitPoint, point) for name, point in plan.value.items()}
     pipe = pipelining.pipeline(Language(), (TOKENS,), split_spec=points)
@@ -185,7 +186,7 @@ def test_bug_torch_splits_before_the_first_of_a_list(graph):
     """The split was said to be before the `ModuleList`, which is never called: PyTorch made one stage, and said nothing."""
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     device_of = {"embed": 0, "layers.0": 1, "layers.1": 1, "layers.2": 1, "norm": 2, "head": 2}
-    plan = bl.write_plan(graph, placed(graph, device_of), "pipelining")
+    plan = bl.write_plan(graph, placement_by_name(graph, device_of), "pipelining")
     points = {name: getattr(pipelining.SplitPoint, point) for name, point in plan.value.items()}
     assert list(points) == ["layers.0", "norm"]
     assert pipelining.pipeline(Language(), (TOKENS,), split_spec=points).num_stages == 3
@@ -193,17 +194,17 @@ def test_bug_torch_splits_before_the_first_of_a_list(graph):
 
 def test_the_model_of_another_graph_is_refused(graph):
     with pytest.raises(bl.InvalidInput, match=r"no module that is an op of the graph"):
-        bl.write_plan(graph, placed(graph, SPLIT), model=torch.nn.Sequential(torch.nn.Linear(1, 1)))
+        bl.write_plan(graph, placement_by_name(graph, SPLIT), model=torch.nn.Sequential(torch.nn.Linear(1, 1)))
 
 
 def test_a_training_graph_and_a_model_that_runs_as_one(model):
     training = bl.torch.profile(model, (TOKENS,), mode="training", warmup=0, runs=1)
-    plan = bl.write_plan(training, placed(training, SPLIT), model=model)
+    plan = bl.write_plan(training, placement_by_name(training, SPLIT), model=model)
     assert plan.value == {**SPLIT, "steps": 0}
     assert not any("run elsewhere" in sentence for sentence in plan.unsupported)
     blocks = bl.torch.profile(model, (TOKENS,), mode="inference", atomic=[Block], warmup=0, runs=1)
-    assert bl.write_plan(blocks, placed(blocks, SPLIT), model=model).value == {**SPLIT, "steps": 0}
-    assert bl.write_plan(blocks, placed(blocks, {**SPLIT, "head": 1}), "vllm").value == "1,2"
+    assert bl.write_plan(blocks, placement_by_name(blocks, SPLIT), model=model).value == {**SPLIT, "steps": 0}
+    assert bl.write_plan(blocks, placement_by_name(blocks, {**SPLIT, "head": 1}), "vllm").value == "1,2"
 
 
 def test_modules_that_never_run_are_covered_and_named():
@@ -302,7 +303,9 @@ def test_modules_whose_outputs_meet_share_a_device():
     model = Joined().eval()
     graph = bl.torch.profile(model, (TOKENS,), mode="inference", warmup=0, runs=1)
     plan = bl.write_plan(
-        graph, placed(graph, {"words": 0, "kinds": 1, "add": 1, "first": 1, "second": 1, "cat": 1}), model=model
+        graph,
+        placement_by_name(graph, {"words": 0, "kinds": 1, "add": 1, "first": 1, "second": 1, "cat": 1}),
+        model=model,
     )
     assert plan.value == {"words": 0, "kinds": 0, "first": 1, "second": 1}
     assert plan.unsupported[0] == (
@@ -341,7 +344,7 @@ def test_bug_outputs_that_meet_inputs_are_on_the_main_device(mask_code):
     """The mask stays on GPU 0, where accelerate has the inputs; the last layer was on GPU 1."""
     model, inputs = Pooled(mask_code).eval(), {"tokens": TOKENS, "mask": torch.ones(TOKENS.shape)}
     graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
-    placement = placed(graph, {"words": 0, "layers.0": 0, "layers.1": 0, "": 1})
+    placement = placement_by_name(graph, {"words": 0, "layers.0": 0, "layers.1": 0, "": 1})
     plan = bl.write_plan(graph, placement, model=model)
     assert plan.value == {"words": 0, "layers": 0, "head": 1}
     as_accelerate_runs(model, plan.value, inputs)
@@ -499,7 +502,7 @@ def test_bug_a_split_is_before_a_module_that_is_called():
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     model, x = Branches(), torch.ones(1, 4)
     graph = bl.torch.profile(model, (x,), mode="inference", warmup=0, runs=1)
-    plan = bl.write_plan(graph, placed(graph, {"first": 0, "rest": 1}), "pipelining", model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, {"first": 0, "rest": 1}), "pipelining", model=model)
     assert plan.value == {"rest.a": "BEGINNING"}
     points = dict.fromkeys(plan.value, pipelining.SplitPoint.BEGINNING)
     assert pipelining.pipeline(model, (x,), split_spec=points).num_stages == 2
@@ -519,6 +522,6 @@ def test_targets_of_a_loss_that_is_not_on_the_main_device_are_named():
 def test_parameters_that_calls_use_are_where_the_calls_are():
     model = Functional()
     graph = bl.torch.profile(model, (torch.ones(1, 2),), mode="inference", warmup=0, runs=1)
-    plan = bl.write_plan(graph, placed(graph, {"linear": 1, "body": 0}), model=model)
+    plan = bl.write_plan(graph, placement_by_name(graph, {"linear": 1, "body": 0}), model=model)
     assert plan.value == {"weight": 1, "body": 0}
     assert bl.write_plan(graph, bl.Placement(device=[2] * graph.n), model=model).value == {"": 2}

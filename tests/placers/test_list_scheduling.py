@@ -12,7 +12,7 @@ def cluster(devices=2, comm="parallel", latency=0.0, per_byte=1.0, memory=BIG):
     return bl.Cluster.uniform(devices, memory_bytes=memory, link=bl.Link(latency, per_byte), comm=comm)
 
 
-def placed(graph, clu, placer, **params):
+def place_and_simulate(graph, clu, placer, **params):
     """Place, and hold the simulated timeline against the rules."""
     placement = bl.place(graph, clu, placer, **params)
     timeline = bl.simulate(graph, clu, placement)
@@ -23,7 +23,7 @@ def placed(graph, clu, placer, **params):
 @pytest.mark.parametrize("placer", ["etf", "m-etf", "sct", "m-sct"])
 def test_independent_ops_spread(placer):
     # op0 on device 0 at 0, op1 on device 1 at 0, op2 on device 1 at 2 (device 0 is free at 3)
-    placement, timeline = placed(bl.OpGraph.from_edges([3, 2, 2]), cluster(), placer)
+    placement, timeline = place_and_simulate(bl.OpGraph.from_edges([3, 2, 2]), cluster(), placer)
     assert placement.device.tolist() == [0, 1, 1]
     assert timeline.makespan_us == 2 + 2
 
@@ -31,20 +31,20 @@ def test_independent_ops_spread(placer):
 @pytest.mark.parametrize("placer", ["etf", "m-etf", "sct", "m-sct"])
 def test_dear_transfers_keep_a_fork_join_together(placer):
     g = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 100), (0, 2, 101), (1, 3, 100), (2, 3, 100)])
-    assert placed(g, cluster(), placer)[1].makespan_us == 5 + 10 + 10 + 5
+    assert place_and_simulate(g, cluster(), placer)[1].makespan_us == 5 + 10 + 10 + 5
 
 
 def test_etf_ships_a_branch_when_that_starts_earlier():
     # after op 0 (0..5): op 1 on device 0 at 5; op 2 on device 0 at 15 or on device 1 at 5 + 4: device 1.
     # op 3 needs both: on device 0 at 9 + 10 + 4 = 23, on device 1 at max(15 + 4, 19) = 19
     g = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 4), (0, 2, 4), (1, 3, 4), (2, 3, 4)])
-    placement, timeline = placed(g, cluster(), "etf")
+    placement, timeline = place_and_simulate(g, cluster(), "etf")
     assert placement.device.tolist() == [0, 0, 1, 1]
     assert timeline.makespan_us == 19 + 5
 
 
 def test_equal_starts_go_to_the_lower_op_then_the_lower_device():
-    placement, _ = placed(bl.OpGraph.from_edges([1, 1, 1, 1]), cluster(3), "m-etf")
+    placement, _ = place_and_simulate(bl.OpGraph.from_edges([1, 1, 1, 1]), cluster(3), "m-etf")
     assert placement.device.tolist() == [0, 1, 2, 0]
     assert placement.order.tolist() == [0, 1, 2, 3]
 
@@ -54,7 +54,7 @@ def test_waits_in_the_queue_enter_the_earliest_start(comm, device, makespan):
     # op 0 (0..1) feeds three ops of 10. Op 1 runs beside it at 1, op 2 on device 1 at 1 + 5. Op 3: on device 0 at 11; on
     # device 2 at 1 + 5 if its tensor need not wait, at 1 + 5 + 5 behind op 2's otherwise: a tie that device 0 wins
     g = bl.OpGraph.from_edges([1, 10, 10, 10], [(0, 1, 5), (0, 2, 5), (0, 3, 5)])
-    placement, timeline = placed(g, cluster(3, comm), "m-etf")
+    placement, timeline = place_and_simulate(g, cluster(3, comm), "m-etf")
     assert placement.device.tolist() == [0, 0, 1, device]
     assert timeline.makespan_us == makespan
 
@@ -62,7 +62,7 @@ def test_waits_in_the_queue_enter_the_earliest_start(comm, device, makespan):
 def test_a_cached_tensor_is_not_fetched_again():
     # op 1 stays; op 2 fetches the tensor to device 1 at 1 + 5; op 3 may follow there at 6 + 10 or start beside op 1 at 31
     g = bl.OpGraph.from_edges([1, 30, 10, 10], [(0, 1, 5), (0, 2, 5), (0, 3, 5)])
-    placement, timeline = placed(g, cluster(2, "sequential"), "m-etf")
+    placement, timeline = place_and_simulate(g, cluster(2, "sequential"), "m-etf")
     assert placement.device.tolist() == [0, 0, 1, 1]
     assert len(timeline.transfers) == 1
 
@@ -71,7 +71,9 @@ def test_without_memory_a_pair_is_dropped():
     # both ops would start at 0, but no device holds 6 + 6 bytes; a third op of 6 fits nowhere
     tight = cluster(memory=10)
     for placer in ("m-topo", "m-etf", "m-sct"):
-        assert placed(bl.OpGraph.from_edges([1, 1], persistent_bytes=[6, 6]), tight, placer)[0].device.tolist() == [
+        assert place_and_simulate(bl.OpGraph.from_edges([1, 1], persistent_bytes=[6, 6]), tight, placer)[
+            0
+        ].device.tolist() == [
             0,
             1,
         ]
@@ -86,7 +88,7 @@ def test_a_full_device_is_excluded_although_it_could_start_first():
     g = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 0), (1, 2, 0)], persistent_bytes=[3, 3, 3])
     tight = cluster(latency=1.0, memory=6)
     assert bl.place(g, tight, "etf").device.tolist() == [0, 0, 0]
-    placement, timeline = placed(g, tight, "m-etf")
+    placement, timeline = place_and_simulate(g, tight, "m-etf")
     assert placement.device.tolist() == [0, 0, 1]
     assert timeline.makespan_us == 1 + 1 + 1 + 1
 
@@ -101,7 +103,7 @@ def test_placing_the_first_op_promises_the_groups_memory():
         colocation_names=("a", "b"),
     )
     for placer in ("m-topo", "m-etf", "m-sct"):
-        placement, timeline = placed(g, cluster(latency=100.0, memory=15), placer)
+        placement, timeline = place_and_simulate(g, cluster(latency=100.0, memory=15), placer)
         assert placement.device.tolist() == [0, 1, 0, 1]
         assert timeline.makespan_us == 1 + 100 + 1 + 100 + 50 + 100 + 50
 
@@ -113,7 +115,7 @@ def test_reservation_keeps_room_for_the_rest_of_a_group(reservation, device):
     g = bl.OpGraph.from_edges(
         [1, 10, 1, 1], [(1, 3, 0)], temp_bytes=[6, 0, 6, 6], colocation=[0, -1, -1, 0], colocation_names=("a",)
     )
-    placement, _ = placed(g, cluster(memory=10), "m-etf", reservation=reservation)
+    placement, _ = place_and_simulate(g, cluster(memory=10), "m-etf", reservation=reservation)
     assert placement.device.tolist() == [0, 1, device, 0]
 
 
@@ -124,7 +126,7 @@ AWAKE = bl.OpGraph.from_edges([5, 3, 10, 2], [(0, 2, 4), (1, 2, 3), (0, 3, 9)])
 def test_a_device_stays_awake_for_a_favourite_child():
     # i runs on device 0 until 5, x on device 1 until 3. j can start on device 0 at 3 + 3 = 6, on device 1 at 5 + 4 = 9.
     # ETF puts k on device 0 at 5..7, so that j runs 7..17. SCT keeps device 0 for j (6..16); k goes to device 1 at 14
-    assert placed(AWAKE, cluster(), "etf")[1].makespan_us == 7 + 10
+    assert place_and_simulate(AWAKE, cluster(), "etf")[1].makespan_us == 7 + 10
     placement = bl.place(AWAKE, cluster(), "sct", threshold=0.2)
     assert placement.info["favourite_child"].tolist() == [2, -1, -1, -1]
     assert placement.device.tolist() == [0, 1, 0, 1]
@@ -159,7 +161,7 @@ def test_sct_runs_out_of_memory_where_m_sct_succeeds():
     out_of_memory = bl.simulate(g, four, bl.place(g, four, "sct"))
     assert [v.kind for v in out_of_memory.violations] == ["memory"]
     assert out_of_memory.makespan_us == 6
-    assert placed(g, four, "m-sct")[1].makespan_us == 6 + 1
+    assert place_and_simulate(g, four, "m-sct")[1].makespan_us == 6 + 1
 
 
 @pytest.mark.parametrize("placer", ["m-topo", "m-etf", "m-sct", "etf", "sct", "single"])
@@ -176,14 +178,14 @@ def test_sct_runs_out_of_memory_where_m_sct_succeeds():
 )
 @pytest.mark.parametrize("devices", [1, 3])
 def test_degenerate_graphs_in_no_memory_at_all(placer, graph, devices):
-    _, timeline = placed(graph, cluster(devices, "sequential", memory=0), placer)
+    _, timeline = place_and_simulate(graph, cluster(devices, "sequential", memory=0), placer)
     assert timeline.feasible
 
 
 @pytest.mark.parametrize("placer", ["m-topo", "m-etf", "m-sct", "single"])
 def test_memory_exactly_full(placer):
     g = bl.OpGraph.from_edges([1, 1], [(0, 1, 10)], persistent_bytes=[3, 4])
-    assert placed(g, cluster(1, memory=3 + 4 + 10), placer)[1].feasible
+    assert place_and_simulate(g, cluster(1, memory=3 + 4 + 10), placer)[1].feasible
     with pytest.raises(bl.InfeasiblePlacement):
         bl.place(g, cluster(1, memory=3 + 4 + 10 - 1), placer)
 
@@ -197,7 +199,7 @@ def test_fusion_example_of_paper_b():
         colocation=[-1, 0, 0],
         colocation_names=("step",),
     )
-    assert placed(g, cluster(), "m-etf")[1].makespan_us == 7
+    assert place_and_simulate(g, cluster(), "m-etf")[1].makespan_us == 7
     fused = bl.optimize(g, passes=("fusion",))
     placement = bl.place(fused, cluster(), "m-etf")
     assert bl.simulate(fused, cluster(), placement).makespan_us == 3

@@ -334,7 +334,7 @@ SLOW = {
 def test_a_slow_placer_stops_in_the_middle(placer):
     from baechi_lab.memo import Memo
     from baechi_lab.widgets.background import Cancelled
-    from baechi_lab.widgets.compute import placed
+    from baechi_lab.widgets.compute import place_under
 
     needs = {"exact": "ortools", "hierarchical": "tensorflow"}.get(placer, "numpy")
     if find_spec(needs) is None:
@@ -348,7 +348,7 @@ def test_a_slow_placer_stops_in_the_middle(placer):
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        placed(Setting(cluster, placer=placer, params=SLOW[placer], passes=()), graph, Memo(), report)
+        place_under(Setting(cluster, placer=placer, params=SLOW[placer], passes=()), graph, Memo(), report)
     assert len(events) == 3 and all(text.startswith(f"{placer}: ") for text in events)
 
 
@@ -415,13 +415,13 @@ def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):
 
 def test_what_a_placer_reports_does_not_count_in_what_is_remembered(graph):
     from baechi_lab.memo import Memo
-    from baechi_lab.widgets.compute import placed
+    from baechi_lab.widgets.compute import place_under
 
     memo, setting = Memo(), Setting(bl.Cluster.uniform(2), placer="auto", passes=())
     events = []
-    first = placed(setting, graph, memo, lambda text, *_: events.append(text))
+    first = place_under(setting, graph, memo, lambda text, *_: events.append(text))
     count = len(events)
-    assert count > 0 and placed(setting, graph, memo, lambda text, *_: events.append(text)) is first
+    assert count > 0 and place_under(setting, graph, memo, lambda text, *_: events.append(text)) is first
     assert len(events) == count
 
 
