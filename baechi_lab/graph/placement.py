@@ -218,16 +218,17 @@ class Placement(Picklable):
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """Returns `on(graph)`. Raises `InvalidInput` if it names a device that is not below `devices`."""
         check_whole("devices", devices, low=0)
-        placed = self.on(graph)
-        highest_device = max((d for group in placed.replicas for d in group), default=-1)
+        placement = self.on(graph)
+        highest_device = max((d for group in placement.replicas for d in group), default=-1)
         if highest_device >= devices:
             raise InvalidInput(f"replicas names device {highest_device}; the cluster has devices 0..{devices - 1}")
-        if placed.n and placed.device.max() >= devices:
-            op = int(placed.device.argmax())
+        if placement.n and placement.device.max() >= devices:
+            op = int(placement.device.argmax())
+            device = int(placement.device[op])
             raise InvalidInput(
-                f"op {graph.names[op]!r} is placed on device {int(placed.device[op])}; the cluster has devices 0..{devices - 1}"
+                f"op {graph.names[op]!r} is placed on device {device}; the cluster has devices 0..{devices - 1}"
             )
-        return placed
+        return placement
 
     def replace(self, **changes: Any) -> Placement:
         """Returns a new placement with some fields replaced."""

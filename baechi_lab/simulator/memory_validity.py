@@ -18,7 +18,7 @@ _MAX_TURN = 1 << 60  # 2 * turn + 1 fits in 64 bits
 
 
 def _turn_of_op(
-    graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
+    graph: OpGraph, placement: Placement, timeline: Timeline, start: Floats, end: Floats
 ) -> NDArray[np.int64] | None:
     """Returns int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
 
@@ -30,10 +30,10 @@ def _turn_of_op(
         return np.where(lasting, graph.n, 0) + graph.position
     if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
         return None
-    order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placed.device))
+    order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placement.device))
     first, second = order[:-1], order[1:]
     same_lane = graph.on_communication_lane[first] == graph.on_communication_lane[second]
-    together = same_lane & (placed.device[first] == placed.device[second]) & (start[first] == start[second])
+    together = same_lane & (placement.device[first] == placement.device[second]) & (start[first] == start[second])
     source, reader = graph.edge_source, graph.consumers
     at_once = start[source] == start[reader]
     possible = not np.any(together & ((turn_of_op[first] == turn_of_op[second]) | lasting[first]))
@@ -47,7 +47,7 @@ def memory_violations(step: TimedStep, transfer: NDArray[np.int64], has_valid_ro
     """
     graph, cluster, timeline = step.graph, step.cluster, step.timeline
     is_comparable = has_valid_rows and timeline.info.get("memory_rule", "tensors") == "tensors"
-    turn_of_op = _turn_of_op(graph, step.placed, step.timeline, step.start, step.end)
+    turn_of_op = _turn_of_op(graph, step.placement, step.timeline, step.start, step.end)
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
@@ -109,9 +109,9 @@ class _LiveIntervals(NamedTuple):
 
 def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: NDArray[np.int64]) -> _LiveIntervals:
     """Returns the intervals of persistent bytes, temporaries, outputs and received copies, in this order."""
-    graph, placed = step.graph, step.placed
+    graph, placement = step.graph, step.placement
     timeline, start_us, end_us = step.timeline, step.start, step.end
-    transfers, producer_device = timeline.transfers, placed.device[graph.tensor_producer]
+    transfers, producer_device = timeline.transfers, placement.device[graph.tensor_producer]
     producer = graph.tensor_producer[transfers.tensor]
     end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
     event_turns = (
@@ -134,7 +134,7 @@ def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: ND
     copy_release = received_end.copy()
     remote = transfer >= 0
     np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
-    device = np.concatenate([placed.device, placed.device, producer_device, transfers.target])
+    device = np.concatenate([placement.device, placement.device, producer_device, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
     throughout = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
     start_event = np.concatenate([throughout[0], start, start[graph.tensor_producer], received])
@@ -159,7 +159,7 @@ def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: ND
         )
         first_output = 2 * graph.n
         size[first_output:], release_event[first_output:] = merge_reused_intervals(
-            graph, placed, transfer_events, (start, end), size[first_output:], release_event[first_output:]
+            graph, placement, transfer_events, (start, end), size[first_output:], release_event[first_output:]
         )
     release_us = np.append(moments[0], np.inf)[release_event]
     return _LiveIntervals(device, start_event, release_event, size, op, start_time, release_us)

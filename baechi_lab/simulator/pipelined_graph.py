@@ -77,34 +77,34 @@ def make_pipelined_graph(
     Raises `InvalidInput` as `bl.simulate` does.
     """
     check_micro_batches(micro_batches)
-    placed = placement.checked(graph, cluster.n)
+    op_placement = placement.checked(graph, cluster.n)
     if schedule is None:
-        step_graph = _unroll_once(graph, micro_batches, placed)
-        return PipelinedGraph(step_graph, placed.on(step_graph))
+        step_graph = _unroll_once(graph, micro_batches, op_placement)
+        return PipelinedGraph(step_graph, op_placement.on(step_graph))
     # `Named` ops wait for no later pipeline stage.
     if graph not in _WITHOUT_WAITS:
         stripped_graph = without_name_waits(graph)
         _WITHOUT_WAITS[graph] = None if stripped_graph is graph else stripped_graph
     without_waits = _WITHOUT_WAITS[graph]
     if without_waits is not None:
-        graph, placed = without_waits, placed.replace(graph_key=without_waits.key)
-    step_graph = _unroll_once(graph, micro_batches, placed)
+        graph, op_placement = without_waits, op_placement.replace(graph_key=without_waits.key)
+    step_graph = _unroll_once(graph, micro_batches, op_placement)
     order_or_rule = _schedule_or_rule(schedule)
-    stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
+    stages = find_pipeline_stages(graph, cluster, op_placement.device, schedule_shape(order_or_rule))
     if isinstance(order_or_rule, Schedule):
         order = order_or_rule
-        order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
+        order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(op_placement, stages))
     else:
         within_memory = isinstance(order_or_rule, ZbAuto)
-        setting = make_setting(graph, cluster, placed, stages, micro_batches, with_memory=within_memory)
+        setting = make_setting(graph, cluster, op_placement, stages, micro_batches, with_memory=within_memory)
         order = make_schedule(order_or_rule, setting)
         if within_memory:
-            order = _fit_into_memory(order_or_rule, setting, order, graph, cluster, placed, stages)
+            order = _fit_into_memory(order_or_rule, setting, order, graph, cluster, op_placement, stages)
     check_units(graph, stages, order)
-    groups = {group[0]: group for group in placed.replicas}
+    groups = {group[0]: group for group in op_placement.replicas}
     lines = tuple(d for first in _pipeline_devices(stages) for d in groups.get(first, (first,)))
     return PipelinedGraph(
-        step_graph, placed.on(step_graph), order, stages, _number_units(step_graph, stages, order), lines
+        step_graph, op_placement.on(step_graph), order, stages, _number_units(step_graph, stages, order), lines
     )
 
 
@@ -116,10 +116,10 @@ _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDiction
 """Graph -> its last unrolled step. A search simulates the same step thousands of times."""
 
 
-def _unroll_once(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
+def _unroll_once(graph: OpGraph, micro_batches: int, placement: Placement) -> OpGraph:
     """Unrolls a graph, unless its last unrolled step has as many micro-batches."""
-    if placed.replicas:
-        return unroll(graph, micro_batches, placed)
+    if placement.replicas:
+        return unroll(graph, micro_batches, placement)
     count, step_graph = _LAST_UNROLLED.get(graph, (0, graph))
     if count != micro_batches:
         step_graph = unroll(graph, micro_batches)
@@ -149,9 +149,9 @@ def _pipeline_devices(stages: PipelineStages) -> list[int]:
     return list(dict.fromkeys(stages.device.tolist()))
 
 
-def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
+def _replicas(placement: Placement, stages: PipelineStages) -> tuple[int, ...]:
     """Returns the number of replicas of each device of the pipeline."""
-    width = {group[0]: len(group) for group in placed.replicas}
+    width = {group[0]: len(group) for group in placement.replicas}
     return tuple(width.get(d, 1) for d in _pipeline_devices(stages))
 
 
@@ -187,17 +187,17 @@ def _fit_into_memory(
     order: Schedule,
     graph: OpGraph,
     cluster: Cluster,
-    placed: Placement,
+    placement: Placement,
     stages: PipelineStages,
 ) -> Schedule:
     """Retries with less room while the simulated step exceeds memory, because `Setting.room_bytes` ignores copies in flight.
 
     After `_RETRIES` attempts, returns the order that exceeds memory least.
     """
-    group_of = {group[0]: list(group) for group in placed.replicas}
+    group_of = {group[0]: list(group) for group in placement.replicas}
     attempts: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
-        pipelined = make_pipelined_graph(graph, cluster, placed, setting.micro_batches, order)
+        pipelined = make_pipelined_graph(graph, cluster, placement, setting.micro_batches, order)
         peak = simulated_peak(pipelined.graph, cluster, pipelined.placement, InUnits(pipelined))
         excess_bytes = np.zeros(setting.devices)
         overflow_bytes = peak - cluster.memory_bytes
@@ -216,13 +216,13 @@ def _fit_into_memory(
 def make_setting(
     graph: OpGraph,
     cluster: Cluster,
-    placed: Placement,
+    placement: Placement,
     stages: PipelineStages,
     micro_batches: int,
     with_memory: bool = True,
 ) -> Setting:
     """Returns the costs of the stages. `with_memory=False` sets unlimited memory, for schedules that ignore it."""
-    device, stage_count = placed.device, stages.count
+    device, stage_count = placement.device, stages.count
     duration_us = placed_durations(graph, cluster, device)
     phase, stage = stages.phase, stages.stage
 
@@ -249,7 +249,7 @@ def make_setting(
         join.at(times, np.minimum(source_stage, reader_stage)[edges[rows]], cost[rows])
     held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
     room_bytes = (
-        _activation_room(graph, cluster, placed, stages, held_bytes)
+        _activation_room(graph, cluster, placement, stages, held_bytes)
         if with_memory
         else np.full(len(set(stages.line.tolist())), np.inf)
     )
@@ -265,7 +265,7 @@ def make_setting(
         kept_bytes=kept_bytes,
         room_bytes=room_bytes,
         training=stages.training,
-        replicas=_replicas(placed, stages),
+        replicas=_replicas(placement, stages),
     )
 
 
@@ -298,10 +298,10 @@ def _activation_bytes(
 
 
 def _activation_room(
-    graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, held_bytes: Any
+    graph: OpGraph, cluster: Cluster, placement: Placement, stages: PipelineStages, held_bytes: Any
 ) -> NDArray[np.float64]:
     """Returns float64[p]: bytes for activations: the memory limit minus the peak of one micro-batch without its activations."""
-    peak = simulated_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
+    peak = simulated_peak(graph, cluster, placement.replace(order=None, priority=None, replicas=()))
     line = stages.line
     room_bytes = np.zeros(int(line.max(initial=-1)) + 1)
     stage_bytes = np.bincount(line, held_bytes, len(room_bytes))

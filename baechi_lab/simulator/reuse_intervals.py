@@ -14,10 +14,10 @@ from ..graph.opgraph import OVERWRITES, VIEW
 
 
 def merge_reused_intervals(
-    graph: OpGraph, placed: Placement, transfers: Transfers, times: tuple[Ints, Ints], size: Ints, release: Ints
+    graph: OpGraph, placement: Placement, transfers: Transfers, times: tuple[Ints, Ints], size: Ints, release: Ints
 ) -> tuple[Ints, Ints]:
     """Returns sizes and release times of tensors and copies; of those in one buffer, all but the first have size 0."""
-    (start, end), device = times, placed.device.tolist()
+    (start, end), device = times, placement.device.tolist()
     row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}
     copies = zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True)
     row |= {copy: graph.tensor_count + k for k, copy in enumerate(copies)}

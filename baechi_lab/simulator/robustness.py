@@ -112,18 +112,18 @@ def robustness(
             f"samples is {in_short(samples)}; with {graph.n} ops on {cluster.n} devices it must be at most {most_samples}"
         )
     check_whole("seed", seed, low=0)
-    placed = placement.checked(graph, cluster.n)
-    nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
-    device_choice = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
-    state = kernel.make_state(graph, cluster, placed, device_choice.rank)
-    overheads = message_overheads(graph, cluster, placed.device)
+    op_placement = placement.checked(graph, cluster.n)
+    nominal, _ = makespan_and_peak(graph, cluster, op_placement, scheduler)
+    device_choice = make_scheduler(scheduler, op_placement).prepare(graph, cluster, op_placement)
+    state = kernel.make_state(graph, cluster, op_placement, device_choice.rank)
+    overheads = message_overheads(graph, cluster, op_placement.device)
     makespans = np.empty((len(errors), samples))
     for e, size in enumerate(errors.tolist()):
         table, latency, per_byte = sample_costs(graph, cluster, size, samples, seed)
         for links in (latency, per_byte):  # as those of a cluster: the kernel is compiled for one signature
             links.flags.writeable = False
         for k in range(samples):
-            state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device] + overheads
+            state.ops["duration"][:-1] = table[k, np.arange(graph.n), op_placement.device] + overheads
             kernel.run(state, latency[k], per_byte[k], cluster.comm, device_choice, keep_log=False)
             makespans[e, k] = state.ops["end"].max(initial=0.0)
     return Robustness(errors, makespans, nominal)

@@ -74,14 +74,14 @@ def simulate(
     check_records(graph=graph, cluster=cluster, placement=placement)
     if micro_batches is None and schedule is None:
         refuse_replicas(placement, "bl.simulate without micro_batches")
-        placed, info = placement.checked(graph, cluster.n), {}
+        op_placement, info = placement.checked(graph, cluster.n), {}
     else:
         pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, placed, info = pipelined.graph, pipelined.placement, pipelined.info
+        graph, op_placement, info = pipelined.graph, pipelined.placement, pipelined.info
         scheduler = scheduler if schedule is None else InUnits(pipelined)
     if graph.on_communication_lane.any():
         info = {**info, "on_communication_lane": graph.on_communication_lane}
-    timeline = _run(graph, cluster, placed, scheduler, info)
+    timeline = _run(graph, cluster, op_placement, scheduler, info)
     if memory_rule == "edges":
         return edge_memory(graph, cluster, timeline)
     if graph.reuse is None:
@@ -89,7 +89,7 @@ def simulate(
     timeline = apply_buffer_reuse(graph, cluster, timeline)
 
     def simulate_order(other_cluster: Cluster, order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
-        return _run(graph, other_cluster, placed.replace(order=order, priority=None), order_scheduler, {})
+        return _run(graph, other_cluster, op_placement.replace(order=order, priority=None), order_scheduler, {})
 
     peaks = runtime_peaks(graph, cluster, timeline, simulate_order if schedule is None else None)
     if np.any(peaks > timeline.peak_bytes):
@@ -134,33 +134,33 @@ def makespan_and_peak(
     schedule: ScheduleOption | None = None,
 ) -> tuple[float, NDArray[np.int64]]:
     """Returns only the makespan in microseconds and the peak bytes int64[devices], as a search needs them."""
-    placed = placement
+    op_placement = placement
     if micro_batches is None and schedule is None:
         refuse_replicas(placement, "bl.simulate without micro_batches")
-        placed = placement.checked(graph, cluster.n)
+        op_placement = placement.checked(graph, cluster.n)
     else:
         pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, placed, scheduler = (
+        graph, op_placement, scheduler = (
             pipelined.graph,
             pipelined.placement,
             scheduler if schedule is None else InUnits(pipelined),
         )
-    state = run_kernel(graph, cluster, placed, scheduler, keep_log=False).state
+    state = run_kernel(graph, cluster, op_placement, scheduler, keep_log=False).state
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
 
 
 def _run(
-    graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: SchedulerOption | None, info: dict[str, object]
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: SchedulerOption | None, info: dict[str, object]
 ) -> Timeline:
     """Runs the event loop; every output has bytes of its own, whatever `OpGraph.reuse` says."""
     from .validity import constraint_violations
 
-    state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
+    state, sends, log = run_kernel(graph, cluster, placement, scheduler, keep_log=True)
     ops = state.ops[:-1]
     if np.any(ops["end"] == ops["start"]):
         info = {**info, "turn": ops["turn"].copy()}
     devices = state.devices
-    violations = list(constraint_violations(graph, cluster, placed.device))
+    violations = list(constraint_violations(graph, cluster, placement.device))
     for d in np.flatnonzero(devices["violation_op"] >= 0).tolist():
         op, time = int(devices["violation_op"][d]), float(devices["violation_us"][d])
         message = (
@@ -170,12 +170,12 @@ def _run(
         violations.append(Violation("memory", message, d, time, op))
     return Timeline(
         op=np.arange(graph.n, dtype=np.int32),
-        device=placed.device,
+        device=placement.device,
         start_us=ops["start"],
         end_us=ops["end"],
         transfers=Transfers(
             tensor=sends["tensor"],
-            source=placed.device[graph.tensor_producer[sends["tensor"]]],
+            source=placement.device[graph.tensor_producer[sends["tensor"]]],
             target=sends["target"],
             start_us=sends["start"],
             receive_us=sends["receive"],

@@ -95,19 +95,19 @@ def throughput(
     """
     check_records(graph=graph, cluster=cluster, placement=placement)
     check_flag("sum", sum)
-    placed = placement.checked(graph, cluster.n)
-    rounds = lcm(*(len(group) for group in placed.replicas))
-    loads_by_round = [_loads(graph, cluster, placed.at(round_number), sum) for round_number in range(rounds)]
+    op_placement = placement.checked(graph, cluster.n)
+    rounds = lcm(*(len(group) for group in op_placement.replicas))
+    loads_by_round = [_loads(graph, cluster, op_placement.at(round_number), sum) for round_number in range(rounds)]
     loads = {kind: np.mean([load[kind] for load in loads_by_round], axis=0) for kind in loads_by_round[0]}
     if micro_batches is not None:
         check_whole("micro_batches", micro_batches)
     # float64[devices]: queue time of the all-reduce among replicas, per micro-batch.
     all_reduce_us = np.zeros(cluster.n)
-    if placed.replicas:
+    if op_placement.replicas:
         from ..passes.gradients import gradient_bytes, ring_us
 
-        device_gradient_bytes = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
-        for group in placed.replicas:
+        device_gradient_bytes = np.bincount(op_placement.device, gradient_bytes(graph), cluster.n)
+        for group in op_placement.replicas:
             ring_time_us = ring_us(cluster, group, device_gradient_bytes[group[0]])
             all_reduce_us[list(group)] = ring_time_us / (micro_batches or len(group))
     for kind in loads:

@@ -20,7 +20,7 @@ class TimedStep:
 
     graph: OpGraph
     cluster: Cluster
-    placed: Placement
+    placement: Placement
     timeline: Timeline
 
     @cached_property
@@ -36,7 +36,7 @@ class TimedStep:
     @cached_property
     def lane(self) -> NDArray[np.int64]:
         """int64[n]: device of each op; for a collective, which runs on the lane of communication, `cluster.n` more."""
-        return self.placed.device + self.cluster.n * self.graph.on_communication_lane.astype(np.int64)
+        return self.placement.device + self.cluster.n * self.graph.on_communication_lane.astype(np.int64)
 
     @property
     def slack(self) -> float:

@@ -55,9 +55,9 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     ()
     """
     check_records(graph=graph, cluster=cluster, placement=placement, timeline=timeline)
-    placed = placement.checked(graph, cluster.n)
-    violations = list(constraint_violations(graph, cluster, placed.device))
-    step = TimedStep(graph, cluster, placed, timeline)
+    op_placement = placement.checked(graph, cluster.n)
+    violations = list(constraint_violations(graph, cluster, op_placement.device))
+    step = TimedStep(graph, cluster, op_placement, timeline)
     unusable = [*_label_violations(step), *_not_finite_violations(step)]
     if unusable:
         return (*violations, *unusable)  # the other rules need indices and times that mean something
@@ -76,7 +76,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
 
 def _transfer_of_edge(step: TimedStep) -> NDArray[np.int64]:
     """Returns int64[E]: the transfer of each edge's tensor to its consumer; -1 on one device, -2 if it is missing."""
-    graph, device, transfers = step.graph, step.placed.device, step.timeline.transfers
+    graph, device, transfers = step.graph, step.placement.device, step.timeline.transfers
     width = int(max(device.max(initial=0), transfers.target.max(initial=0))) + 1
     remote = device[graph.edge_source] != device[graph.consumers]
     needed = graph.edge_tensor.astype(np.int64) * width + device[graph.consumers]
@@ -112,7 +112,7 @@ def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) ->
             yield Violation("allowed", message, int(device[i]), op=i)
 
 
-def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
+def _processor_time(graph: OpGraph, cluster: Cluster, placement: Placement) -> NDArray[np.float64]:
     """Returns float64[n]: processor time of messages (`Link.overhead_us`).
 
     Each message is charged to the producer and to the tensor's first reader on the receiving device.
@@ -123,10 +123,10 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
     position = {int(op): k for k, op in enumerate(graph.order)}
     for t in range(graph.tensor_count):
         producer = int(graph.tensor_producer[t])
-        producer_device = int(placed.device[producer])
+        producer_device = int(placement.device[producer])
         readers = graph.tensor_consumers(t).tolist()
-        for target in {int(placed.device[i]) for i in readers} - {producer_device}:
-            first_reader = min((i for i in readers if placed.device[i] == target), key=position.__getitem__)
+        for target in {int(placement.device[i]) for i in readers} - {producer_device}:
+            first_reader = min((i for i in readers if placement.device[i] == target), key=position.__getitem__)
             processor_us[producer] += cluster.overhead_us[producer_device, target]
             processor_us[first_reader] += cluster.overhead_us[producer_device, target]
     return processor_us
@@ -180,19 +180,19 @@ def _not_finite_violations(step: TimedStep) -> Iterator[Violation]:
 
 def _op_violations(step: TimedStep) -> Iterator[Violation]:
     """Yields ops that do not run exactly once, on their device and for their duration; a wrong makespan."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
+    graph, cluster, placement = step.graph, step.cluster, step.placement
     timeline, slack = step.timeline, step.slack
     rows = np.bincount(timeline.op, minlength=graph.n)
     for i in np.flatnonzero(rows != 1).tolist():
         yield Violation("rows", f"op {graph.names[i]!r} has {rows[i]} rows in the timeline, not one", op=i)
     if len(timeline.op) != graph.n or np.any(rows != 1):
         return
-    expected = (durations(graph, cluster) + _processor_time(graph, cluster, placed)[:, None])[
+    expected = (durations(graph, cluster) + _processor_time(graph, cluster, placement)[:, None])[
         timeline.op, timeline.device
     ]
-    for k in np.flatnonzero(timeline.device != placed.device[timeline.op]).tolist():
+    for k in np.flatnonzero(timeline.device != placement.device[timeline.op]).tolist():
         i = int(timeline.op[k])
-        message = f"op {graph.names[i]!r} ran on device {timeline.device[k]}, placed on {placed.device[i]}"
+        message = f"op {graph.names[i]!r} ran on device {timeline.device[k]}, placed on {placement.device[i]}"
         yield Violation("rows", message, int(timeline.device[k]), float(timeline.start_us[k]), i)
     wrong = np.abs(timeline.end_us - timeline.start_us - expected) > slack
     for k in np.flatnonzero(wrong | (timeline.start_us < 0)).tolist():
@@ -209,20 +209,20 @@ def _op_violations(step: TimedStep) -> Iterator[Violation]:
 
 def _overlap_violations(step: TimedStep) -> Iterator[Violation]:
     """Yields pairs of ops that overlap on one lane of a device."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
+    graph, cluster, placement = step.graph, step.cluster, step.placement
     start, end, slack = step.start, step.end, step.slack
     order = np.lexsort((end, start, step.lane))
     first, second = order[:-1], order[1:]
     overlap = (step.lane[first] == step.lane[second]) & (start[second] < end[first] - slack)
     for a, b in zip(first[overlap].tolist(), second[overlap].tolist(), strict=True):
-        d = int(placed.device[b])
+        d = int(placement.device[b])
         message = f"ops {graph.names[a]!r} and {graph.names[b]!r} overlap on {cluster.names[d]}"
         yield Violation("overlap", message, d, float(start[b]), b)
 
 
 def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
     """Yields transfers that break a rule whatever the other transfers do."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
+    graph, cluster, placement = step.graph, step.cluster, step.placement
     timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
     cost = cluster.latency_us[transfers.source, transfers.target]
@@ -231,11 +231,11 @@ def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
     _, first = np.unique(pair, return_index=True)
     is_repeated = np.ones(len(transfers), dtype=bool)
     is_repeated[first] = False
-    used = np.isin(pair, graph.edge_tensor.astype(np.int64) * cluster.n + placed.device[graph.consumers])
+    used = np.isin(pair, graph.edge_tensor.astype(np.int64) * cluster.n + placement.device[graph.consumers])
     rules = (
         (is_repeated, "is sent there twice; the receiver caches it"),
         (
-            transfers.source != placed.device[graph.tensor_producer[transfers.tensor]],
+            transfers.source != placement.device[graph.tensor_producer[transfers.tensor]],
             "does not start where it was produced",
         ),
         (transfers.source == transfers.target, "is sent to its own device"),
@@ -253,7 +253,7 @@ def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
 
 def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
     """Yields ops that start before their inputs arrive, and the rules that depend on when an op is ready."""
-    graph, placed, timeline = step.graph, step.placed, step.timeline
+    graph, placement, timeline = step.graph, step.placement, step.timeline
     start, end, slack = step.start, step.end, step.slack
     arrival = end[graph.edge_source].copy()
     remote = transfer >= 0
@@ -261,12 +261,12 @@ def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iter
     for e in np.flatnonzero(transfer == -2).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
         yield Violation(
-            "transfer", f"tensor {label!r} never reaches op {graph.names[i]!r}", int(placed.device[i]), op=i
+            "transfer", f"tensor {label!r} never reaches op {graph.names[i]!r}", int(placement.device[i]), op=i
         )
     for e in np.flatnonzero((start[graph.consumers] < arrival - slack) & (transfer != -2)).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
         message = f"op {graph.names[i]!r} starts at {start[i]} us; its input {label!r} is there at {arrival[e]} us"
-        yield Violation("precedence", message, int(placed.device[i]), float(start[i]), i)
+        yield Violation("precedence", message, int(placement.device[i]), float(start[i]), i)
     ready = np.zeros(graph.n)
     np.maximum.at(ready, graph.consumers, arrival)
     if timeline.unit is not None:
@@ -305,7 +305,7 @@ def _unit_label_violations(
     step: TimedStep, unit: NDArray[np.int64], line_of_device: dict[int, tuple[Unit, ...]]
 ) -> Iterator[Violation]:
     """Yields ops in a unit of another micro-batch, phase, stage or device than theirs, or whose copies have another phase."""
-    graph, timeline, device = step.graph, step.timeline, step.placed.device.tolist()
+    graph, timeline, device = step.graph, step.timeline, step.placement.device.tolist()
     phase, micro_batch, original = timeline.phase, np.asarray(graph.micro_batch), np.asarray(graph.copy_of)
     if phase is None or phase.shape != (graph.n,):
         yield Violation("order", f"the timeline has units, but not the phase of each of the {graph.n} ops")
@@ -352,7 +352,7 @@ def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArr
     An op is in phase B if and only if another stage waits for it, directly or not. A stage for which no other waits chooses its B
     ops, but these read no W ops, and what feeds only updates is no B op.
     """
-    graph, device = step.graph, step.placed.device
+    graph, device = step.graph, step.placement.device
     is_backward = (phase == B) | (phase == W)
     is_sum = np.array([kind in (ACCUMULATE, ALL_REDUCE) for kind in graph.op_types], dtype=np.bool_)
     pointer, successors = (column.tolist() for column in graph.successors)
@@ -432,12 +432,12 @@ def _idling_violations(step: TimedStep, ready: Floats) -> Iterator[Violation]:
 
 def _queue_violations(step: TimedStep) -> Iterator[Violation]:
     """Yields transfers that start at other times than the queues allow, by replaying the requests in order of service."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
+    graph, cluster, placement = step.graph, step.cluster, step.placement
     timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
     producer = graph.tensor_producer[transfers.tensor]
     duration_us = (
-        durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placed)[producer]
+        durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placement)[producer]
     )
     order = _service_order(graph, cluster, timeline, end[producer], duration_us == 0)
     out_free = [0.0] * cluster.n

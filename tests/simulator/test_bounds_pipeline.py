@@ -17,13 +17,13 @@ def cluster(n, comm="parallel", delay=0.0):
 def test_the_bound_of_a_chain_is_its_device_load():
     f, b, count = [21.0, 19.0, 5.0, 15.0], [42.0, 38.0, 10.0, 30.0], 16
     graph = bl.generators.pipeline(f, b)
-    placed = bl.Placement(device=[0, 1, 2, 3] * 2)
-    lower_bounds = bl.bounds(graph, cluster(4), micro_batches=count, placement=placed)
+    placement = bl.Placement(device=[0, 1, 2, 3] * 2)
+    lower_bounds = bl.bounds(graph, cluster(4), micro_batches=count, placement=placement)
     expected = max(sum(f[:s]) + sum(b[:s]) + count * (f[s] + b[s]) for s in range(4))
     assert lower_bounds["device-load"] == expected == lower_bounds.best
     # Another formula, the sum and M - 1 times the largest, is no bound: 1F1B is faster here.
     tempting = sum(f) + sum(b) + (count - 1) * max(x + y for x, y in zip(f, b, strict=True))
-    makespan_us = bl.simulate(graph, cluster(4), placed, micro_batches=count, schedule="1f1b").makespan_us
+    makespan_us = bl.simulate(graph, cluster(4), placement, micro_batches=count, schedule="1f1b").makespan_us
     assert expected <= makespan_us
     assert makespan_us <= tempting
 
@@ -46,16 +46,18 @@ def test_below_every_order_of_every_placement(seed, comm):
     common = bl.bounds(graph, machine, micro_batches=count).best
     period = bl.bounds(graph, machine, period=True).best
     for device in itertools.product(range(2), repeat=graph.n):
-        placed = bl.Placement(device=list(device))
-        placed_bounds = bl.bounds(graph, machine, micro_batches=count, placement=placed)
+        micro_batch_placement = bl.Placement(device=list(device))
+        placed_bounds = bl.bounds(graph, machine, micro_batches=count, placement=micro_batch_placement)
         best = np.inf
         for _ in range(60):
             order = rng.permutation(step_graph.n).astype(float)
-            placement = bl.Placement(device=placed.on(step_graph).device, order=order, graph_key=step_graph.key)
+            placement = bl.Placement(
+                device=micro_batch_placement.on(step_graph).device, order=order, graph_key=step_graph.key
+            )
             best = min(best, bl.simulate(step_graph, machine, placement).makespan_us)
         assert common <= placed_bounds.best <= best * (1 + 1e-12)
         for sums in (False, True):
-            assert period <= bl.throughput(graph, machine, placed, sum=sums).period_us * (1 + 1e-12)
+            assert period <= bl.throughput(graph, machine, micro_batch_placement, sum=sums).period_us * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -67,9 +69,12 @@ def test_bounds_are_below_every_schedule(name):
         stages = p if shape == "chain" else 2 * p
         graph = bl.generators.pipeline(*rng.uniform(1, 9, (3, stages)), output_bytes=10)
         home = [min(s, 2 * p - 1 - s) for s in range(stages)] if shape == "v" else [s % p for s in range(stages)]
-        placed, machine = bl.Placement(device=home * 3), bl.Cluster.uniform(p, link=bl.Link(0.3, 0.01), comm="duplex")
-        makespan_us = bl.simulate(graph, machine, placed, micro_batches=count, schedule=name).makespan_us
-        assert bl.bounds(graph, machine, micro_batches=count, placement=placed).best <= makespan_us * (1 + 1e-12)
+        placement, machine = (
+            bl.Placement(device=home * 3),
+            bl.Cluster.uniform(p, link=bl.Link(0.3, 0.01), comm="duplex"),
+        )
+        makespan_us = bl.simulate(graph, machine, placement, micro_batches=count, schedule=name).makespan_us
+        assert bl.bounds(graph, machine, micro_batches=count, placement=placement).best <= makespan_us * (1 + 1e-12)
 
 
 def test_degenerate_and_bad_input():

@@ -48,19 +48,19 @@ def test_overheads_of_a_matrix_are_those_of_the_pair():
 def test_kernel_twin_check_and_bounds_agree(seed, comm):
     rng = np.random.default_rng(seed)
     graph, three_devices = random_graph(rng), cluster(3, float(rng.integers(0, 5)), float(rng.integers(0, 4)), comm)
-    placed = bl.Placement(device=rng.integers(0, 3, graph.n))
-    timeline = bl.simulate(graph, three_devices, placed)
-    twin = simulate_reference(graph, three_devices, placed.device.tolist())
+    placement = bl.Placement(device=rng.integers(0, 3, graph.n))
+    timeline = bl.simulate(graph, three_devices, placement)
+    twin = simulate_reference(graph, three_devices, placement.device.tolist())
     assert dict(zip(timeline.op.tolist(), timeline.end_us.tolist(), strict=True)) == twin.end
     assert timeline.peak_bytes.tolist() == twin.peak
-    assert bl.check(graph, three_devices, placed, timeline) == ()
+    assert bl.check(graph, three_devices, placement, timeline) == ()
     assert timeline.makespan_us >= bl.bounds(graph, three_devices).best - 1e-9
 
 
 def test_check_refuses_a_timeline_without_the_overheads():
-    graph, placed = bl.OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)]), bl.Placement(device=[0, 1])
-    free = bl.simulate(graph, cluster(overhead=0.0), placed)
-    assert "duration" in {v.kind for v in bl.check(graph, cluster(), placed, free)}
+    graph, placement = bl.OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)]), bl.Placement(device=[0, 1])
+    free = bl.simulate(graph, cluster(overhead=0.0), placement)
+    assert "duration" in {v.kind for v in bl.check(graph, cluster(), placement, free)}
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def _has_ortools():
 
 def test_robustness_keeps_the_overheads():
     """Without error every sample is the simulated 41 microseconds."""
-    graph, placed = bl.OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)]), bl.Placement(device=[0, 1])
-    robust = bl.robustness(graph, cluster(), placed, error=0.0, samples=3)
+    graph, placement = bl.OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)]), bl.Placement(device=[0, 1])
+    robust = bl.robustness(graph, cluster(), placement, error=0.0, samples=3)
     assert robust.nominal_us == 41 and robust.makespan_us.tolist() == [[41.0] * 3]
 
 

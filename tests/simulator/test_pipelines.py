@@ -23,9 +23,9 @@ def by_stage(graph):
     return bl.Placement(device=[int(name[1:]) for name in graph.names])
 
 
-def run(graph, machine, placed, count, schedule):
-    timeline = bl.simulate(graph, machine, placed, micro_batches=count, schedule=schedule)
-    assert bl.check(bl.unroll(graph, micro_batches=count), machine, placed, timeline) == ()
+def run(graph, machine, placement, count, schedule):
+    timeline = bl.simulate(graph, machine, placement, micro_batches=count, schedule=schedule)
+    assert bl.check(bl.unroll(graph, micro_batches=count), machine, placement, timeline) == ()
     return timeline
 
 
@@ -61,11 +61,11 @@ def test_gpipe_holds_all_activations_and_1f1b_those_of_later_stages(count):
 )
 def test_the_smallest_period_is_not_the_shortest_step(loads, one_f_one_b, gpipe):
     graph = bl.generators.pipeline([float(x) for x in loads], [2.0 * x for x in loads])
-    placed = by_stage(graph)
-    assert bl.throughput(graph, cluster(4), placed).period_us == 3 * max(loads)
+    placement = by_stage(graph)
+    assert bl.throughput(graph, cluster(4), placement).period_us == 3 * max(loads)
     for count, a, b in zip((8, 16, 64), one_f_one_b, gpipe, strict=True):
-        assert run(graph, cluster(4), placed, count, "1f1b").makespan_us == a
-        assert run(graph, cluster(4), placed, count, "gpipe").makespan_us == b
+        assert run(graph, cluster(4), placement, count, "1f1b").makespan_us == a
+        assert run(graph, cluster(4), placement, count, "gpipe").makespan_us == b
 
 
 TABLE_5 = [
@@ -121,9 +121,9 @@ def test_interleaving_divides_the_bubble():
     p, chunks, count = 4, 2, 8
     stage_graph = bl.generators.pipeline([2.0] * p, [4.0] * p)
     chunk_graph = bl.generators.pipeline([1.0] * (p * chunks), [2.0] * (p * chunks))
-    placed = bl.Placement(device=[s % p for s in range(p * chunks)] * 2)
+    placement = bl.Placement(device=[s % p for s in range(p * chunks)] * 2)
     plain = run(stage_graph, cluster(p), by_stage(stage_graph), count, "1f1b").makespan_us
-    makespan_us = run(chunk_graph, cluster(p), placed, count, "interleaved-1f1b").makespan_us
+    makespan_us = run(chunk_graph, cluster(p), placement, count, "interleaved-1f1b").makespan_us
     assert plain - count * 6.0 == (p - 1) * 6.0
     assert makespan_us - count * 6.0 == (p - 1) * 6.0 / chunks
 
@@ -144,11 +144,11 @@ def test_kernel_twin_and_check_agree(name, comm):
             parameter_bytes=1000,
         )
         home = [min(s, 2 * p - 1 - s) for s in range(stages)] if shape == "v" else [s % p for s in range(stages)]
-        placed = bl.Placement(device=home * 3)
+        placement = bl.Placement(device=home * 3)
         machine = bl.Cluster.uniform(p, memory_bytes=1 << 20, link=bl.Link(0.5, 0.01), comm=comm)
-        timeline = run(graph, machine, placed, count, name)
+        timeline = run(graph, machine, placement, count, name)
         step_graph = bl.unroll(graph, count)
-        device, unit = placed.on(step_graph).device, timeline.unit
+        device, unit = placement.on(step_graph).device, timeline.unit
         is_backward = np.array([n[0] == "B" and not RULES[name].splits for n in step_graph.names])
         rank = np.lexsort((np.arange(step_graph.n), is_backward, unit)).argsort()
         twin = simulate_reference(step_graph, machine, device.tolist(), lambda i, _, r=rank: r[i], unit.tolist())
@@ -158,16 +158,16 @@ def test_kernel_twin_and_check_agree(name, comm):
 
 def test_check_finds_a_broken_order():
     graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0])
-    placed, machine, step_graph = by_stage(graph), cluster(2), bl.unroll(graph, 4)
-    timeline = bl.simulate(graph, machine, placed, micro_batches=4, schedule="1f1b")
-    eager = bl.simulate(graph, machine, placed, micro_batches=4)
-    assert bl.check(step_graph, machine, placed, eager) == ()
-    kinds = {v.kind for v in bl.check(step_graph, machine, placed, _with_info(eager, timeline.info))}
+    placement, machine, step_graph = by_stage(graph), cluster(2), bl.unroll(graph, 4)
+    timeline = bl.simulate(graph, machine, placement, micro_batches=4, schedule="1f1b")
+    eager = bl.simulate(graph, machine, placement, micro_batches=4)
+    assert bl.check(step_graph, machine, placement, eager) == ()
+    kinds = {v.kind for v in bl.check(step_graph, machine, placement, _with_info(eager, timeline.info))}
     assert "order" in kinds
-    kinds = {v.kind for v in bl.check(step_graph, machine, placed, _with_info(timeline, {}))}
+    kinds = {v.kind for v in bl.check(step_graph, machine, placement, _with_info(timeline, {}))}
     assert kinds == {"idling"}  # without its schedule the timeline waits for no reason
     shifted_info = {**timeline.info, "unit": np.roll(timeline.unit, 1)}
-    assert bl.check(step_graph, machine, placed, _with_info(timeline, shifted_info))
+    assert bl.check(step_graph, machine, placement, _with_info(timeline, shifted_info))
 
 
 def _with_info(timeline, info):
@@ -242,10 +242,10 @@ def test_a_shared_weight_is_summed_at_the_end():
     graph = bl.OpGraph.from_edges(
         [1.0] * 6, edges, names=["F0", "F1", "B1", "B0", "W1", "sum"], forward_of=[-1, -1, 1, 0, 1, 1]
     )
-    placed = bl.Placement(device=[0, 1, 1, 0, 1, 1])
-    stages = find_pipeline_stages(graph, cluster(2), placed.device)
+    placement = bl.Placement(device=[0, 1, 1, 0, 1, 1])
+    stages = find_pipeline_stages(graph, cluster(2), placement.device)
     assert stages.phase.tolist() == [F, F, B, B, W, END]
-    run(graph, cluster(2), placed, 4, "1f1b")
+    run(graph, cluster(2), placement, 4, "1f1b")
 
 
 def test_variables_run_first_and_updates_last():
@@ -260,9 +260,9 @@ def test_variables_run_first_and_updates_last():
     assert stages.count == 2
     assert {graph.op_types[i] for i in np.flatnonzero(stages.phase == START)} == {"Variable"}
     assert {graph.op_types[i] for i in np.flatnonzero(stages.phase == END)} >= {"Update"}
-    placed = bl.Placement(device=device)
+    placement = bl.Placement(device=device)
     for schedule in ("1f1b", "zb-h1"):
-        run(graph, machine, placed, 3, schedule)
+        run(graph, machine, placement, 3, schedule)
 
 
 def test_several_stages_per_device_are_found():
@@ -280,19 +280,19 @@ def test_a_profiled_translation_model():
     """Encoder and decoder in contiguous splits: shapes computed from constants cross stages in any direction."""
     graph = bl.load_graph(DATA / "gnmt-length40-batch64.json.gz")
     machine = bl.Cluster.uniform(4, memory_bytes=1 << 40, comm="duplex")
-    placed = bl.place(bl.optimize(graph, forward_only=True), machine, "contiguous")
-    undivided = bl.simulate(graph, machine, placed)
+    placement = bl.place(bl.optimize(graph, forward_only=True), machine, "contiguous")
+    undivided = bl.simulate(graph, machine, placement)
     for schedule in ("1f1b", "zb-h1"):
-        timeline = bl.simulate(graph, machine, placed, micro_batches=3, schedule=schedule)
-        assert bl.check(bl.unroll(graph, 3), machine, placed, timeline) == ()
+        timeline = bl.simulate(graph, machine, placement, micro_batches=3, schedule=schedule)
+        assert bl.check(bl.unroll(graph, 3), machine, placement, timeline) == ()
         assert undivided.makespan_us < timeline.makespan_us < 3 * undivided.makespan_us
 
 
 def test_a_device_with_gradients_alone():
     """Gradients of weights on a device of their own: it has no forward op and stands where its inputs come from."""
     graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0], [1.0, 1.0]).replace(colocation=np.full(6, -1))
-    placed = bl.Placement(device=[0, 1, 0, 1, 2, 2])
-    timeline = run(graph, cluster(3), placed, 3, "1f1b")
+    placement = bl.Placement(device=[0, 1, 0, 1, 2, 2])
+    timeline = run(graph, cluster(3), placement, 3, "1f1b")
     assert np.bincount(timeline.device).tolist() == [6, 6, 6]  # F and B, or both W, of every micro-batch
 
 
@@ -322,27 +322,27 @@ def test_schedules_that_do_not_fit_the_stages():
 
 def test_bad_pipelines_are_rejected_with_one_sentence():
     graph, machine = bl.generators.pipeline([1.0], [1.0]), cluster(1)
-    placed = bl.Placement(device=[0, 0])
+    placement = bl.Placement(device=[0, 0])
     with pytest.raises(bl.InvalidInput, match="micro_batches is 0"):
-        bl.simulate(graph, machine, placed, micro_batches=0, schedule="1f1b")
+        bl.simulate(graph, machine, placement, micro_batches=0, schedule="1f1b")
     with pytest.raises(bl.UnknownNameError, match="unknown schedule 'pipe'; did you mean 'gpipe'"):
-        bl.simulate(graph, machine, placed, micro_batches=2, schedule="pipe")
+        bl.simulate(graph, machine, placement, micro_batches=2, schedule="pipe")
     with pytest.raises(bl.InvalidInput, match="a schedule leaves devices nothing to choose"):
-        bl.simulate(graph, machine, placed, "fifo", micro_batches=2, schedule="1f1b")
+        bl.simulate(graph, machine, placement, "fifo", micro_batches=2, schedule="1f1b")
     with pytest.raises(bl.InvalidInput, match="made for another graph"):
         bl.simulate(graph, machine, bl.Placement(device=[0] * 7), micro_batches=2, schedule="1f1b")
 
 
 def test_replicas_are_refused_where_only_one_of_them_would_run():
     graph, machine = bl.generators.pipeline([1.0, 1.0], [1.0, 1.0]), cluster(3)
-    placed = bl.Placement(device=[0, 2, 0, 2], replicas=[(0, 1)])
+    placement = bl.Placement(device=[0, 2, 0, 2], replicas=[(0, 1)])
     with pytest.raises(
         bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.simulate without micro_batches runs every"
     ):
-        bl.simulate(graph, machine, placed)
+        bl.simulate(graph, machine, placement)
     with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\)"):
-        bl.robustness(graph, machine, placed)
-    assert bl.throughput(graph, machine, placed).period_us == 2.0
+        bl.robustness(graph, machine, placement)
+    assert bl.throughput(graph, machine, placement).period_us == 2.0
 
 
 def test_labels_are_in_the_stage_that_reads_them():

@@ -15,11 +15,11 @@ def test_replicas_take_turns_in_inference():
     """12 us on devices 0 and 1 in turns, 4 us on 2: it works at 12-16, 16-20 for the first two, then 24-28, 28-32."""
     graph = bl.OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)])
     cluster = bl.Cluster.uniform(3, link=bl.Link(0.0, 0.0), comm="parallel")
-    placed = bl.Placement(device=[0, 2], replicas=[(0, 1)])
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=4)
+    placement = bl.Placement(device=[0, 2], replicas=[(0, 1)])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=4)
     assert timeline.makespan_us == 32.0
     assert timeline.device.tolist() == [0, 2, 1, 2, 0, 2, 1, 2]
-    assert bl.check(bl.unroll(graph, 4, placed), cluster, placed, timeline) == ()
+    assert bl.check(bl.unroll(graph, 4, placement), cluster, placement, timeline) == ()
 
 
 def data_parallel() -> bl.OpGraph:
@@ -42,16 +42,16 @@ def test_data_parallel_step_by_hand(comm, schedule):
     Where a device's one queue sends and receives, a round takes twice 11 us.
     """
     graph, cluster = data_parallel(), bl.Cluster.uniform(2, memory_bytes=1000, link=bl.Link(1.0, 0.5), comm=comm)
-    placed = bl.Placement(device=[0] * 4, replicas=[(0, 1)])
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=4, schedule=schedule)
+    placement = bl.Placement(device=[0] * 4, replicas=[(0, 1)])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=4, schedule=schedule)
     rounds = 2 * 11.0 * (2 if comm == "sequential" else 1)
     assert timeline.makespan_us == 12.0 + rounds + 3.0
     if comm != "sequential":
         assert rounds == ring_us(cluster, (0, 1), 40)
     assert len(timeline.transfers) == 4
     assert timeline.moved_bytes == 4 * 20
-    step_graph = bl.unroll(graph, 4, placed)
-    assert bl.check(step_graph, cluster, placed, timeline) == ()
+    step_graph = bl.unroll(graph, 4, placement)
+    assert bl.check(step_graph, cluster, placement, timeline) == ()
     assert step_graph.names.count("update") == step_graph.names.count("update/replica1") == 1
     # Each replica keeps the weight; the sum of its two gradients is made by one addition.
     assert step_graph.persistent_bytes.sum() == 200
@@ -63,15 +63,15 @@ def test_ring_of_three_by_hand():
     """No update in sight: backward ops add in place 30 bytes that their forward op keeps; 4 rounds of 1 + 0.5 * 10 us."""
     graph = bl.OpGraph.from_edges([2.0, 4.0], [(0, 1, 8)], forward_of=[-1, 0], persistent_bytes=[30, 0])
     cluster = bl.Cluster.uniform(3, link=bl.Link(1.0, 0.5), comm="duplex")
-    placed = bl.Placement(device=[0, 0], replicas=[(0, 1, 2)])
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=3, schedule="1f1b")
+    placement = bl.Placement(device=[0, 0], replicas=[(0, 1, 2)])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=3, schedule="1f1b")
     assert timeline.schedule_lines == "0F0 0B0\n0F1 0B1\n0F2 0B2"
-    step_graph = bl.unroll(graph, 3, placed)
+    step_graph = bl.unroll(graph, 3, placement)
     ring = [i for i, kind in enumerate(step_graph.op_types) if kind == "AllReduce"]
     assert timeline.end_us[ring].max() == 6.0 + 4 * 6.0 == 6.0 + ring_us(cluster, (0, 1, 2), 30)
     assert len(timeline.transfers) == 12
     assert step_graph.persistent_bytes.tolist().count(30) == 3
-    assert bl.check(step_graph, cluster, placed, timeline) == ()
+    assert bl.check(step_graph, cluster, placement, timeline) == ()
 
 
 def test_one_forward_one_backward_round_robin():
@@ -100,18 +100,18 @@ def shared_pipeline(seed: int) -> tuple[bl.OpGraph, bl.Placement, list[int]]:
 @pytest.mark.parametrize("seed", fast(range(6), 2))
 @pytest.mark.parametrize("comm", COMM)
 def test_every_schedule_of_shared_stages_is_valid(seed, comm):
-    graph, placed, width = shared_pipeline(seed)
+    graph, placement, width = shared_pipeline(seed)
     cluster = bl.Cluster.uniform(sum(width), memory_bytes=10_000, link=bl.Link(0.3, 0.05), comm=comm)
     count = max(width) + seed
-    step_graph = bl.unroll(graph, count, placed)
+    step_graph = bl.unroll(graph, count, placement)
     for name in (None, *(name for name, rule in RULES.items() if rule.shape == "chain"), "interleaved-1f1b"):
-        timeline = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=name)
-        assert bl.check(step_graph, cluster, placed, timeline) == ()
-        bound = bl.bounds(graph, cluster, micro_batches=count, placement=placed).best
-        load = bl.throughput(graph, cluster, placed, micro_batches=count).loads["compute"].max() * count
+        timeline = bl.simulate(graph, cluster, placement, micro_batches=count, schedule=name)
+        assert bl.check(step_graph, cluster, placement, timeline) == ()
+        bound = bl.bounds(graph, cluster, micro_batches=count, placement=placement).best
+        load = bl.throughput(graph, cluster, placement, micro_batches=count).loads["compute"].max() * count
         assert max(bound, load * (1 - max(width) / count)) <= timeline.makespan_us * (1 + 1e-9)
         if name is not None:
-            replayed = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=timeline.schedule_lines)
+            replayed = bl.simulate(graph, cluster, placement, micro_batches=count, schedule=timeline.schedule_lines)
             assert replayed.makespan_us == timeline.makespan_us
             assert Schedule.parse(timeline.schedule_lines).orders
 
@@ -119,10 +119,12 @@ def test_every_schedule_of_shared_stages_is_valid(seed, comm):
 @pytest.mark.parametrize("seed", range(8))
 def test_long_steps_take_a_period_per_micro_batch(seed):
     """What 60 more micro-batches add is 60 times `bl.throughput`'s period, gradients added up once per step."""
-    graph, placed, width = shared_pipeline(seed)
+    graph, placement, width = shared_pipeline(seed)
     cluster = bl.Cluster.uniform(sum(width), link=bl.Link(0.0, 0.0), comm="parallel")
-    short, long = (bl.simulate(graph, cluster, placed, micro_batches=m, schedule="1f1b").makespan_us for m in (60, 120))
-    period = bl.throughput(graph, cluster, placed, micro_batches=10**9).period_us
+    short, long = (
+        bl.simulate(graph, cluster, placement, micro_batches=m, schedule="1f1b").makespan_us for m in (60, 120)
+    )
+    period = bl.throughput(graph, cluster, placement, micro_batches=10**9).period_us
     assert (long - short) / 60 == pytest.approx(period, rel=1e-6)
 
 
@@ -130,9 +132,9 @@ def test_long_steps_take_a_period_per_micro_batch(seed):
 def test_what_placers_share_can_be_simulated(placer):
     graph = bl.generators.pipeline([6.0, 2.0, 1.0], [12.0, 4.0, 2.0], output_bytes=10)
     cluster = bl.Cluster.uniform(4, link=bl.Link(0.0, 1e-6), comm="duplex")
-    placed = bl.place(graph, cluster, placer, objective="throughput", replicas=True)
-    assert placed.replicas
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=24, schedule="1f1b")
+    placement = bl.place(graph, cluster, placer, objective="throughput", replicas=True)
+    assert placement.replicas
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=24, schedule="1f1b")
     alone = bl.place(graph, cluster, placer, objective="throughput")
     assert timeline.makespan_us < bl.simulate(graph, cluster, alone, micro_batches=24, schedule="1f1b").makespan_us
     table = bl.compare(
@@ -162,18 +164,18 @@ def test_placements_of_groups_and_shared_weights():
     coarse = bl.optimize(graph, cluster, passes=("colocation",))
     home = {0: 0, 1: 2}
     by_name = [home["first" not in str(coarse.colocation_names[c])] for c in coarse.colocation]
-    placed = bl.Placement(device=by_name, replicas=[(0, 1)], group_of=coarse.group_of, source_key=graph.key)
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=4, schedule="gpipe")
-    step_graph = bl.unroll(graph, 4, placed)
-    assert bl.check(step_graph, cluster, placed, timeline) == ()
+    placement = bl.Placement(device=by_name, replicas=[(0, 1)], group_of=coarse.group_of, source_key=graph.key)
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=4, schedule="gpipe")
+    step_graph = bl.unroll(graph, 4, placement)
+    assert bl.check(step_graph, cluster, placement, timeline) == ()
     ring = [i for i, kind in enumerate(step_graph.op_types) if kind == "AllReduce"]
     assert len(ring) == 2 * 3
     assert timeline.start_us[step_graph.names.index("update")] >= timeline.end_us[ring].max()
 
 
 def test_steps_of_replicas_are_kept_in_files(tmp_path):
-    graph, placed = data_parallel(), bl.Placement(device=[0] * 4, replicas=[(0, 1)])
-    step_graph = bl.unroll(graph, 4, placed)
+    graph, placement = data_parallel(), bl.Placement(device=[0] * 4, replicas=[(0, 1)])
+    step_graph = bl.unroll(graph, 4, placement)
     bl.save_graph(step_graph, tmp_path / "step.json")
     assert bl.load_graph(tmp_path / "step.json").content_key == step_graph.content_key
     assert bl.OpGraph.from_networkx(step_graph.to_networkx()).content_key == step_graph.content_key
@@ -181,12 +183,12 @@ def test_steps_of_replicas_are_kept_in_files(tmp_path):
 
 def test_bad_input_is_rejected():
     graph, cluster = data_parallel(), bl.Cluster.uniform(4)
-    placed = bl.Placement(device=[0] * 4, replicas=[(0, 1, 2)])
+    placement = bl.Placement(device=[0] * 4, replicas=[(0, 1, 2)])
     with pytest.raises(bl.InvalidInput, match="micro_batches is 2; a stage has 3 replicas, each of which needs one"):
-        bl.simulate(graph, cluster, placed, micro_batches=2)
+        bl.simulate(graph, cluster, placement, micro_batches=2)
     with pytest.raises(bl.InvalidInput, match="was unrolled for one device per stage, the placement has replicas"):
-        placed.on(bl.unroll(graph, 4))
+        placement.on(bl.unroll(graph, 4))
     with pytest.raises(bl.InvalidInput, match="replicas names device 9"):
         bl.simulate(graph, cluster, bl.Placement(device=[0] * 4, replicas=[(0, 9)]), micro_batches=2)
     with pytest.raises(bl.InvalidInput, match="the schedule has 1 lines; the pipeline has 3 devices"):
-        bl.simulate(graph, cluster, placed, micro_batches=3, schedule="0F0 0F1 0F2 0B0 0B1 0B2")
+        bl.simulate(graph, cluster, placement, micro_batches=3, schedule="0F0 0F1 0F2 0B0 0B1 0B2")

@@ -29,13 +29,13 @@ def towers(names=NAMES):
 def test_devices_that_work_in_turns_hold_more_than_devices_at_once():
     # At once, gpu:0 runs b (20 + 90) first, by its order, and then a: 110 bytes. In turns, a runs first: 30 + 110 while b runs.
     cluster = bl.Cluster.uniform(2, memory_bytes=120, link=bl.Link(0.0, 0.0))
-    placed = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
-    timeline = bl.simulate(towers(), cluster, placed)
+    placement = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
+    timeline = bl.simulate(towers(), cluster, placement)
     assert timeline.peak_bytes[0] == 20 + 90
     assert timeline.runtime_peak_bytes[0] == 30 + 20 + 90
     assert timeline.peak_margin[0] == 140 / 110 - 1
     assert timeline.feasible and timeline.devices_in_doubt == (0,)
-    step = simulate_step(towers(), cluster, placed)  # the same without the peaks of the framework's own orders
+    step = simulate_step(towers(), cluster, placement)  # the same without the peaks of the framework's own orders
     assert step.peak_bytes.tolist() == timeline.peak_bytes.tolist() and step.makespan_us == timeline.makespan_us
     assert step.runtime_peak_bytes.tolist() == step.peak_bytes.tolist()
     assert notes_on_runtime_peaks(timeline) == [
@@ -45,16 +45,16 @@ def test_devices_that_work_in_turns_hold_more_than_devices_at_once():
 
 def test_only_graphs_in_code_order_run_in_turns():
     other_names = (*NAMES[:3], "grad/join", "grad/b", "grad/a")
-    cluster, placed = bl.Cluster.uniform(1), bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
-    assert bl.simulate(towers(), cluster, placed).runtime_peak_bytes.tolist() == [140]
-    assert bl.simulate(towers(other_names), cluster, placed).peak_margin.tolist() == [0.0]
+    cluster, placement = bl.Cluster.uniform(1), bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
+    assert bl.simulate(towers(), cluster, placement).runtime_peak_bytes.tolist() == [140]
+    assert bl.simulate(towers(other_names), cluster, placement).peak_margin.tolist() == [0.0]
 
 
 def test_bug_groups_of_a_step_in_code_order_had_no_margin():
     """`join` and its gradient are fused with nothing that waits; towers as groups run in turns, as their ops do."""
     groups = contract(towers(), np.array([0, 1, 2, 2, 4, 5]))
-    placed = bl.Placement(device=[0, 0, 1, 0, 0], order=[1, 0, 2, 3, 4])
-    timeline = bl.simulate(groups, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), placed)
+    placement = bl.Placement(device=[0, 0, 1, 0, 0], order=[1, 0, 2, 3, 4])
+    timeline = bl.simulate(groups, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), placement)
     assert timeline.peak_bytes[0] == 20 + 90 and timeline.runtime_peak_bytes[0] == 30 + 20 + 90
 
 
@@ -69,23 +69,25 @@ def test_fit_prefers_a_placement_that_fits_with_its_margin():
 
 def test_fit_says_which_device_may_exceed_its_memory():
     cluster = bl.Cluster.uniform(2, memory_bytes=120, link=bl.Link(0.0, 0.0))
-    placed = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
-    alone = bl.fit(towers(), cluster, placement=placed, placers=["single"], give_up=())
+    placement = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
+    alone = bl.fit(towers(), cluster, placement=placement, placers=["single"], give_up=())
     assert alone.fits and not alone.best.fits_with_margin
     assert "may need 140 B of its 120 B" in str(alone) and "may need 140 B" in alone._repr_html_()
 
 
 def test_an_option_that_fits_with_its_margin_is_better_than_the_step_as_it_is_without():
-    placed = bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
+    placement = bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
     tight, large = (bl.Cluster.uniform(1, memory_bytes=size) for size in (120, 150))
-    in_doubt = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), tight, placed), cluster=tight)
-    second_option = FitOption("more devices", "2 devices", timeline=bl.simulate(towers(), large, placed), cluster=large)
+    in_doubt = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), tight, placement), cluster=tight)
+    second_option = FitOption(
+        "more devices", "2 devices", timeline=bl.simulate(towers(), large, placement), cluster=large
+    )
     answer = Fit((in_doubt, second_option))
     assert answer.fits and not in_doubt.fits_with_margin and answer.best is second_option
     small = bl.Cluster.uniform(1, memory_bytes=60)
-    lacking = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), small, placed), cluster=small)
+    lacking = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), small, placement), cluster=small)
     slow = towers().replace(duration_us=np.full(6, 2.0))
-    slower = FitOption("more devices", "2 devices", timeline=bl.simulate(slow, large, placed), cluster=large)
+    slower = FitOption("more devices", "2 devices", timeline=bl.simulate(slow, large, placement), cluster=large)
     refusal = Fit((lacking, in_doubt, slower))
     assert "The fastest option that fits with the margin of its peak is more devices" in refusal.answer
     assert [option.texts()[2] for option in refusal.options] == ["no", "in doubt", "yes"]
@@ -121,13 +123,13 @@ def test_gradients_of_weights_may_wait_in_tensorflow():
     edges = [(x, a, 4), (a, ga, 100), (a, b, 100), (b, gb, 100), (b, c, 100)]
     edges += [(c, update, 100), (ga, update, 4), (gb, update, 4), (w, update, 8)]
     graph = bl.OpGraph.from_edges([1, 1, 1, 1, 1, 1, 5, 1], edges, op_types=types, reuse=[0] * 8)
-    cluster, placed = bl.Cluster.uniform(1, memory_bytes=300), bl.Placement(device=[0] * 8)
-    timeline = bl.simulate(graph, cluster, placed)
+    cluster, placement = bl.Cluster.uniform(1, memory_bytes=300), bl.Placement(device=[0] * 8)
+    timeline = bl.simulate(graph, cluster, placement)
     assert timeline.peak_bytes.tolist() == [8 + 4 + 4 + 200]
     assert timeline.runtime_peak_bytes.tolist() == [8 + 4 + 300]
     assert timeline.feasible and timeline.devices_in_doubt == (0,)
     without_inputs = graph.replace(op_types=("Placeholder", *types[1:]))
-    assert bl.simulate(without_inputs, cluster, placed).peak_margin.tolist() == [0.0]
+    assert bl.simulate(without_inputs, cluster, placement).peak_margin.tolist() == [0.0]
 
 
 def test_bug_copies_wait_for_a_slow_worker_of_tensorflow():
@@ -136,8 +138,8 @@ def test_bug_copies_wait_for_a_slow_worker_of_tensorflow():
     graph = bl.OpGraph.from_edges(
         [0, 10, 10, 1, 1], [(1, 2, 0), (1, 3, 100), (2, 4, 100)], op_types=types, reuse=[0] * 5
     )
-    cluster, placed = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 0, 0, 1, 1])
-    timeline = bl.simulate(graph, cluster, placed)
+    cluster, placement = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 0, 0, 1, 1])
+    timeline = bl.simulate(graph, cluster, placement)
     assert timeline.peak_bytes.tolist() == [100, 100] and timeline.runtime_peak_bytes.tolist() == [200, 200]
 
 

@@ -41,8 +41,8 @@ def test_pct_runs_the_longer_way_first():
 def test_equation_13_by_hand():
     # successors of 0: 2 (here, one predecessor), 3 (there, two), 4 (there, one); of 1: 3
     graph = bl.OpGraph.from_edges([1] * 5, [(0, 2, 1), (0, 3, 1), (0, 4, 1), (1, 3, 1)])
-    placed = bl.Placement(device=[0, 0, 0, 1, 1])
-    score, pointer, woken = Msr(alpha=1, beta=10, gamma=100, delta=1000).terms(graph, placed.device)
+    placement = bl.Placement(device=[0, 0, 0, 1, 1])
+    score, pointer, woken = Msr(alpha=1, beta=10, gamma=100, delta=1000).terms(graph, placement.device)
     assert score.tolist() == [(1 + 100) + (1 + 10) + (1 + 10 + 100), 1 + 10, 0, 0, 0]
     assert [woken[pointer[i] : pointer[i + 1]].tolist() for i in range(5)] == [[0, 1], [], [], [], []]
 
@@ -65,8 +65,8 @@ def test_msr_sees_idleness_when_it_decides(busy, first):
     edges = [(0, 1, 1), (0, 2, 2), (1, 3, 1), (1, 4, 1), (1, 5, 1), (1, 6, 1), (2, 7, 1), (2, 8, 1), (9, 8, 1)]
     graph = bl.OpGraph.from_edges([1] * 9 + [5.0 if busy else 0.5], edges)
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0), comm="parallel")
-    placed = bl.Placement(device=[0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
-    timeline = bl.simulate(graph, cluster, placed, "msr")
+    placement = bl.Placement(device=[0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
+    timeline = bl.simulate(graph, cluster, placement, "msr")
     assert timeline.start_us[first] == 1.0
     assert timeline.start_us[3 - first] == 2.0
 
@@ -74,14 +74,14 @@ def test_msr_sees_idleness_when_it_decides(busy, first):
 def test_msr_weights_are_parameters():
     # One successor each: op 0 feeds its own device, op 1 the other one. Only beta tells them apart.
     graph = bl.OpGraph.from_edges([1] * 4, [(0, 2, 1), (1, 3, 1)])
-    cluster, placed = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 0, 0, 1])
-    even = bl.simulate(graph, cluster, placed, Msr(beta=0, delta=0))
+    cluster, placement = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 0, 0, 1])
+    even = bl.simulate(graph, cluster, placement, Msr(beta=0, delta=0))
     assert even.start_us[:2].tolist() == [0, 1]
-    remote = bl.simulate(graph, cluster, placed, Msr(beta=1, delta=0))
+    remote = bl.simulate(graph, cluster, placement, Msr(beta=1, delta=0))
     assert remote.start_us[:2].tolist() == [1, 0]
     assert Msr().get_params() == {"alpha": 1, "beta": 1, "gamma": 1, "delta": 5}
     with pytest.raises(bl.InvalidInput, match="delta of scheduler 'msr' is -1"):
-        bl.simulate(graph, cluster, placed, Msr(delta=-1))
+        bl.simulate(graph, cluster, placement, Msr(delta=-1))
 
 
 @pytest.mark.parametrize("seed", fast(range(20), 6))
@@ -89,10 +89,10 @@ def test_any_scheduler_gives_a_valid_timeline(seed):
     rng = np.random.default_rng(seed)
     for _ in range(10):
         graph, cluster = random_graph(rng), random_cluster(rng)
-        placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n), priority=rng.integers(0, 5, graph.n))
+        placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n), priority=rng.integers(0, 5, graph.n))
         for scheduler in SCHEDULERS.names():
-            timeline = bl.simulate(graph, cluster, placed, scheduler)
-            assert bl.check(graph, cluster, placed, timeline) == ()
+            timeline = bl.simulate(graph, cluster, placement, scheduler)
+            assert bl.check(graph, cluster, placement, timeline) == ()
             assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-12)
 
 
@@ -100,18 +100,18 @@ def test_any_scheduler_gives_a_valid_timeline(seed):
 def test_pct_agrees_with_the_readable_simulator(seed):
     rng = np.random.default_rng(seed)
     graph, cluster = random_graph(rng), random_cluster(rng)
-    placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
-    pct = path_computation_time(graph, cluster, placed)
-    twin = simulate_reference(graph, cluster, placed.device.tolist(), lambda op, ready: -float(pct[op]))
-    timeline = bl.simulate(graph, cluster, placed, "pct")
+    placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
+    pct = path_computation_time(graph, cluster, placement)
+    twin = simulate_reference(graph, cluster, placement.device.tolist(), lambda op, ready: -float(pct[op]))
+    timeline = bl.simulate(graph, cluster, placement, "pct")
     assert timeline.start_us.tolist() == [twin.start[i] for i in range(graph.n)]
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_graphs_without_choice_run_under_every_scheduler(n):
-    graph, placed = bl.OpGraph.from_edges([7.0] * n), bl.Placement(device=np.zeros(n, int))
+    graph, placement = bl.OpGraph.from_edges([7.0] * n), bl.Placement(device=np.zeros(n, int))
     for scheduler in ("fifo", "pct", "msr"):
-        assert bl.simulate(graph, CLUSTER, placed, scheduler).makespan_us == 7.0 * n
+        assert bl.simulate(graph, CLUSTER, placement, scheduler).makespan_us == 7.0 * n
 
 
 def test_unknown_scheduler_suggests():

@@ -149,10 +149,10 @@ def test_shapes_are_checked():
 
 
 def test_the_empty_schedule_of_a_graph_without_ops_parses_back():
-    graph, cluster, placed = bl.OpGraph.from_edges([]), bl.Cluster.uniform(2), bl.Placement(device=[])
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=2, schedule="1f1b")
+    graph, cluster, placement = bl.OpGraph.from_edges([]), bl.Cluster.uniform(2), bl.Placement(device=[])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=2, schedule="1f1b")
     assert timeline.schedule_lines == "" and Schedule.parse("") == Schedule(())
-    replayed = bl.simulate(graph, cluster, placed, micro_batches=2, schedule=timeline.schedule_lines)
+    replayed = bl.simulate(graph, cluster, placement, micro_batches=2, schedule=timeline.schedule_lines)
     assert replayed.makespan_us == 0.0
     with pytest.raises(bl.InvalidInput, match="the schedule has 0 lines; the pipeline has 1 devices"):
         bl.simulate(bl.OpGraph.from_edges([1.0]), cluster, bl.Placement(device=[0]), micro_batches=2, schedule="")

@@ -19,8 +19,8 @@ def forked():
 
 
 def test_loads_by_communication_mode(forked):
-    placed = bl.Placement(device=[0, 1, 2])
-    steady = {comm: bl.throughput(forked, cluster(comm), placed) for comm in ("parallel", "sequential", "duplex")}
+    placement = bl.Placement(device=[0, 1, 2])
+    steady = {comm: bl.throughput(forked, cluster(comm), placement) for comm in ("parallel", "sequential", "duplex")}
     assert all(f.loads["compute"].tolist() == [4, 6, 3] for f in steady.values())
     assert list(steady["parallel"].loads) == ["compute"]
     assert steady["sequential"].loads["queue"].tolist() == [2 + 2, 2 + 4, 2 + 4]
