@@ -163,5 +163,5 @@ def _try_as_it_is(
     least_overflowing = placing.least_overflowing(subject.graph, cluster)
     if least_overflowing is None:
         return replace(option, error=why), 0
-    placed, timeline = least_overflowing.placement, least_overflowing.timeline
-    return replace(option, placement=placed, timeline=timeline, error=why), missing_bytes(timeline, cluster)
+    overfull_placement, timeline = least_overflowing.placement, least_overflowing.timeline
+    return replace(option, placement=overfull_placement, timeline=timeline, error=why), missing_bytes(timeline, cluster)

@@ -84,8 +84,10 @@ def try_micro_batch_count(
         return replace(option, error=str(error))
     if any("statistics" in message for message in messages):
         option = replace(option, gives_up="statistics of the whole batch")
-    placed = placement_code("small", "cluster", fastest, count_computing(cluster))
-    code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"
+    code_of_placement = placement_code("small", "cluster", fastest, count_computing(cluster))
+    code = (
+        f"bl.simulate(small := {code_of_small}, cluster, {code_of_placement}, micro_batches={count}, schedule='1f1b')"
+    )
     violation = timeline.violations[0].message if timeline.violations else ""
     return replace(option, graph=small, placement=fastest.placement, timeline=timeline, command=code, error=violation)
 
@@ -123,7 +125,7 @@ def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers
                 template,
                 choice=variant.description,
                 gives_up=_added_computation_text(added_share),
-                command=placement_code(code, "cluster", variant.placed, count_computing(cluster)),
+                command=placement_code(code, "cluster", variant.placed_timeline, count_computing(cluster)),
                 graph=variant.graph,
                 placement=variant.placement,
                 timeline=variant.timeline,
@@ -197,13 +199,13 @@ def _offloading_option(
     original, at, offload_code = code
     reused = replace(template, error="no placement of the step as it is was found")
     if least_overflowing is not None:
-        placed = extended_placement(least_overflowing.placement, offloaded, cluster)
-        timeline = simulate(offloaded, cluster, placed)
+        placement = extended_placement(least_overflowing.placement, offloaded, cluster)
+        timeline = simulate(offloaded, cluster, placement)
         error = timeline.violations[0].message if timeline.violations else ""
         placer = least_overflowing.placement.placer
         placed_code = f"bl.place(bl.optimize(g := {original}, {at}), {at}.with_memory(1 << 50), {placer!r}).on(g)"
         command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
-        reused = replace(template, placement=placed, timeline=timeline, error=error, command=command)
+        reused = replace(template, placement=placement, timeline=timeline, error=error, command=command)
     if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
         return reused
     placed_again = place_option(template, offloaded, cluster, placing, offload_code, at)

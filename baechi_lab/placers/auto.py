@@ -156,7 +156,7 @@ class Auto(Placer):
             # All placements and orders of a small graph are searched for one that is faster.
             began = working_seconds()
             ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
-            known_us = [a.makespan_us for a, placed in attempts if placed and a.feasible]
+            known_us = [a.makespan_us for a, placement in attempts if placement and a.feasible]
             known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
             best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
             us, is_feasible = known_bound_us, True
@@ -177,21 +177,21 @@ class Auto(Placer):
         if self.objective != "latency":  # a period or a step has a column of its own name instead of `makespan_us`
             goal_key = self._goal.key
             table = tuple({goal_key if k == "makespan_us" else k: v for k, v in row.items()} for row in table)
-        fits = [(attempt, placed) for attempt, placed in attempts if placed is not None and attempt.feasible]
+        fits = [(attempt, placement) for attempt, placement in attempts if placement is not None and attempt.feasible]
         fits.sort(key=lambda pair: pair[0].makespan_us)  # ties: the first
         if self.objective != "latency":  # measured by groups; for the latency, ops were simulated
             fits = list(islice((pair for pair in fits if self._ops_fit(graph, cluster, pair[1])), 1))
         if not fits:
             if self.objective != "latency":  # says in its own words why, or repairs
-                placed = propose("contiguous", graph, graph, cluster, self._goal)
-                return placed.replace(info={**placed.info, "table": table, "winner": "contiguous"})
+                placement = propose("contiguous", graph, graph, cluster, self._goal)
+                return placement.replace(info={**placement.info, "table": table, "winner": "contiguous"})
             return self._repair_attempt(graph, cluster, attempts).replace(info={"table": table, "winner": "repair"})
-        attempt, placed = fits[0]
+        attempt, placement = fits[0]
         winner = f"{attempt.placer} on the {parts_of(attempt.graph)}" + (
             f", scheduler {attempt.scheduler}" if attempt.scheduler else ""
         )
         goal_info = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
-        return placed.replace(info={"table": table, "winner": winner, **goal_info})
+        return placement.replace(info={"table": table, "winner": winner, **goal_info})
 
     @property
     def _goal(self) -> Objective:
@@ -229,34 +229,34 @@ class Auto(Placer):
         fastest_us = min((a.makespan_us for a, p in attempts if p is not None and a.feasible), default=np.inf)
         duration_us, ops = durations(original, cluster), np.arange(original.n)
         candidates: dict[bytes, tuple[Attempt, Placement]] = {}
-        for attempt, placed in attempts:
-            if placed is None:
+        for attempt, placement in attempts:
+            if placement is None:
                 continue
-            device = placed.on(original).device
+            device = placement.on(original).device
             loads_us = np.bincount(device, duration_us[ops, device], cluster.n)
             if loads_us.max(initial=0.0) < fastest_us:
-                candidates.setdefault(placed.device.tobytes(), (attempt, placed))
+                candidates.setdefault(placement.device.tobytes(), (attempt, placement))
         jobs = [
-            lambda attempt=attempt, placed=placed, scheduler=scheduler: (  # type: ignore[misc]
+            lambda attempt=attempt, placement=placement, scheduler=scheduler: (  # type: ignore[misc]
                 attempt,
-                placed,
+                placement,
                 scheduler,
-                *simulate_ops(original, cluster, placed, scheduler),
+                *simulate_ops(original, cluster, placement, scheduler),
             )
-            for attempt, placed in candidates.values()
+            for attempt, placement in candidates.values()
             for scheduler in SCHEDULERS.names()
             if scheduler not in ("fifo", "planned")
         ]
         with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
             answers = list(pool.map(lambda job: job(), jobs))
         rows: Attempts = []
-        for attempt, placed, scheduler, us, peak, feasible in answers:
+        for attempt, placement, scheduler, us, peak, feasible in answers:
             planned = None
             if feasible and us < fastest_us:
                 # The order in which the scheduler runs the ops.
-                timeline = simulate_step(original, cluster, placed.on(original), scheduler)
+                timeline = simulate_step(original, cluster, placement.on(original), scheduler)
                 order = order_of_starts(original, timeline.start_us, timeline.end_us)
-                planned = placed.replace(member_order=order.astype(np.float64))
+                planned = placement.replace(member_order=order.astype(np.float64))
                 us, peak, feasible = simulate_ops(original, cluster, planned)
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
@@ -269,8 +269,8 @@ class Auto(Placer):
     def _repair_attempt(self, graph: OpGraph, cluster: Cluster, attempts: Attempts) -> Placement:
         from .memory.repair import repair
 
-        placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(attempts) if p is not None]
-        start = attempts[min(placed)[1]][1] if placed else None
+        starts = [(a.peak_bytes, k) for k, (a, p) in enumerate(attempts) if p is not None]
+        start = attempts[min(starts)[1]][1] if starts else None
         repaired_placement = repair(graph, cluster, start)
         if repaired_placement is not None:
             return repaired_placement
@@ -325,9 +325,9 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
             steps = max_moves(graph.n * goal.micro_batches)
             annealed = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
             parameters |= {"time_limit": None, "evaluations": SEARCH_MOVES if annealed else steps, "workers": 1}
-    placed = make_placer(name, **parameters).assign(form, cluster)
-    placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
-    return placed if form is graph else placed.on(graph)
+    placement = make_placer(name, **parameters).assign(form, cluster)
+    placement = placement.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
+    return placement if form is graph else placement.on(graph)
 
 
 def _run_attempts(
@@ -348,7 +348,7 @@ def _run_attempts(
     name = placer if count is None else f"{placer} for {count} devices"
     began = working_seconds()
     try:
-        placed = propose(placer, form, graph, cluster if count is None else cluster.resized(count), goal)
+        placement = propose(placer, form, graph, cluster if count is None else cluster.resized(count), goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         seconds = working_seconds() - began
         return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]
@@ -356,16 +356,16 @@ def _run_attempts(
     if goal.name != "latency":
         schedule = goal.schedule if goal.name == "step" else ""
         try:
-            measurement = goal.measure(graph, cluster, placed)
+            measurement = goal.measure(graph, cluster, placement)
         except InvalidInput as error:  # its stages are no pipeline for the schedule
             return [(Attempt(name, form_name, schedule, float("inf"), 0, False, seconds, str(error)), None)]
         peak = int(measurement.peak_bytes.max(initial=0))
-        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, seconds), placed)]
+        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, seconds), placement)]
     rows: Attempts = []
     for scheduler in SCHEDULERS.names():
-        if scheduler == "planned" and placed.rank is None:
+        if scheduler == "planned" and placement.rank is None:
             continue
-        plan, planned = simulations.simulate(placed, scheduler)
+        plan, planned = simulations.simulate(placement, scheduler)
         peak_bytes = int(plan.peak_bytes.max(initial=0))
         attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, seconds)
         rows.append((attempt, planned))

@@ -51,14 +51,14 @@ class SimulationCache:
             timeline = simulate_step(graph, cluster, placement, scheduler)
             order = order_of_starts(graph, timeline.start_us, timeline.end_us) if has_dynamic_order else None
             return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
-        placed = placement.checked(graph, cluster.n)
-        state = run_kernel(graph, cluster, placed, scheduler, keep_log=False).state
+        op_placement = placement.checked(graph, cluster.n)
+        state = run_kernel(graph, cluster, op_placement, scheduler, keep_log=False).state
         start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
         order = order_of_starts(graph, start_us, end_us) if has_dynamic_order else None
         if graph.original is not None:
             planned = _with_order(placement, scheduler, order)
             return SimulatedPlan(*simulate_ops(graph.original, cluster, planned), order)
-        breaks_constraint = any(True for _ in constraint_violations(graph, cluster, placed.device))
+        breaks_constraint = any(True for _ in constraint_violations(graph, cluster, op_placement.device))
         feasible = not breaks_constraint and bool((peak <= cluster.memory_bytes).all())
         return SimulatedPlan(float(end_us.max(initial=0.0)), peak, feasible, order)
 

@@ -117,8 +117,8 @@ def test_two_options_together_where_neither_fits():
     answer = bl.fit(graph, cluster)
     assert {option.kind for option in answer.options if option.fits} == {"more devices", "recomputation + offloading"}
     pair = next(option for option in answer.options if option.kind == "recomputation + offloading")
-    placed = eval(pair.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
-    assert bl.simulate(pair.graph, cluster, placed).makespan_us == pair.step_us
+    placement = eval(pair.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    assert bl.simulate(pair.graph, cluster, placement).makespan_us == pair.step_us
     assert bl.check(pair.graph, cluster, pair.placement, pair.timeline) == ()
 
 
@@ -190,8 +190,8 @@ def test_the_code_of_an_option_gives_its_step():
     tried = 0
     for option in answer.cheapest:
         if option.kind in ("smaller batch", "recomputation", "more devices"):
-            placed = eval(option.command, {"bl": bl, "build": build, "cluster": answer.cluster})  # noqa: S307 (our own text)
-            assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us
+            placement = eval(option.command, {"bl": bl, "build": build, "cluster": answer.cluster})  # noqa: S307 (our own text)
+            assert bl.simulate(option.graph, option.cluster, placement).makespan_us == option.step_us
             tried += 1
     assert tried
 
@@ -293,8 +293,8 @@ def test_the_command_prints_options_and_their_code(tmp_path, capsys):
         namespace = {"bl": bl}
         exec("\n".join(document["setup"]), namespace)
         for option in document["ways"]:
-            placed = eval(option["command"] or "None", namespace)  # noqa: S307 (our own text)
-            assert placed is None or isinstance(placed, bl.Placement)
+            placement = eval(option["command"] or "None", namespace)  # noqa: S307 (our own text)
+            assert placement is None or isinstance(placement, bl.Placement)
         assert namespace["cluster"].memory_bytes.tolist()[-1] == 1_000_000
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True

@@ -53,10 +53,10 @@ def test_a_dynamic_schedulers_choices_become_the_plan(scheduler):
     for seed in range(10):
         graph = generators.layered_dag(40, seed=seed, duration_us=(1, 50), size_bytes=8)
         cluster = Cluster.uniform(3, memory_bytes=1 << 30, link=Link(5.0, 0.0), comm="sequential")
-        placed = place(graph, cluster, "etf")
-        timeline = simulate(graph, cluster, placed, scheduler)
+        placement = place(graph, cluster, "etf")
+        timeline = simulate(graph, cluster, placement, scheduler)
         replanned = simulate(
-            graph, cluster, placed.replace(order=order_of_starts(graph, timeline.start_us, timeline.end_us))
+            graph, cluster, placement.replace(order=order_of_starts(graph, timeline.start_us, timeline.end_us))
         )
         assert np.array_equal(replanned.start_us, timeline.start_us)
 
@@ -76,9 +76,9 @@ def test_a_coarse_graph_is_placed_as_it_is():
     graph = generators.unrolled_rnn(4, 2)
     coarse = optimize(graph)
     cluster = Cluster.uniform(2)
-    placed = place(coarse, cluster, "auto")
-    assert {row["graph"] for row in placed.info["table"]} == {"given"}
-    assert simulate(graph, cluster, placed).feasible
+    placement = place(coarse, cluster, "auto")
+    assert {row["graph"] for row in placement.info["table"]} == {"given"}
+    assert simulate(graph, cluster, placement).feasible
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_bug_groups_were_judged_by_the_step_of_groups():
         graph = generators.random_dag(60, colocation_groups=8, seed=seed)
         cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(20.0, 0.001))
         coarse = optimize(graph)
-        placed = place(coarse, cluster, "auto")
-        best = simulate(graph, cluster, placed).makespan_us
-        assert best == min(row["makespan_us"] for row in placed.info["table"] if row["feasible"])
+        placement = place(coarse, cluster, "auto")
+        best = simulate(graph, cluster, placement).makespan_us
+        assert best == min(row["makespan_us"] for row in placement.info["table"] if row["feasible"])
         alone = {name: simulate(graph, cluster, place(coarse, cluster, name)).makespan_us for name in ("m-etf", "heft")}
         assert best <= min(alone.values()), alone
         read = coarse.replace()  # as read from a file: the original is not at hand
@@ -116,17 +116,17 @@ def test_bug_schedulers_of_ops_were_never_tried_on_placements_of_groups():
     """As groups z waits for x and y: 20 + 1 + 10, or 30 us on one device. Of ops, y can run first, z beside x: 10 + 1 + 10."""
     graph, cluster = x_y_and_a_reader_of_y()
     groups = optimize(graph, cluster, passes=("fusion",))
-    placed = place(groups, cluster, "auto")
-    assert simulate(graph, cluster, placed).makespan_us == 21.0
-    assert placed.info["winner"].endswith("pct of ops") and placed.on(groups) is placed
+    placement = place(groups, cluster, "auto")
+    assert simulate(graph, cluster, placement).makespan_us == 21.0
+    assert placement.info["winner"].endswith("pct of ops") and placement.on(groups) is placement
     # Never worse than any scheduler that the simulator has on the same devices.
     schedulers = {
-        s: simulate(graph, cluster, placed.replace(member_order=None), s).makespan_us for s in ("fifo", "pct", "msr")
+        s: simulate(graph, cluster, placement.replace(member_order=None), s).makespan_us for s in ("fifo", "pct", "msr")
     }
     assert schedulers["fifo"] == 31.0 and schedulers["pct"] == 21.0
     # The groups themselves still have one place each: as groups, they take what they took.
-    assert simulate(groups, cluster, placed).makespan_us == 31.0
-    assert place(groups, cluster, "auto", workers=1) == placed
+    assert simulate(groups, cluster, placement).makespan_us == 31.0
+    assert place(groups, cluster, "auto", workers=1) == placement
 
 
 def test_never_worse_than_any_scheduler_on_the_placements_of_groups():
@@ -136,9 +136,9 @@ def test_never_worse_than_any_scheduler_on_the_placements_of_groups():
         groups = optimize(graph, cluster)
         best = simulate(graph, cluster, place(groups, cluster, "auto")).makespan_us
         for name in ("m-etf", "heft", "m-topo", "single"):
-            placed = place(groups, cluster, name)
+            placement = place(groups, cluster, name)
             for scheduler in ("fifo", "pct", "msr"):
-                assert best <= simulate(graph, cluster, placed, scheduler).makespan_us * (1 + 1e-12)
+                assert best <= simulate(graph, cluster, placement, scheduler).makespan_us * (1 + 1e-12)
 
 
 def test_parameters_and_degenerate_graphs():
@@ -158,10 +158,10 @@ def test_parameters_and_degenerate_graphs():
 # -- other objectives --------------------------------------------------------------------------------------------------
 
 
-def measured(graph, cluster, placed, objective):
+def measured(graph, cluster, placement, objective):
     if objective == "throughput":
-        return throughput(graph, cluster, placed).period_us
-    return simulate(graph, cluster, placed, micro_batches=6, schedule="gpipe").makespan_us
+        return throughput(graph, cluster, placement).period_us
+    return simulate(graph, cluster, placement, micro_batches=6, schedule="gpipe").makespan_us
 
 
 @pytest.mark.slow
@@ -222,8 +222,8 @@ def test_more_devices_are_no_loss(seed):
     step_us = simulate(graph, cluster, place(graph, cluster, "auto")).makespan_us
     for count in (2, 4, 8):
         for placer in ("contiguous", "m-etf"):
-            placed = place(graph, cluster.resized(count), placer)
-            assert step_us <= simulate(graph, cluster, placed).makespan_us * (1 + 1e-12)
+            placement = place(graph, cluster.resized(count), placer)
+            assert step_us <= simulate(graph, cluster, placement).makespan_us * (1 + 1e-12)
 
 
 @pytest.mark.slow
@@ -232,6 +232,6 @@ def test_more_devices_are_no_loss_for_micro_batches():
     options = {"objective": "step", "micro_batches": 4}
     step_us = place(graph, cluster, "auto", **options).info["step_us"]
     for count in (2, 4):
-        placed = place(graph, cluster.resized(count), "contiguous", **options)
-        timeline = simulate(graph, cluster, placed, micro_batches=4, schedule="1f1b")
+        placement = place(graph, cluster.resized(count), "contiguous", **options)
+        timeline = simulate(graph, cluster, placement, micro_batches=4, schedule="1f1b")
         assert step_us <= timeline.makespan_us * (1 + 1e-12)

@@ -61,10 +61,10 @@ def test_bug_auto_was_not_the_optimum_of_small_graphs():
             with pytest.raises(InfeasiblePlacement):
                 place(graph, cluster, "auto")
             continue
-        placed = place(graph, cluster, "auto")
-        timeline = simulate(graph, cluster, placed)
+        placement = place(graph, cluster, "auto")
+        timeline = simulate(graph, cluster, placement)
         assert timeline.feasible and timeline.makespan_us == pytest.approx(least, rel=1e-9), k
-        assert (placed.info["status"], placed.info["bound_us"], placed.info["gap"]) == (
+        assert (placement.info["status"], placement.info["bound_us"], placement.info["gap"]) == (
             "OPTIMAL",
             timeline.makespan_us,
             0,
@@ -75,8 +75,8 @@ def test_auto_by_hand_where_every_rule_takes_longer():
     # a 2, then b 3 and c 2, d 3 after both; e 6 alone; sending takes 1. On two devices: 16 us of work, so at least 8.
     # a, c, b one after the other, d behind them, is 10 on one device; e beside that. With b elsewhere: b 3..6, sent, d 7..10.
     graph = OpGraph.from_edges([2, 3, 2, 3, 6], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
-    placed = place(graph, Cluster.uniform(2, link=Link(1.0, 0.0)), "auto")
-    assert placed.info["bound_us"] == 10 and placed.info["status"] == "OPTIMAL"
+    placement = place(graph, Cluster.uniform(2, link=Link(1.0, 0.0)), "auto")
+    assert placement.info["bound_us"] == 10 and placement.info["status"] == "OPTIMAL"
 
 
 def test_what_is_not_searched_to_its_end_is_not_called_optimal():
@@ -99,8 +99,8 @@ def test_groups_are_judged_by_their_ops():
     graph = generators.unrolled_rnn(2, 1)
     cluster = Cluster.uniform(2)
     coarse = optimize(graph, cluster)
-    placed = place(coarse, cluster, "auto")
-    assert coarse.n <= 16 and "status" not in placed.info
-    assert simulate(graph, cluster, placed).makespan_us == min(
-        row["makespan_us"] for row in placed.info["table"] if row["feasible"]
+    placement = place(coarse, cluster, "auto")
+    assert coarse.n <= 16 and "status" not in placement.info
+    assert simulate(graph, cluster, placement).makespan_us == min(
+        row["makespan_us"] for row in placement.info["table"] if row["feasible"]
     )

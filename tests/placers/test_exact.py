@@ -237,12 +237,12 @@ def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     monkeypatch.setattr(placer, "SolverProcess", SolverProcess)  # not the one that is running
     graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
     cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
-    placed = place(graph, cluster, "exact", time_limit=20)
-    assert simulate(graph, cluster, placed).feasible
-    if placed.info["status"] != "OPTIMAL":  # the bound alone may prove the start
-        assert "relaxed: DIED" in placed.info["solves"][0]
-        assert "the solver's process failed: BrokenExecutor: the worker" in placed.info["solves"][0]
-    assert len(placed.info["solves"]) <= 1
+    placement = place(graph, cluster, "exact", time_limit=20)
+    assert simulate(graph, cluster, placement).feasible
+    if placement.info["status"] != "OPTIMAL":  # the bound alone may prove the start
+        assert "relaxed: DIED" in placement.info["solves"][0]
+        assert "the solver's process failed: BrokenExecutor: the worker" in placement.info["solves"][0]
+    assert len(placement.info["solves"]) <= 1
 
 
 @pytest.mark.slow
@@ -252,13 +252,13 @@ def test_an_interrupted_start_ends_the_proof(monkeypatch):
     assign = Search.assign
 
     def interrupted(self, *arguments):
-        placed = assign(self, *arguments)
-        return placed.replace(interrupted=True)
+        placement = assign(self, *arguments)
+        return placement.replace(interrupted=True)
 
     monkeypatch.setattr(Search, "assign", interrupted)
-    placed = place(OpGraph.from_edges([3, 4, 5], [(0, 2, 80)]), Cluster.uniform(2), "exact", time_limit=5)
-    assert placed.interrupted
-    assert not placed.info["solves"]
+    placement = place(OpGraph.from_edges([3, 4, 5], [(0, 2, 80)]), Cluster.uniform(2), "exact", time_limit=5)
+    assert placement.interrupted
+    assert not placement.info["solves"]
 
 
 @pytest.mark.slow
@@ -269,5 +269,5 @@ def test_bug_durations_far_beyond_the_horizon_were_no_model_that_could_be_solved
         graph = OpGraph.from_edges([3.5, 4.25, 5, 2, 6], edges, duration_by_kind={"cpu": [far, 2, far, far, far]})
         devices = (Device("gpu:0", "gpu", 100), Device("gpu:1", "gpu", 100), Device("cpu:0", "cpu", 100))
         cluster = Cluster(devices, Link(1.0, 0.25), "sequential")
-        placed = place(graph, cluster, "exact", time_limit=30)
-        assert placed.info["status"] == "OPTIMAL" and placed.info["solves"]
+        placement = place(graph, cluster, "exact", time_limit=30)
+        assert placement.info["status"] == "OPTIMAL" and placement.info["solves"]

@@ -35,12 +35,12 @@ def test_published_example_is_80():
     assert [TEN_TASKS.names[i] for i in plan.sequence] == list(published)
     for i, name in enumerate(TEN_TASKS.names):
         assert (CLUSTER.names[plan.device[i]], plan.start[i], plan.finish[i]) == published[name]
-    placed = bl.place(TEN_TASKS, CLUSTER, "heft")
-    assert placed.info["planned_makespan_us"] == 80
-    timeline = bl.simulate(TEN_TASKS, CLUSTER, placed)
+    placement = bl.place(TEN_TASKS, CLUSTER, "heft")
+    assert placement.info["planned_makespan_us"] == 80
+    timeline = bl.simulate(TEN_TASKS, CLUSTER, placement)
     assert timeline.makespan_us == 80
     assert timeline.start_us.tolist() == plan.start.tolist()
-    assert bl.check(TEN_TASKS, CLUSTER, placed, timeline) == ()
+    assert bl.check(TEN_TASKS, CLUSTER, placement, timeline) == ()
 
 
 def test_insertion_fills_a_gap():
@@ -81,9 +81,9 @@ def test_plan_under_queued_transfers_is_reported():
         [1, 5, 5], [(0, 1, 10), (0, 2, 11)], allowed=[0, 1, 2], allowed_sets=[("d0",), ("d1",), ("d2",)]
     )
     cluster = bl.Cluster(tuple(bl.Device(f"d{i}", "x", 99) for i in range(3)), bl.Link(0, 1), comm="sequential")
-    placed = bl.place(graph, cluster, "heft")
-    assert placed.info["planned_makespan_us"] == 1 + 11 + 5
-    assert bl.simulate(graph, cluster, placed).makespan_us == 1 + 10 + 11 + 5
+    placement = bl.place(graph, cluster, "heft")
+    assert placement.info["planned_makespan_us"] == 1 + 11 + 5
+    assert bl.simulate(graph, cluster, placement).makespan_us == 1 + 10 + 11 + 5
 
 
 @pytest.mark.parametrize("seed", fast(range(30), 6))
@@ -92,8 +92,8 @@ def test_plan_holds_in_simulation_where_it_never_idles(seed):
     rng = np.random.default_rng(seed)
     graph = random_graph(rng, zero=False)
     cluster = bl.Cluster.uniform(3, link=FREE, comm="parallel", speed=2.0)
-    placed = bl.place(graph, cluster, "heft")
-    assert bl.simulate(graph, cluster, placed).makespan_us == placed.info["planned_makespan_us"]
+    placement = bl.place(graph, cluster, "heft")
+    assert bl.simulate(graph, cluster, placement).makespan_us == placement.info["planned_makespan_us"]
 
 
 @pytest.mark.parametrize("seed", fast(range(40), 8))

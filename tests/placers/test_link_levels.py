@@ -69,8 +69,8 @@ def test_two_levels_by_hand():
     units = make_pipeline_units(graph, cluster)
     (cut,) = cuts_by_link_level(units, cluster, "line", sum=False)
     assert cut.cost == pytest.approx(6.0)
-    placed = cut.placement()
-    assert bl.throughput(graph, cluster, placed).period_us == pytest.approx(6.0)
+    placement = cut.placement()
+    assert bl.throughput(graph, cluster, placement).period_us == pytest.approx(6.0)
     light = bl.place(graph, cluster, "contiguous", objective="throughput", replicas=True)
     assert light.info["period_us"] == pytest.approx(6.0)
 
@@ -109,8 +109,8 @@ def test_never_worse_than_without_levels(seed):
     period_us = bl.place(graph, cluster, "contiguous", objective="throughput", replicas=True).info["period_us"]
     for cuts in itertools.combinations(range(1, 5), 1):
         home = np.searchsorted(cuts, np.arange(5), side="right")
-        placed = bl.Placement(device=np.tile(home * 2, 2), replicas=[(0, 1), (2, 3)])
-        assert period_us <= bl.throughput(graph, cluster, placed).period_us * (1 + 1e-9)
+        placement = bl.Placement(device=np.tile(home * 2, 2), replicas=[(0, 1), (2, 3)])
+        assert period_us <= bl.throughput(graph, cluster, placement).period_us * (1 + 1e-9)
 
 
 def test_published_numbers_stay_and_machines_of_four_help():

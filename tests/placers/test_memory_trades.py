@@ -15,10 +15,10 @@ def chain(n):
     return bl.generators.with_backward(bl.generators.chain(n, size_bytes=(1000, 1000), duration_us=(100, 100)))
 
 
-def step_of(graph, cluster, placed):
-    placed_graph = placed.graph or graph
-    timeline = bl.simulate(placed_graph, cluster, placed)
-    assert bl.check(placed_graph, cluster, placed, timeline) == ()
+def step_of(graph, cluster, placement):
+    placed_graph = placement.graph or graph
+    timeline = bl.simulate(placed_graph, cluster, placement)
+    assert bl.check(placed_graph, cluster, placement, timeline) == ()
     return timeline.makespan_us
 
 
@@ -62,8 +62,8 @@ def test_both_where_neither_is_enough():
         op_types=["Dropout" if mask else "op" for mask in masks],
     )
     cluster = bl.Cluster.uniform(1, memory_bytes=9000, link=LINK).with_host(3500, link=bl.Link(50.0, 0.0))
-    placed = bl.place(graph, cluster, "auto", give_up=("recompute", "offload"))
-    assert set(placed.gave_up) == {"recompute", "offload"} and step_of(graph, cluster, placed) > 0
+    placement = bl.place(graph, cluster, "auto", give_up=("recompute", "offload"))
+    assert set(placement.gave_up) == {"recompute", "offload"} and step_of(graph, cluster, placement) > 0
 
 
 def test_bad_input_is_rejected():

@@ -53,9 +53,9 @@ def test_hash_leaves_full_and_forbidden_devices_out():
     graph = bl.OpGraph.from_edges(
         [1] * 20, persistent_bytes=[10] * 20, allowed=[0] * 5 + [-1] * 15, allowed_sets=[("d1",)]
     )
-    placed = bl.place(graph, cluster_of(1.0, 1.0, memory=[100, 100]), "hash")
-    assert np.bincount(placed.device).tolist() == [10, 10]  # exactly full
-    assert placed.device[:5].tolist() == [1] * 5
+    placement = bl.place(graph, cluster_of(1.0, 1.0, memory=[100, 100]), "hash")
+    assert np.bincount(placement.device).tolist() == [10, 10]  # exactly full
+    assert placement.device[:5].tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_batch_split_by_hand():
     assert bl.total_rank(GRAPH).tolist() == [10, 9, 10, 8, 10]
     # With 10 persistent bytes each, d1 (the fastest) takes 0, 2, 4: 20 + 20 + 10; op 1 would make it 70 > 65.
     graph = GRAPH.replace(persistent_bytes=[10] * 5)
-    placed = bl.place(graph, cluster_of(1.0, 4.0, 2.0, memory=[100, 65, 100]), "batch-split")
-    assert placed.device.tolist() == [1, 2, 1, 2, 1]
+    placement = bl.place(graph, cluster_of(1.0, 4.0, 2.0, memory=[100, 65, 100]), "batch-split")
+    assert placement.device.tolist() == [1, 2, 1, 2, 1]
 
 
 def test_batch_split_with_memory_for_all_uses_the_fastest_only():
@@ -100,9 +100,9 @@ def test_critical_path_and_equation_7_by_hand():
 def test_parallel_critical_paths_go_to_the_next_fastest():
     # 0 -> {1, 2, 3} -> 4, all branches 5: the first stays with 0 and 4 on the fastest, the others take the next two.
     graph = bl.OpGraph.from_edges([1, 5, 5, 5, 1], [(0, k, 1) for k in (1, 2, 3)] + [(k, 4, 1) for k in (1, 2, 3)])
-    placed = bl.place(graph, cluster_of(1.0, 2.0, 3.0, 4.0), "critical-path")
-    assert placed.device.tolist() == [3, 3, 2, 1, 3]
-    assert placed.info["critical_paths"] == 3
+    placement = bl.place(graph, cluster_of(1.0, 2.0, 3.0, 4.0), "critical-path")
+    assert placement.device.tolist() == [3, 3, 2, 1, 3]
+    assert placement.info["critical_paths"] == 3
     # With one path, op 2 goes by equation 7: loads 7 / 4 on d3; 5 / 3 on d2 is the least, then op 3: 5 / 2 on d1.
     one = bl.place(graph, cluster_of(1.0, 2.0, 3.0, 4.0), "critical-path", paths=1)
     assert one.info["critical_paths"] == 1
@@ -130,9 +130,9 @@ def test_communication_can_lengthen_the_path():
     graph = bl.OpGraph.from_edges([1, 10, 1], [(0, 1, 1), (0, 2, 100)])
     cluster = cluster_of(1.0, 2.0, link=bl.Link(0.0, 1.0))
     assert bl.place(graph, cluster, "critical-path").device[1] == 1
-    placed = bl.place(graph, cluster, "critical-path", communication=True)
+    placement = bl.place(graph, cluster, "critical-path", communication=True)
     # path 0, 2 on d1 (1 us); op 1: d1 1 + 5 < d0 10
-    assert placed.device.tolist() == [1, 1, 1]
+    assert placement.device.tolist() == [1, 1, 1]
 
 
 # -- mite and dfs ----------------------------------------------------------------------------------------
@@ -248,9 +248,9 @@ def test_balance_agrees_with_its_readable_twin(seed):
     units = make_units(graph, cluster)
     length = bl.total_rank(graph)
     critical = set(units.group[length >= length.max(initial=0) * (1 - 1e-12)].tolist())
-    placed = [(g, device[units.group.tolist().index(g)]) for g in sorted(critical)]
+    device_of_unit = [(g, device[units.group.tolist().index(g)]) for g in sorted(critical)]
     if len(critical) and _paths_placed(graph, cluster) == len(critical):
-        assert device == balance_reference(graph, cluster, placed)
+        assert device == balance_reference(graph, cluster, device_of_unit)
 
 
 def _paths_placed(graph, cluster):
@@ -271,11 +271,11 @@ def test_valid_deterministic_and_not_below_a_bound(name, seed):
     rng = np.random.default_rng(seed)
     for _ in range(4):
         graph, cluster = restricted_graph(rng), mixed_cluster(rng, memory=(5000, 5001))
-        placed = bl.place(graph, cluster, name)
-        assert placed.device.tolist() == bl.place(graph, cluster, name).device.tolist()
+        placement = bl.place(graph, cluster, name)
+        assert placement.device.tolist() == bl.place(graph, cluster, name).device.tolist()
         for scheduler in (None, "fifo", "pct", "msr"):
-            timeline = bl.simulate(graph, cluster, placed, scheduler)
-            assert bl.check(graph, cluster, placed, timeline) == timeline.violations == ()
+            timeline = bl.simulate(graph, cluster, placement, scheduler)
+            assert bl.check(graph, cluster, placement, timeline) == timeline.violations == ()
             assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-9)
 
 
@@ -286,11 +286,11 @@ def test_tight_memory_is_kept_or_refused(name):
         graph = restricted_graph(rng)
         cluster = mixed_cluster(rng, memory=(40, 120))
         try:
-            placed = bl.place(graph, cluster, name)
+            placement = bl.place(graph, cluster, name)
         except bl.InfeasiblePlacement as error:
             assert error.available_bytes == tuple(cluster.memory_bytes.tolist())
             continue
-        assert bl.simulate(graph, cluster, placed).violations == ()
+        assert bl.simulate(graph, cluster, placement).violations == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -236,9 +236,9 @@ def steps_of_all_cuts(graph, cluster, layers, micro_batches):
                     continue
                 stage_device = np.array(first)[np.searchsorted(cut, np.arange(layers), side="right")]
                 groups = [tuple(range(d, d + r)) for d, r in zip(first, width.tolist(), strict=True) if r > 1]
-                placed = Placement(device=np.tile(stage_device, 2), replicas=groups)
+                placement = Placement(device=np.tile(stage_device, 2), replicas=groups)
                 best = min(
-                    best, simulate(graph, cluster, placed, micro_batches=micro_batches, schedule="1f1b").makespan_us
+                    best, simulate(graph, cluster, placement, micro_batches=micro_batches, schedule="1f1b").makespan_us
                 )
     return best
 
@@ -589,9 +589,9 @@ UPDATES = {"none": 0, "by layer": 1, "clipped": 2 + 1, "scaled": 1, "fused": 1}
 def test_updates_do_not_tie_layers_together(update, placer, objective):
     graph, cluster = trained(update), Cluster.uniform(4, link=Link(0.0, 0.0))
     options = {"time_limit": None, "evaluations": 50, "seed": 0, "workers": 1} if placer == "search" else {}
-    placed = place(graph, cluster, placer, objective=objective, **options)
-    assert placed.device[:8].tolist() == [*LAYERS, *LAYERS]
-    step = simulate(graph, cluster, placed, micro_batches=8, schedule="1f1b")
+    placement = place(graph, cluster, placer, objective=objective, **options)
+    assert placement.device[:8].tolist() == [*LAYERS, *LAYERS]
+    step = simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b")
     assert step.makespan_us == PIPELINED + UPDATES[update]
 
 
@@ -631,17 +631,17 @@ def test_bug_backward_ops_of_tensorflow_have_a_device_of_their_own(placer, objec
     graph, cluster = of_tensorflow(), Cluster.uniform(4, link=Link(0.0, 0.0))
     device = dict(zip(graph.names, place(graph, cluster, placer, objective=objective).device.tolist(), strict=True))
     assert [device[f"f{k}"] for k in LAYERS] == [device[f"b{k}"] for k in LAYERS] == [*LAYERS]
-    placed = Placement(device=list(device.values()))
-    assert simulate(graph, cluster, placed, micro_batches=8, schedule="1f1b").makespan_us == PIPELINED + 2
+    placement = Placement(device=list(device.values()))
+    assert simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b").makespan_us == PIPELINED + 2
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zb-auto", "zb-v", "interleaved-1f1b"])
 def test_updates_do_not_tie_layers_together_under_other_schedules(schedule):
     graph, cluster = trained("clipped"), Cluster.uniform(2, link=Link(0.0, 0.0))
-    placed = place(graph, cluster, "contiguous", objective="step", schedule=schedule)
+    placement = place(graph, cluster, "contiguous", objective="step", schedule=schedule)
     plain = place(trained("none"), cluster, "contiguous", objective="step", schedule=schedule)
     # Each device updates two layers after the norm.
-    assert placed.info["step_us"] == plain.info["step_us"] + 2 + 2
+    assert placement.info["step_us"] == plain.info["step_us"] + 2 + 2
 
 
 def test_work_that_is_done_once_counts_once_per_step():

@@ -57,8 +57,8 @@ def fits(graph, cluster):
         if any(c >= 0 and group[int(c)] != d for c, d in zip(graph.colocation, device, strict=True)):
             continue
         for order in (None, *itertools.permutations(range(graph.n))):
-            placed = bl.Placement(device=list(device), order=order)
-            if np.all(makespan_and_peak(graph, cluster, placed)[1] <= cluster.memory_bytes):
+            placement = bl.Placement(device=list(device), order=order)
+            if np.all(makespan_and_peak(graph, cluster, placement)[1] <= cluster.memory_bytes):
                 return True
     return False
 
@@ -71,14 +71,14 @@ def study(count, first=0):
         possible = None
         for name in PLACERS:
             try:
-                placed = bl.place(graph, cluster, name)
+                placement = bl.place(graph, cluster, name)
             except bl.InfeasiblePlacement as error:
                 refused += 1
                 possible = fits(graph, cluster) if possible is None else possible
                 if possible:
                     wrong.append((k, name, str(error)))
             else:
-                assert bl.simulate(graph, cluster, placed).feasible
+                assert bl.simulate(graph, cluster, placement).feasible
     print(f"{count} problems, {refused} refusals, {len(wrong)} of what fits: {wrong[:3]}")
     return refused, wrong
 
@@ -130,11 +130,11 @@ def test_a_search_of_everything_says_so():
 def test_persistent_bytes_are_there_at_the_first_instant(persistent):
     """An op of no duration at time 0 was counted on an empty device."""
     graph = bl.OpGraph.from_edges([0], temp_bytes=[10], persistent_bytes=[persistent])
-    cluster, placed = bl.Cluster.uniform(1, memory_bytes=37), bl.Placement(device=[0])
-    timeline = bl.simulate(graph, cluster, placed)
+    cluster, placement = bl.Cluster.uniform(1, memory_bytes=37), bl.Placement(device=[0])
+    timeline = bl.simulate(graph, cluster, placement)
     exceeds = persistent + 10 > 37
     assert [v.kind for v in timeline.violations] == ["memory"] * exceeds
-    assert [v.kind for v in bl.check(graph, cluster, placed, timeline)] == ["memory"] * exceeds
+    assert [v.kind for v in bl.check(graph, cluster, placement, timeline)] == ["memory"] * exceeds
 
 
 def test_bug_the_proof_by_exhaustion_recursed_through_thousands_of_ops():
@@ -191,11 +191,11 @@ def test_two_chains_that_fit_only_because_they_write_over_their_outputs(placer):
     edges = [(0, 1, 30), (1, 2, 30), (3, 4, 30), (4, 5, 30)]
     graph = bl.OpGraph.from_edges([5] * 6, edges, reuse=[0, 1, 0] * 2)
     cluster = bl.Cluster.uniform(2, memory_bytes=30, link=bl.Link(1.0, 0.0))
-    placed = bl.place(graph, cluster, placer)
-    timeline = bl.simulate(graph, cluster, placed)
-    assert bl.check(graph, cluster, placed, timeline) == ()
+    placement = bl.place(graph, cluster, placer)
+    timeline = bl.simulate(graph, cluster, placement)
+    assert bl.check(graph, cluster, placement, timeline) == ()
     assert timeline.peak_bytes.tolist() == [30, 30] and timeline.makespan_us == 15
-    assert len(set(placed.device[:3].tolist())) == len(set(placed.device[3:].tolist())) == 1
+    assert len(set(placement.device[:3].tolist())) == len(set(placement.device[3:].tolist())) == 1
     with pytest.raises(bl.InfeasiblePlacement, match=r"needs 30 B while it runs.* have gpu:0 29 B, gpu:1 29 B$"):
         bl.place(graph, cluster.with_memory(29), placer)
     with pytest.raises(bl.InfeasiblePlacement, match=r"persistently, the 64 devices have 29 B each$"):
@@ -232,9 +232,9 @@ def test_what_fits_only_because_outputs_share_memory_is_found(seed):
         ("search", {"evaluations": 200, "time_limit": None}),
         ("exact", {"time_limit": 1}),
     ):
-        placed = bl.place(graph, least, name, **options)
-        assert bl.simulate(graph, least, placed).feasible
-        assert "status" not in placed.info or min(peaks) >= graph.tensor_bytes.sum()
+        placement = bl.place(graph, least, name, **options)
+        assert bl.simulate(graph, least, placement).feasible
+        assert "status" not in placement.info or min(peaks) >= graph.tensor_bytes.sum()
     for name in ("m-etf", "m-topo", "contiguous"):
         try:
             assert bl.simulate(graph, least, bl.place(graph, least, name)).feasible
@@ -260,8 +260,8 @@ def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
     cluster = bl.Cluster.uniform(2, memory_bytes=60, link=bl.Link(1.0, 0.0))
     for name in ("m-etf", "m-topo", "auto", "search"):
         options = {"evaluations": 50} if name == "search" else {}
-        placed = bl.place(graph, cluster, name, **options)
-        assert bl.simulate(graph, cluster, placed).peak_bytes.tolist() in ([30, 50], [50, 30]), name
+        placement = bl.place(graph, cluster, name, **options)
+        assert bl.simulate(graph, cluster, placement).peak_bytes.tolist() in ([30, 50], [50, 30]), name
         with pytest.raises(bl.InfeasiblePlacement, match="no proof that none exists"):
             bl.place(graph, bl.Cluster.uniform(1, memory_bytes=60), name, **options)
     for name in ("contiguous", "ideals"):  # stages hold the same memory, whatever they are made for

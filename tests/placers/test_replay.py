@@ -52,10 +52,10 @@ def test_equals_the_list_scheduler_s_own_log(comm, seed):
 
 def test_steps_do_not_depend_on_the_order_in_which_they_are_looked_at():
     graph, cluster = generators.layered_dag(200, seed=2), Cluster.uniform(4)
-    placed = place(graph, cluster, "hash")
-    order = np.argsort(placed.rank) if placed.rank is not None else graph.order
-    onward = Replay(graph, cluster, placed, order)
-    backward = Replay(graph, cluster, placed, order)
+    placement = place(graph, cluster, "hash")
+    order = np.argsort(placement.rank) if placement.rank is not None else graph.order
+    onward = Replay(graph, cluster, placement, order)
+    backward = Replay(graph, cluster, placement, order)
     steps = range(0, 200, 17)
     last_first = {k: backward[k] for k in reversed(steps)}
     assert [onward[k] for k in steps] == [last_first[k] for k in steps]
@@ -72,14 +72,14 @@ def test_an_empty_graph_has_no_steps():
 def test_m_topo_tells_how_full_devices_are():
     # Three ops of 4 bytes on two devices: the cap is 12 / 2 + 4 = 10, so two fit on the first and one on the second.
     graph = OpGraph.from_edges([1, 1, 1], persistent_bytes=[4, 4, 4])
-    placed = place(graph, Cluster.uniform(2, memory_bytes=100), "m-topo", explain=True)
-    decisions = placed.info["decisions"]
-    assert [d.chosen.device for d in decisions] == placed.device.tolist() == [0, 0, 1]
+    placement = place(graph, Cluster.uniform(2, memory_bytes=100), "m-topo", explain=True)
+    decisions = placement.info["decisions"]
+    assert [d.chosen.device for d in decisions] == placement.device.tolist() == [0, 0, 1]
     assert all(math.isnan(d.chosen.start_us) for d in decisions)
     assert decisions[1].reason == "Needs 4 B; the device then has 8 B of its cap of 10 B."
     assert [c.excluded for c in decisions[2].candidates] == ["full: has 8 B of its cap of 10 B", ""]
     plain = place(graph, Cluster.uniform(2, memory_bytes=100), "m-topo")
-    assert np.array_equal(plain.device, placed.device) and "decisions" not in plain.info
+    assert np.array_equal(plain.device, placement.device) and "decisions" not in plain.info
 
 
 def test_m_topo_names_the_step_that_placed_a_colocation_group():

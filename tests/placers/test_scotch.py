@@ -18,8 +18,8 @@ def test_work_follows_capacity():
     # 400 equal free ops on speeds 1 and 3: a quarter and three quarters, within the tolerance of 5 %.
     graph = OpGraph.from_edges([1.0] * 400)
     cluster = Cluster((Device("a", "x", 1000), Device("b", "x", 1000, 3.0)), Link(1.0, 0.0))
-    placed = place(graph, cluster, "scotch", program="metis")
-    assert abs(np.bincount(placed.device)[0] - 100) <= 0.05 * 100 + 1
+    placement = place(graph, cluster, "scotch", program="metis")
+    assert abs(np.bincount(placement.device)[0] - 100) <= 0.05 * 100 + 1
 
 
 def test_capacity_comes_from_the_durations_of_each_kind():
@@ -49,10 +49,10 @@ def test_bug_shares_of_next_to_nothing(placer, durations, free, speed):
     """A device that takes no time, or a trillion times as much; METIS ended in an error of its own, and `auto` with it."""
     graph = OpGraph.from_edges(durations, duration_by_kind={"free": free})
     devices = (Device("a", "x", 1000, speed), Device("b", "free", 1000))
-    placed = place(
+    placement = place(
         graph, Cluster(devices, Link(1.0, 0.0)), placer, **({"program": "metis"} if placer == "scotch" else {})
     )
-    assert placed.n == 2
+    assert placement.n == 2
 
 
 def test_two_cliques_are_not_torn_apart():
@@ -94,8 +94,8 @@ def test_an_installed_mapper_is_used(tmp_path):
         "open(mapping, 'w').write('\\n'.join([str(n), *rows]) + '\\n')"
     )
     graph = OpGraph.from_edges([1.0] * 4)
-    placed = place(graph, Cluster.uniform(3), "scotch", program=mapper(tmp_path, body))
-    assert placed.device.tolist() == [0, 0, 0, 2] and placed.info["mapper"] == "scotch"
+    placement = place(graph, Cluster.uniform(3), "scotch", program=mapper(tmp_path, body))
+    assert placement.device.tolist() == [0, 0, 0, 2] and placement.info["mapper"] == "scotch"
     with pytest.raises(ExecutionError, match="ended with code 3: no licence"):
         place(
             graph,
@@ -112,9 +112,9 @@ def test_keeps_colocation_allowed_devices_and_memory(seed):
     graph = graph.replace(allowed=kind, allowed_sets=(("gpu:1",),))
     total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
     cluster = Cluster.uniform(3, memory_bytes=int(0.7 * total))
-    placed = place(graph, cluster, "scotch", program="metis")
-    assert not check(graph, cluster, placed, simulate(graph, cluster, placed))
-    assert placed == place(graph, cluster, "scotch", program="metis")
+    placement = place(graph, cluster, "scotch", program="metis")
+    assert not check(graph, cluster, placement, simulate(graph, cluster, placement))
+    assert placement == place(graph, cluster, "scotch", program="metis")
 
 
 def test_no_op_one_device_a_full_device_and_a_missing_program():

@@ -209,6 +209,6 @@ def test_large_graphs_do_without_the_linear_program(monkeypatch):
     cluster = Cluster.uniform(2, link=Link(8.0, 0.0))
     assert place(graph, cluster, "m-sct").info["lp"]["solver"] == "highs"
     monkeypatch.setattr(favourites, "LARGEST_LP", 1)
-    placed = place(graph, cluster, "m-sct")
-    assert placed.info["lp"]["solver"] == "greedy" and placed.info["favourite_child"].tolist() == [2, -1, -1]
-    assert placed.device[0] == placed.device[2]
+    placement = place(graph, cluster, "m-sct")
+    assert placement.info["lp"]["solver"] == "greedy" and placement.info["favourite_child"].tolist() == [2, -1, -1]
+    assert placement.device[0] == placement.device[2]

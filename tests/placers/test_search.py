@@ -341,6 +341,6 @@ def test_of_groups_the_step_of_the_ops_is_never_longer_than_under_the_start():
         start_us = simulate(graph, cluster, start).makespan_us
         for placement in (start, start.on(graph)):
             options = {"time_limit": None, "evaluations": 40, "workers": 1}
-            placed = place(groups, cluster, "search", start=placement, **options)
-            assert simulate(graph, cluster, placed).makespan_us <= start_us
-            assert check(graph, cluster, placed, simulate(graph, cluster, placed)) == ()
+            best_placement = place(groups, cluster, "search", start=placement, **options)
+            assert simulate(graph, cluster, best_placement).makespan_us <= start_us
+            assert check(graph, cluster, best_placement, simulate(graph, cluster, best_placement)) == ()

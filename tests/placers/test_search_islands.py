@@ -92,10 +92,10 @@ def test_a_callback_ends_it_between_rounds():
 def test_islands_of_pipelines_are_no_worse_than_their_start(objective):
     graph = generators.with_backward(generators.chain(6, seed=1))
     options = {"executor": "here", "evaluations": 60, "time_limit": None, "islands": 2, "objective": objective}
-    placed = bl.place(graph, CLUSTER, "search", micro_batches=4, **options)
+    placement = bl.place(graph, CLUSTER, "search", micro_batches=4, **options)
     start = bl.place(graph, CLUSTER, "contiguous", objective=objective, micro_batches=4)
     key = "period_us" if objective == "throughput" else "step_us"
-    assert placed.info[key] <= start.info[key] * (1 + 1e-9)
+    assert placement.info[key] <= start.info[key] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

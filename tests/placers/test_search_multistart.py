@@ -66,12 +66,12 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
         rounds(several, candidates, until, price, is_late)
 
     monkeypatch.setattr(MultiStart, "_rounds", watched)
-    placed = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
     assert len(bests) == SEARCH.searches and bests == sorted(bests, reverse=True)
     assert [x[2] for x in begun] == [1] and begun[0][0] == pytest.approx(begun[0][1])
     assert partners[:-1] == [[]] * SEARCH.searches, "a search that heard of another one would end there"
     assert len(partners[-1]) == SEARCH.searches and min(partners[-1]) == pytest.approx(begun[0][0])
-    assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placed).makespan_us <= begun[0][0] * (1 + 1e-12)
+    assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placement).makespan_us <= begun[0][0] * (1 + 1e-12)
 
 
 @pytest.mark.slow
@@ -83,10 +83,10 @@ def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
         reports.append(progress.makespan_us)
         return progress.evaluations > 2500
 
-    placed = place(graph, cluster, "search", time_limit=None, evaluations=8000, seed=1, callback=tell, numbers=OFTEN)
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=8000, seed=1, callback=tell, numbers=OFTEN)
     assert reports == sorted(reports, reverse=True)
-    assert simulate(graph, cluster, placed).makespan_us <= reports[-1] * (1 + 1e-12)
-    assert placed.info["evaluations"] < 8000
+    assert simulate(graph, cluster, placement).makespan_us <= reports[-1] * (1 + 1e-12)
+    assert placement.info["evaluations"] < 8000
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_what_would_last_too_long_is_not_begun(monkeypatch):
     monkeypatch.setattr(rule, "contracted_graph", lambda *arguments: begun.append(2))
     graph = OpGraph.from_edges([5.0] * 40, [(i // 2, i, 8) for i in range(1, 40)])
     cluster = Cluster.uniform(2, link=Link(0.1, 0.0))
-    placed = place(graph, cluster, "search", time_limit=600.0, evaluations=50, workers=1)
-    assert 1 in begun and 2 in begun and placed.info["start_us"] < 200.0
+    placement = place(graph, cluster, "search", time_limit=600.0, evaluations=50, workers=1)
+    assert 1 in begun and 2 in begun and placement.info["start_us"] < 200.0
     begun.clear()
     monkeypatch.setattr(rule, "SEARCH", replace(rule.SEARCH, reducing_time=1e12, contracting_time=1e12))
     hurried = place(graph, cluster, "search", time_limit=600.0, evaluations=50, workers=1)

@@ -61,9 +61,9 @@ def test_runs_stay_within_units_and_short_and_make_no_cycle(seed):
 def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_time():
     graph = gnmt(ops=6000, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
-    placed = bl.place(graph, cluster, "m-etf")
+    placement = bl.place(graph, cluster, "m-etf")
     instance = Instance(graph, cluster)
-    subproblem = _evaluated(instance, placed.device, placed.rank, 48, np.random.default_rng(0))
+    subproblem = _evaluated(instance, placement.device, placement.rank, 48, np.random.default_rng(0))
     short, state = with_runs(instance, subproblem), subproblem.state
     assert len(short.model.degree) < 0.5 * graph.n
     evaluate_current(short.objective, short.state)
@@ -72,7 +72,7 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     for device, line in project_to_ops(short, state.position):
         rank = np.empty(graph.n)
         rank[line] = np.arange(graph.n)
-        assert np.array_equal(device, placed.device)
+        assert np.array_equal(device, placement.device)
         assert measure(instance.model, make_work(instance.model), "", device, rank).makespan_us == pytest.approx(
             before, rel=0.03
         )
@@ -114,9 +114,9 @@ def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():
         allowed_sets=(("gpu",), ("gpu:0", "gpu:1")),
     )
     cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
-    placed = bl.place(
+    placement = bl.place(
         graph, cluster, "search", time_limit=None, evaluations=4000, schedulers=("planned",), start="m-etf"
     )
-    timeline = bl.simulate(graph, cluster, placed)
-    assert not bl.check(graph, cluster, placed, timeline)
-    assert timeline.makespan_us < placed.info["start_us"]
+    timeline = bl.simulate(graph, cluster, placement)
+    assert not bl.check(graph, cluster, placement, timeline)
+    assert timeline.makespan_us < placement.info["start_us"]

@@ -75,6 +75,6 @@ def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(sto
         return len(reports) > stop
 
     graph = gnmt(ops=1500, seed=0)
-    placed = bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=20_000, callback=tell, seed=stop)
-    assert bl.simulate(graph, CLUSTER, placed).makespan_us <= reports[-1] * (1 + 1e-12)
+    placement = bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=20_000, callback=tell, seed=stop)
+    assert bl.simulate(graph, CLUSTER, placement).makespan_us <= reports[-1] * (1 + 1e-12)
     assert bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=3000, workers=1).order is not None

@@ -124,12 +124,12 @@ class PipelineProof:
             )
             for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
                 device = np.array(number, dtype=np.int32)[np.array(answer["device"])][self.group]
-                placed = Placement(device=device)
+                placement = Placement(device=device)
                 try:
-                    measurement = self.objective.measure(self.graph, self.cluster, placed)
+                    measurement = self.objective.measure(self.graph, self.cluster, placement)
                 except InvalidInput:  # no pipeline for this schedule
                     continue
-                us = self.objective.improved_us(self.graph, self.cluster, placed, measurement, self.us)
+                us = self.objective.improved_us(self.graph, self.cluster, placement, measurement, self.us)
                 if us < self.us:
-                    self.best, self.us = placed, us
+                    self.best, self.us = placement, us
             self.forbidden.append(answer["device"])

@@ -70,10 +70,10 @@ class Proof:
                 )
                 for numbering, plan in product(numberings, (np.array(answer["order"]), None)):
                     device = np.array(numbering, dtype=np.int32)[np.array(answer["device"])]
-                    placed = Placement(device=device, order=plan)
-                    timeline = simulate(self.graph, self.cluster, placed)
+                    placement = Placement(device=device, order=plan)
+                    timeline = simulate(self.graph, self.cluster, placement)
                     if timeline.feasible and timeline.makespan_us < self.timeline.makespan_us:
-                        self.best, self.timeline = placed, timeline
+                        self.best, self.timeline = placement, timeline
             if answer["status"] == "INFEASIBLE":  # nothing is shorter
                 self._raise_bound((horizon + 1) / self.times.scale)
             elif answer["bound"] is not None:  # of what is shorter

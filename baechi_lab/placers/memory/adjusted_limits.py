@@ -91,8 +91,8 @@ def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | N
     best: tuple[float, Placement] | None = None
     for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         for order in (None, depth_first_order(graph)):
-            placed = Placement(device=np.array(assignment, dtype=np.int32)[group], order=order)
-            timeline = simulate_step(graph, cluster, placed)
+            placement = Placement(device=np.array(assignment, dtype=np.int32)[group], order=order)
+            timeline = simulate_step(graph, cluster, placement)
             if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
-                best = timeline.makespan_us, placed
+                best = timeline.makespan_us, placement
     return None if best is None else best[1].replace(info={"limits": "tried out"})

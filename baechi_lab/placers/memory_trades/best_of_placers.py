@@ -84,18 +84,18 @@ class BestOfPlacers:
         candidates += proposed
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
             candidates += [
-                PlacedTimeline(placed, timeline, FIT, tuple(self.placers))
-                for placed, timeline in place_on_memory_ladder(graph, cluster, self.placers)
+                PlacedTimeline(placement, timeline, FIT, tuple(self.placers))
+                for placement, timeline in place_on_memory_ladder(graph, cluster, self.placers)
                 if timeline.feasible
             ]
         if not candidates:
             return None, why
         best = min(candidates, key=preference)
         if self.time_limit:
-            placed = place_directly(
+            placement = place_directly(
                 graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
             )
-            improved = PlacedTimeline(placed, simulate(graph, cluster, placed))
+            improved = PlacedTimeline(placement, simulate(graph, cluster, placement))
             if improved.timeline.feasible and preference(improved) < preference(best):
                 best = improved
         return best, ""
@@ -125,13 +125,13 @@ class BestOfPlacers:
         why = ""
         for name in names:
             try:
-                placed = place_directly(graph_to_place, cluster, name).on(graph)
-                timeline = simulate(graph, cluster, placed)
+                placement = place_directly(graph_to_place, cluster, name).on(graph)
+                timeline = simulate(graph, cluster, placement)
             except BaechiLabError as error:
                 why = why or str(error)
                 continue
             if timeline.feasible:
-                placements.append(PlacedTimeline(placed, timeline, OPS if graph_to_place is graph else GROUPS))
+                placements.append(PlacedTimeline(placement, timeline, OPS if graph_to_place is graph else GROUPS))
             else:
                 why = why or timeline.violations[0].message
         return placements, why
@@ -143,8 +143,8 @@ class BestOfPlacers:
         has_one_device = np.count_nonzero(~cluster.is_host) == 1
         for name in ("single",) if has_one_device else dict.fromkeys(["m-topo", *self.placers]):
             try:
-                placed = place_directly(coarse, ample_cluster, name).on(graph)
-                placements.append(PlacedTimeline(placed, simulate(graph, cluster, placed)))
+                placement = place_directly(coarse, ample_cluster, name).on(graph)
+                placements.append(PlacedTimeline(placement, simulate(graph, cluster, placement)))
             except BaechiLabError:
                 continue
         return min(
@@ -158,20 +158,20 @@ def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimelin
     fitting = []
     orders = {"": None, "position": graph.position.astype(np.float64), "depth first": depth_first_order(graph)}
     for order_name, order in orders.items():
-        placed = Placement(
+        placement = Placement(
             device=allowed.argmax(axis=1), order=order, placer="single", graph_key=graph.key, info={"order": order_name}
         )
-        timeline = simulate(graph, cluster, placed)
+        timeline = simulate(graph, cluster, placement)
         if timeline.feasible:
-            fitting.append(PlacedTimeline(placed, timeline, FIT if order_name else GROUPS))
+            fitting.append(PlacedTimeline(placement, timeline, FIT if order_name else GROUPS))
         elif not order_name:
             why = timeline.violations[0].message
     return (min(fitting, key=preference), "") if fitting else (None, why)
 
 
-def preference(placed: PlacedTimeline) -> tuple[bool, float]:
+def preference(placed_timeline: PlacedTimeline) -> tuple[bool, float]:
     """Sort key: placements that fit with the margin of their peaks first, then the fastest."""
-    return bool(placed.timeline.devices_in_doubt), placed.timeline.makespan_us
+    return bool(placed_timeline.timeline.devices_in_doubt), placed_timeline.timeline.makespan_us
 
 
 def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
@@ -180,14 +180,14 @@ def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
     return int(max(overflow_bytes.max(initial=0), 0))
 
 
-def placement_code(graph: str, cluster: str, placed: PlacedTimeline, devices: int) -> str:
+def placement_code(graph: str, cluster: str, placed_timeline: PlacedTimeline, devices: int) -> str:
     """Returns Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
-    if placed.source == FIT:
-        names = "" if placed.placers == FAST_PLACERS else f", placers={placed.placers!r}"
+    if placed_timeline.source == FIT:
+        names = "" if placed_timeline.placers == FAST_PLACERS else f", placers={placed_timeline.placers!r}"
         return f"bl.fit({graph}, {cluster}{names}, give_up=()).best.placement"
-    placer, params = placed.placement.placer, placed.placement.params
+    placer, params = placed_timeline.placement.placer, placed_timeline.placement.params
     if placer == "search":
         return f"bl.place({graph}, {cluster}, 'search', time_limit={params.get('time_limit')})"
-    if devices == 1 or placed.source == OPS:
+    if devices == 1 or placed_timeline.source == OPS:
         return f"bl.place({graph}, {cluster}, {placer!r})"
     return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placer!r}).on(g)"

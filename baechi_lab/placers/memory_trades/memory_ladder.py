@@ -40,10 +40,10 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
     for form in (optimize(graph, ample_cluster), graph):
         for name in placers:
             try:
-                placed = place_directly(form, ample_cluster, name).on(graph)
+                placement = place_directly(form, ample_cluster, name).on(graph)
             except BaechiLabError:
                 continue
-            pairs.append((placed, simulate_step(graph, ample_cluster, placed)))
+            pairs.append((placement, simulate_step(graph, ample_cluster, placement)))
     if not pairs:
         return []
     computing, start = ~cluster.is_host, _fastest(pairs)
@@ -64,7 +64,7 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
         if repaired_placement is None:
             break
         pairs.append((repaired_placement, simulate_step(graph, ample_cluster, repaired_placement)))
-    return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
+    return [(placement, simulate(graph, cluster, placement)) for placement, _ in pairs]
 
 
 def _largest_peak(pair: Pair, computing: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -40,8 +40,8 @@ def offload_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers) 
         for keyword, offloaded_graph in offload_variants(graph, cluster, host):
             attempts = [placing.fastest(offloaded_graph, cluster)[0]]
             if overflowing is not None:
-                placed = extended_placement(overflowing.placement, offloaded_graph, cluster)
-                attempts.append(PlacedTimeline(placed, simulate(offloaded_graph, cluster, placed)))
+                placement = extended_placement(overflowing.placement, offloaded_graph, cluster)
+                attempts.append(PlacedTimeline(placement, simulate(offloaded_graph, cluster, placement)))
             fits = [
                 PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, pair)
                 for pair in attempts

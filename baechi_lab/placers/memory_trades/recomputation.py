@@ -45,17 +45,17 @@ class PlacedVariant:
     arguments: dict[str, Any]
     description: str
     graph: OpGraph
-    placed: PlacedTimeline
+    placed_timeline: PlacedTimeline
 
     @property
     def placement(self) -> Placement:
         """The placement of `graph`."""
-        return self.placed.placement
+        return self.placed_timeline.placement
 
     @property
     def timeline(self) -> Timeline:
         """Its simulated timeline."""
-        return self.placed.timeline
+        return self.placed_timeline.timeline
 
 
 def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[dict[str, object], OpGraph]]:
@@ -100,7 +100,7 @@ def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers
             variants.append(PlacedVariant(arguments, description, recomputed_graph, best))
         if start is not None and devices > 1:
             variants += _recompute_in_turns(graph, cluster, placing, recomputed_graph, start, description)
-    return sorted(variants, key=lambda variant: preference(variant.placed))
+    return sorted(variants, key=lambda variant: preference(variant.placed_timeline))
 
 
 def _recompute_in_turns(
@@ -113,12 +113,12 @@ def _recompute_in_turns(
 ) -> list[PlacedVariant]:
     """Recomputes, of the ops that the variant recomputes, those on overfull devices; places again; repeats."""
     dropped_ops = np.unique(recomputed_graph.forward_of[graph.n :])
-    placed, timeline = start.placement, start.timeline
+    placement, timeline = start.placement, start.timeline
     full = np.zeros(cluster.n, dtype=np.bool_)
     variants: list[PlacedVariant] = []
     for _ in range(ROUNDS):
         full |= timeline.peak_bytes > cluster.memory_bytes
-        names = [graph.names[op] for op in dropped_ops[full[placed.device[dropped_ops]]].tolist()]
+        names = [graph.names[op] for op in dropped_ops[full[placement.device[dropped_ops]]].tolist()]
         if not names or len(names) == len(dropped_ops):
             break
         try:
@@ -126,8 +126,8 @@ def _recompute_in_turns(
                 smaller = recompute(graph, drop=names)
         except BaechiLabError:
             break
-        follows = placed.device[np.concatenate([np.arange(graph.n), smaller.forward_of[graph.n :]])]
-        hand = Placement(device=follows, graph_key=smaller.key, placer=placed.placer)
+        follows = placement.device[np.concatenate([np.arange(graph.n), smaller.forward_of[graph.n :]])]
+        hand = Placement(device=follows, graph_key=smaller.key, placer=placement.placer)
         timeline = simulate(smaller, cluster, hand)
         words = f"{description}, only the {len(names)} ops on {', '.join(np.array(cluster.names)[full].tolist())}"
         if timeline.feasible:

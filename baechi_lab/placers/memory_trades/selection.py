@@ -85,7 +85,7 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
     if not placements:
         message = f"{refusal}; nor was a graph found that fits and gives up {' or '.join(trades)}"
         raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
-    return min(placements, key=lambda placed: _cost(placed, graph, cluster))
+    return min(placements, key=lambda placement: _cost(placement, graph, cluster))
 
 
 def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -> Iterator[PlacedVariant]:
@@ -107,13 +107,13 @@ def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -
                 yield replace(variant, arguments={"recompute": keyword, "offload": variant.arguments})
 
 
-def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:
+def _cost(placement: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:
     """Sort key: feasible placements first, then by step time."""
-    timeline = simulate(placed.graph or graph, cluster, placed)
+    timeline = simulate(placement.graph or graph, cluster, placement)
     return not timeline.feasible, timeline.makespan_us
 
 
-def _with_trade(placed: Placement, graph: OpGraph, gave_up: dict[str, object]) -> Placement:
+def _with_trade(placement: Placement, graph: OpGraph, gave_up: dict[str, object]) -> Placement:
     """Returns the placement with its graph, which earlier versions had in `info`."""
-    info = {**placed.info, "graph": graph, "gave_up": gave_up}
-    return placed.replace(graph=graph, gave_up=gave_up, info=info)
+    info = {**placement.info, "graph": graph, "gave_up": gave_up}
+    return placement.replace(graph=graph, gave_up=gave_up, info=info)

@@ -75,11 +75,11 @@ def place_best_cut(
         count = 0  # several lines and goals may lead to one cut
         refusal: InvalidInput | None = None
         for cut in cuts(limits):
-            placed = cut.placement()
-            key = placed.device.tobytes(), placed.replicas
+            placement = cut.placement()
+            key = placement.device.tobytes(), placement.replicas
             try:
                 if key not in measured_cuts:
-                    measured_cuts[key] = objective.measure(graph, cluster, placed), cut
+                    measured_cuts[key] = objective.measure(graph, cluster, placement), cut
                 count += 1
             except InvalidInput as error:
                 refusal = refusal or error
@@ -118,10 +118,10 @@ def _climb(
 
     def cost(stage: Integers) -> float:
         nonlocal best_us
-        placed = cut._replace(stage=stage).placement()
+        placement = cut._replace(stage=stage).placement()
         try:
-            measurement = objective.measure(graph, cluster, placed)
-            improved_us = objective.improved_us(graph, cluster, placed, measurement, best_us)
+            measurement = objective.measure(graph, cluster, placement)
+            improved_us = objective.improved_us(graph, cluster, placement, measurement, best_us)
         except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule
             return np.inf
         best_us = min(best_us, improved_us)

@@ -168,8 +168,8 @@ class MultiStart:
         if not chain.state.by_rank or len(self.instance.samples.table):
             return
         best = chain.best
-        placed = Placement(device=best.device)
-        rank = -path_computation_time(self.instance.graph, self.instance.cluster, placed)
+        placement = Placement(device=best.device)
+        rank = -path_computation_time(self.instance.graph, self.instance.cluster, placement)
         remeasured = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
         if remeasured.key < best.key:
             chain.start_from(remeasured)

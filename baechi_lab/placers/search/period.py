@@ -111,10 +111,10 @@ class _Annealing:
         return anneal_loads(m, start_device, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
 
     def _take(self, unit_device: NDArray[np.int64]) -> None:
-        placed = Placement(device=unit_device[self.model.unit].astype(np.int32))
-        measurement = self.objective.measure(self.graph, self.cluster, placed)
-        us = self.objective.improved_us(self.graph, self.cluster, placed, measurement, self.us)
+        placement = Placement(device=unit_device[self.model.unit].astype(np.int32))
+        measurement = self.objective.measure(self.graph, self.cluster, placement)
+        us = self.objective.improved_us(self.graph, self.cluster, placement, measurement, self.us)
         if us < self.us:
-            self.best, self.us, self.unit_device, self.idle = placed, us, unit_device, 0
+            self.best, self.us, self.unit_device, self.idle = placement, us, unit_device, 0
         elif not measurement.feasible:  # outputs and temporaries do not fit in addition to persistent bytes
             self.limit = np.maximum(self.limit - measurement.overflow_bytes, 0)

@@ -91,10 +91,10 @@ class Starts:
     def _placed_rules(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name in fast_placers(graph):
             try:
-                placed = propose(name, graph, self.graph, self.cluster)
+                placement = propose(name, graph, self.graph, self.cluster)
             except BaechiLabError:  # this rule finds no placement that fits; others may
                 continue
-            yield f"{name} on the {parts_of(form)}", placed.device, placed.rank
+            yield f"{name} on the {parts_of(form)}", placement.device, placement.rank
 
     def _cuts(self, graph: OpGraph) -> Iterator[tuple[str, NDArray[np.int32]]]:
         yield from contiguous_splits(graph, self.cluster)
