@@ -79,13 +79,13 @@ def test_what_the_runtime_replaced_is_told():
     pytest.importorskip("tensorflow")
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    placed, partition = GraphDef(), GraphDef()
+    placed_graph, partition = GraphDef(), GraphDef()
     for name, op in (("a", "MatMul"), ("b", "Relu")):
-        placed.node.add(name=name, op=op)
+        placed_graph.node.add(name=name, op=op)
     for name, op in (("a", "_MklMatMul"), ("b", "Relu"), ("b_S1", "_Recv")):
         partition.node.add(name=name, op=op)
     metadata = SimpleNamespace(partition_graphs=[partition])
-    assert replaced_ops(metadata, placed.node) == {"a": "_MklMatMul"}
+    assert replaced_ops(metadata, placed_graph.node) == {"a": "_MklMatMul"}
 
 
 @pytest.mark.parametrize(("warmup", "expected"), [(2, ["divided", "plain", "trace", "plain"]), (0, ["both", "plain"])])

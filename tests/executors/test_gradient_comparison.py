@@ -58,8 +58,8 @@ def _messages(step, count=3, inputs=None):
     graph = bl.profile(step, mode="estimated", hardware="cpu-core")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        placed = bl.Placement(device=[0] * graph.n)
-        unrolled = pipelined_step(step, placed, None, graph, count, "gpipe", None, inputs)
+        placement = bl.Placement(device=[0] * graph.n)
+        unrolled = pipelined_step(step, placement, None, graph, count, "gpipe", None, inputs)
     return [str(warning.message) for warning in caught], unrolled.step
 
 

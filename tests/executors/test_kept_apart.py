@@ -88,8 +88,8 @@ def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, plain, monkey
     placement = bl.Placement(device=[0] * graph.n)
     pipe = make_pipelined_graph(graph, bl.Cluster.uniform(1), placement, 2, "gpipe")
     ordered = unrolling.unrolled_step(step, graph, placement, pipe)
-    placed = session.place_graph(ordered, dict.fromkeys(pipe.graph.names, "/device:CPU:0"))
-    running = session.PlacedSession(placed, session.session_config())
+    placed_graph = session.place_graph(ordered, dict.fromkeys(pipe.graph.names, "/device:CPU:0"))
+    running = session.PlacedSession(placed_graph, session.session_config())
     try:
         running.start(ordered.initial_values)
         if one_op_of_two():

@@ -98,8 +98,8 @@ def test_micro_batches_train_as_the_undivided_batch(cases, model, schedule):
 )
 def test_replicas_give_the_undivided_batch_and_stay_equal(cases, model, devices, replicas, schedule):
     case = cases(model)
-    placed = bl.Placement(device=np.array(devices)[case.stages(2).device], replicas=replicas)
-    run = _as_the_undivided(case, placed, schedule, devices=3)
+    placement = bl.Placement(device=np.array(devices)[case.stages(2).device], replicas=replicas)
+    run = _as_the_undivided(case, placement, schedule, devices=3)
     trained = run.info["variables"]
     copies = [name for name in trained if "/replica" in name]
     assert len(copies) >= len(replicas[0]) - 1
@@ -108,8 +108,8 @@ def test_replicas_give_the_undivided_batch_and_stay_equal(cases, model, devices,
         np.testing.assert_array_equal(trained[name], trained[first if first in trained else f"{first}:0"], err_msg=name)
 
 
-def _as_the_undivided(case, placed, schedule, devices=2):
-    run = case.run(case.step, placed, micro_batches=M, schedule=schedule)
+def _as_the_undivided(case, placement, schedule, devices=2):
+    run = case.run(case.step, placement, micro_batches=M, schedule=schedule)
     assert run.status == "ok" and run.moved_ops == ()
     losses = [[float(o[0]) for o in r.outputs] for r in (run, case.expected)]
     assert len(set(losses[1])) == 3
@@ -117,7 +117,7 @@ def _as_the_undivided(case, placed, schedule, devices=2):
     for name, value in case.expected.info["variables"].items():
         np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     cluster = bl.Cluster.uniform(devices, kind="cpu")
-    simulated = bl.simulate(case.graph, cluster, placed, micro_batches=M, schedule=schedule)
+    simulated = bl.simulate(case.graph, cluster, placement, micro_batches=M, schedule=schedule)
     assert run.timeline.op_names == simulated.op_names
     at = np.zeros(len(simulated.op), dtype=int)
     at[run.timeline.op] = run.timeline.device
@@ -184,7 +184,7 @@ def test_compare_measures_the_same_step(cases):
 def test_micro_batches_on_workers_train_as_the_undivided_batch(cases):
     """On a LocalCluster, and on the same workers as machines that one names by address."""
     case = cases("mlp")
-    placed = case.placement("1f1b")
+    placement = case.placement("1f1b")
     replicated = bl.Placement(device=[0] * case.graph.n, replicas=[(0, 1)])
     with bl.LocalCluster(2, trusted_users=True) as local:
         shared = bl.execute(
@@ -205,7 +205,7 @@ def test_micro_batches_on_workers_train_as_the_undivided_batch(cases):
         for target in ({"cluster": local}, {"cluster": local.cluster, "workers": local.addresses}):
             run = bl.execute(
                 case.step,
-                placed,
+                placement,
                 steps=2,
                 warmup=0,
                 traced=1,
@@ -219,7 +219,7 @@ def test_micro_batches_on_workers_train_as_the_undivided_batch(cases):
             assert run.status == "ok" and run.timeline.device_names == local.cluster.names
             for name, value in case.expected.info["variables"].items():
                 np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6)
-            simulated = bl.simulate(case.graph, local.cluster, placed, micro_batches=M, schedule="1f1b")
+            simulated = bl.simulate(case.graph, local.cluster, placement, micro_batches=M, schedule="1f1b")
             assert run.timeline.op_names == simulated.op_names
             pairs = {(x, y) for x, y in zip(run.timeline.transfers.source, run.timeline.transfers.target, strict=True)}
             assert pairs == {(0, 1), (1, 0)}
@@ -386,12 +386,12 @@ def test_a_loss_that_is_a_sum(worker):
 
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     step = bl.trace(fit, x[:2])
-    placed = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
+    placement = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
 
     def go(reduction):
         return bl.execute(
             step,
-            placed,
+            placement,
             steps=1,
             warmup=0,
             traced=0,

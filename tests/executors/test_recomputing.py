@@ -153,10 +153,10 @@ def test_offloaded_outputs_are_sent_to_a_third_device_and_back(case, first, work
     offloaded = bl.offload(recomputed if first else graph, cluster)
     hosted = [name for name in offloaded.names if name.endswith("/offloaded")]
     assert len(hosted) > LAYERS
-    placed = bl.place(offloaded, cluster, "m-etf")
+    placement = bl.place(offloaded, cluster, "m-etf")
     options = {"warmup": 1, "kind": "cpu", "worker": worker, "progress": False}
     plain = bl.execute(step, bl.Placement(device=[0] * graph.n), 3, graph=graph, virtual=2, **options)
-    run = bl.execute(step, placed, 3, traced=1, graph=offloaded, virtual=2, **options)
+    run = bl.execute(step, placement, 3, traced=1, graph=offloaded, virtual=2, **options)
     assert run.status == "ok", run.message
     assert [float(o[0]) for o in run.outputs][:4] == [float(o[0]) for o in plain.outputs][:4]
     timeline = run.timeline
@@ -291,11 +291,11 @@ def test_bl_apply_trains_with_lent_state(lent):
     step, _, cluster, offloaded = lent
     x = np.ones((32, 64), np.float32)
     losses_by_graph = []
-    for graph, placed in (
+    for graph, placement in (
         (None, bl.Placement(device=[0] * lent[1].n)),
         (offloaded, bl.place(offloaded, cluster, "single")),
     ):
-        with bl.apply(step, placed, graph=graph, virtual=2, kind="cpu") as trained:
+        with bl.apply(step, placement, graph=graph, virtual=2, kind="cpu") as trained:
             losses_by_graph.append([float(trained(x)) for _ in range(3)])
     assert losses_by_graph[0] == losses_by_graph[1] and losses_by_graph[0][0] > losses_by_graph[0][-1]
 

@@ -91,8 +91,8 @@ def test_script_of_a_recomputed_graph_trains_the_same(step, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="recomputing saves nothing")
         recomputed = bl.recompute(graph, drop=[tanh])
-    placed = bl.Placement(device=np.zeros(recomputed.n, dtype=int))
-    folder = bl.export(step, placed, tmp_path / "again", graph=recomputed)
+    placement = bl.Placement(device=np.zeros(recomputed.n, dtype=int))
+    folder = bl.export(step, placement, tmp_path / "again", graph=recomputed)
     process = run_script(folder, "--steps", "5")
     assert process.returncode == 0, process.stderr[-2000:]
     np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
@@ -294,8 +294,8 @@ def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path
 
 def test_micro_batches_on_workers(third, step, tmp_path):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    traced, placed = third
-    shared = placed.replace(device=np.zeros_like(placed.device), replicas=[(0, 1)])  # both run all of the step
+    traced, placement = third
+    shared = placement.replace(device=np.zeros_like(placement.device), replicas=[(0, 1)])  # both run all of the step
     folder = bl.export(traced, shared, tmp_path / "out", micro_batches=3, schedule="1f1b", workers=workers)
     feed_whole_batches(folder, step)
     train_on_workers(folder, workers, step, ["--trusted-users"], [])
@@ -384,25 +384,25 @@ def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
     graph = bl.profile(step, mode="estimated")
     copied = bl.optimize(graph, passes=("replicate",))
     assert copied.n > graph.n  # the step has constants that several ops read
-    placed = bl.place(copied, bl.Cluster.uniform(2, memory_bytes=1 << 30), "m-topo")
-    assert len(set(placed.on(graph).device.tolist())) == 2
-    run = bl.execute(step, placed, steps=3, kind="cpu")
+    placement = bl.place(copied, bl.Cluster.uniform(2, memory_bytes=1 << 30), "m-topo")
+    assert len(set(placement.on(graph).device.tolist())) == 2
+    run = bl.execute(step, placement, steps=3, kind="cpu")
     assert run.status == "ok"
     np.testing.assert_allclose([float(outputs[0]) for outputs in run.outputs[:5]], step.info["losses"], rtol=1e-6)
-    process = run_script(bl.export(step, placed, tmp_path / "replicated"), "--steps", "5")
+    process = run_script(bl.export(step, placement, tmp_path / "replicated"), "--steps", "5")
     assert process.returncode == 0, process.stderr[-2000:]
     np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
 
 
 def test_replicas_are_refused(step, tmp_path):
     graph = bl.profile(step, mode="estimated")
-    placed = bl.Placement(device=[0] * graph.n, replicas=[(0, 1)])
+    placement = bl.Placement(device=[0] * graph.n, replicas=[(0, 1)])
     with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.export runs every op on one device"):
-        bl.export(step, placed, tmp_path / "new")
+        bl.export(step, placement, tmp_path / "new")
     with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.execute runs every op on one device"):
-        bl.execute(step, placed)
+        bl.execute(step, placement)
     with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.apply runs every op on one device"):
-        bl.apply(step, placed)
+        bl.apply(step, placement)
     assert not (tmp_path / "new").exists()
 
 

@@ -111,7 +111,7 @@ def execute(
         step, placement, graph = unrolled.step, unrolled.placement, unrolled.graph
     for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
         check_whole(name, value, low=0)
-    step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.execute")
+    step, graph, op_placement = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
     header = {
         **step_header(step),
@@ -124,7 +124,7 @@ def execute(
         "return_variables": options.get("return_variables", False),
     }
     fed = (array for batch in batches for array in batch)
-    request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
+    request = Message("execute", header, (op_placement.device, *step_arrays(step), *fed))
     collected = _Collected()
     peers = Peers(device_choice["workers"], secret=device_choice["secret"], local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
@@ -141,7 +141,7 @@ def execute(
             peers=peers,
         )
         status, message = _answer_of_worker(options.get("worker"), exchange, peers, local, uses_peers=bool(workers))
-    run = _run(step, graph, placed, cluster, collected, status, message)
+    run = _run(step, graph, op_placement, cluster, collected, status, message)
     return run if unrolled is None else unrolled.with_pipeline_info(run)
 
 
@@ -229,7 +229,7 @@ def _collect_answers(
 def _run(
     step: Step,
     graph: OpGraph,
-    placed: Placement,
+    placement: Placement,
     cluster: Cluster | None,
     collected: _Collected,
     status: str,
@@ -250,7 +250,7 @@ def _run(
     if collected.variables:
         info["variables"] = {spec.name: value for spec, value in zip(step.variables, collected.variables, strict=True)}
     return Run(
-        timeline=_timeline(step, graph, placed, cluster, collected),
+        timeline=_timeline(step, graph, placement, cluster, collected),
         step_seconds=np.array(measured_seconds, dtype=np.float64),
         outputs=tuple(s.outputs for s in collected.steps),
         status=status,
@@ -261,7 +261,7 @@ def _run(
 
 
 def _timeline(
-    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, collected: _Collected
+    step: Step, graph: OpGraph, placement: Placement, cluster: Cluster | None, collected: _Collected
 ) -> Timeline | None:
     if collected.trace is None:
         return None
@@ -272,10 +272,10 @@ def _timeline(
     extra = [
         d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(collected.trace.device == d)
     ]
-    last = max([*extra, int(placed.device.max(initial=0)), (cluster.n if cluster is not None else 1) - 1])
+    last = max([*extra, int(placement.device.max(initial=0)), (cluster.n if cluster is not None else 1) - 1])
     at = graph.index
     variable_bytes = [
-        (int(placed.device[at[spec.name]]), at[spec.name], int(value.nbytes))
+        (int(placement.device[at[spec.name]]), at[spec.name], int(value.nbytes))
         for spec, value in zip(step.variables, step.initial_values, strict=True)
         if spec.name in at
     ]

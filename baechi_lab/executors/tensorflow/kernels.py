@@ -46,14 +46,14 @@ def original_name(node: str) -> str:
 
 
 def read_kernels(
-    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int], placed: NDArray[np.int32]
+    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int], device_of_op: NDArray[np.int32]
 ) -> list[Kernel]:
-    """Returns the kernels of the ops in `op_at` on the devices in `device_at`. `placed` is each op's device."""
+    """Returns the kernels of the ops in `op_at` on the devices in `device_at`. `device_of_op` is each op's device."""
     kernels = list(_executor_kernels(metadata, op_at, device_at))
     kernel_of: dict[int, Kernel] = {}
     for kernel in kernels:
         is_copy = original_name(kernel.node) != kernel.node
-        if not is_copy or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
+        if not is_copy or kernel.op not in kernel_of or kernel.device == device_of_op[kernel.op]:
             kernel_of[kernel.op] = kernel
     # First start and last end of the kernels of (op, device) on a GPU's streams.
     device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0

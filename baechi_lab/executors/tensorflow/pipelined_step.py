@@ -62,11 +62,11 @@ def pipelined_step(
         from ...profilers.dispatch import profile
 
         graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    op_placement = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     kind = next(iter(graph.duration_by_kind), "gpu")
-    cluster_or_uniform = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
+    cluster_or_uniform = Cluster.uniform(op_placement.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
-    pipe = make_pipelined_graph(graph, cluster_or_uniform, placed, count, schedule)
+    pipe = make_pipelined_graph(graph, cluster_or_uniform, op_placement, count, schedule)
     undivided = undivided_step(step, axes, count)
-    unrolled = unrolled_step(step, graph, placed, pipe, reduction, axes, undivided, first_batch(step, inputs))
+    unrolled = unrolled_step(step, graph, op_placement, pipe, reduction, axes, undivided, first_batch(step, inputs))
     return PipelinedStep(unrolled, pipe, count)

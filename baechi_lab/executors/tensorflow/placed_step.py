@@ -65,11 +65,11 @@ def apply(
     check_placed_step(placement, graph, cluster)
     if cluster is not None:
         check_records(cluster=cluster)
-    step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.apply")
+    step, graph, op_placement = step_to_run(step, placement, graph, cluster, "bl.apply")
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)
-    selection = select(names, options, int(placed.device.max(initial=0)) + 1)
-    device_of = {name: selection.devices[d] for name, d in zip(graph.names, placed.device.tolist(), strict=True)}
+    selection = select(names, options, int(op_placement.device.max(initial=0)) + 1)
+    device_of = {name: selection.devices[d] for name, d in zip(graph.names, op_placement.device.tolist(), strict=True)}
     config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads)
     selection.apply(config)
     # This is the caller's training loop, not a measurement: an op may use every core.
@@ -110,7 +110,7 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
     @property
     def moved_ops(self) -> tuple[str, ...]:
         """Ops that run on the device of their variable instead of the device in the placement."""
-        return self._session.placed.moved_ops
+        return self._session.placed_graph.moved_ops
 
     @property
     def variables(self) -> dict[str, NDArray[np.generic]]:

@@ -42,8 +42,8 @@ def step_to_run(
     refuse_replicas(placement, caller)
     graph = graph_of(step) if graph is None else graph
     step = recomputed_step(step, graph)
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
-    return step, graph, with_state_on_hosts(graph, placed)
+    op_placement = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    return step, graph, with_state_on_hosts(graph, op_placement)
 
 
 def recomputed_step(step: Step, graph: OpGraph) -> Step:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class Shares:
     """Replica groups of a micro-batch's ops: op `name` has `width(name)` replicas in group `group(name)`, or -1 for none."""
 
-    def __init__(self, graph: OpGraph, placed: Placement) -> None:
-        self.widths = [len(group) for group in placed.replicas]
-        first = {group[0]: g for g, group in enumerate(placed.replicas)}
-        op_devices = placed.device.tolist()
+    def __init__(self, graph: OpGraph, placement: Placement) -> None:
+        self.widths = [len(group) for group in placement.replicas]
+        first = {group[0]: g for g, group in enumerate(placement.replicas)}
+        op_devices = placement.device.tolist()
         self._group = {name: first[d] for name, d in zip(graph.names, op_devices, strict=True) if d in first}
 
     def group(self, name: str) -> int:

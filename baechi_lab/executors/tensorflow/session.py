@@ -249,15 +249,15 @@ class PlacedSession:
     `run_and_record_partition`, traced steps run like untraced ones.
     """
 
-    def __init__(self, placed: PlacedGraph, config: ConfigProto, target: str = "") -> None:
+    def __init__(self, placed_graph: PlacedGraph, config: ConfigProto, target: str = "") -> None:
         import tensorflow as tf
 
-        self.placed = placed
+        self.placed_graph = placed_graph
         self._partition_graphs: list[object] = []
         self._tf = tf.compat.v1
         graph = self._tf.Graph()
         with graph.as_default():
-            self._tf.import_graph_def(parse_graph(placed.graph_def), name="")
+            self._tf.import_graph_def(parse_graph(placed_graph.graph_def), name="")
         self.session = self._tf.Session(target=target, graph=graph, config=config)
 
     def devices(self) -> tuple[tuple[str, str, int], ...]:
@@ -267,8 +267,8 @@ class PlacedSession:
     def start(self, values: Sequence[NDArray[np.generic]]) -> None:
         """Sets the variables and builds the step."""
         self.assign(values)
-        fetches = [*self.placed.fetches, *self.placed.targets]
-        self._call = self.session.make_callable(fetches, list(self.placed.feeds), accept_options=True)
+        fetches = [*self.placed_graph.fetches, *self.placed_graph.targets]
+        self._call = self.session.make_callable(fetches, list(self.placed_graph.feeds), accept_options=True)
 
     def assign(self, values: Sequence[NDArray[np.generic]]) -> None:
         """Sets the variables.
@@ -277,8 +277,8 @@ class PlacedSession:
         variables at once would double the memory. So variables are assigned in portions of up to `_FEED_BYTES`.
         """
         for portion in _portions([v.nbytes for v in values]):
-            feeds = {self.placed.variables[i].value: values[i] for i in portion}
-            self.session.run([self.placed.variables[i].assign for i in portion], feeds)
+            feeds = {self.placed_graph.variables[i].value: values[i] for i in portion}
+            self.session.run([self.placed_graph.variables[i].assign for i in portion], feeds)
 
     def call(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
         """Runs one step; the values of its outputs."""
@@ -310,7 +310,7 @@ class PlacedSession:
 
     def _run(self, inputs: Sequence[NDArray[np.generic]], **options: object) -> tuple[object, ...]:
         try:
-            return tuple(self._call(*inputs, **options)[: len(self.placed.fetches)])
+            return tuple(self._call(*inputs, **options)[: len(self.placed_graph.fetches)])
         except self._tf.errors.OpError as error:
             if "does not have value" not in error.message:
                 raise
@@ -319,9 +319,9 @@ class PlacedSession:
             ) from error
 
     def values(self) -> tuple[NDArray[np.generic], ...]:
-        if not self.placed.variables:
+        if not self.placed_graph.variables:
             return ()
-        return tuple(np.asarray(value) for value in self.session.run([v.read for v in self.placed.variables]))
+        return tuple(np.asarray(value) for value in self.session.run([v.read for v in self.placed_graph.variables]))
 
     def close(self) -> None:
         self.session.close()

@@ -61,11 +61,13 @@ class Trace:
         )
 
 
-def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.int32], devices: Sequence[str]) -> Trace:
-    """Returns the rows of a RunMetadata for the ops `names`, placed on `placed`; `devices` are full TensorFlow names."""
+def read_trace(
+    metadata: RunMetadata, names: Sequence[str], device_of_op: NDArray[np.int32], devices: Sequence[str]
+) -> Trace:
+    """Returns the rows of a RunMetadata for the ops `names`, placed on `device_of_op`; `devices` are full TensorFlow names."""
     op_at = {name: i for i, name in enumerate(names)}
     device_at = {name: i for i, name in enumerate(devices)}
-    kernels = read_kernels(metadata, op_at, device_at, placed)
+    kernels = read_kernels(metadata, op_at, device_at, device_of_op)
     sends = read_sends(metadata, op_at, device_at)
     arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received_transfers(metadata, sends, device_at)}
     held_until = copies_held_until(metadata, sends, device_at, kernels)

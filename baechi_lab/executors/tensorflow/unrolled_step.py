@@ -49,14 +49,14 @@ _STREAM = 0x27D4EB2F
 def unrolled_step(
     step: Step,
     graph: OpGraph,
-    placed: Placement,
+    placement: Placement,
     pipe: PipelinedGraph,
     reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
     undivided: Step | None = None,
     batch: object | None = None,
 ) -> Step:
-    """Returns `step`, whose graph is `graph` and placement `placed`, unrolled as in `pipe`.
+    """Returns `step`, whose graph is `graph` and placement `placement`, unrolled as in `pipe`.
 
     The inputs are those of micro-batch 0, then 1, ... The outputs are those of `step`: a float scalar is the mean (or sum) over
     micro-batches, an integer scalar the sum, and any other output is stacked with the micro-batch as first axis. Variables of
@@ -73,7 +73,7 @@ def unrolled_step(
     axes = {split(name)[0]: axis for name, axis in axes.items()}
     undivided_graph = None if undivided is None else parse_graph(undivided.graph_def)
     division = BatchDivision(step, graph, pipe.graph, axes, reduction, undivided_graph)
-    unrolled = _Unroller(division, placed, pipe).step()
+    unrolled = _Unroller(division, placement, pipe).step()
     division.compare_gradients(unrolled, undivided, axes, batch)
     return unrolled
 
@@ -81,11 +81,11 @@ def unrolled_step(
 class _Unroller:
     """Unrolls one step; used once."""
 
-    def __init__(self, division: BatchDivision, placed: Placement, pipe: PipelinedGraph) -> None:
+    def __init__(self, division: BatchDivision, placement: Placement, pipe: PipelinedGraph) -> None:
         self.division, self.pipe = division, pipe
         self.source, self.graph, self.unrolled = division.source, division.graph, pipe.graph
         self.count, self.nodes, self.repeated = division.count, division.nodes, division.repeated
-        self.shares = Shares(self.graph, placed)
+        self.shares = Shares(self.graph, placement)
         # Parsed anew: reading an attribute that a node lacks, as the analysis does, adds an empty one.
         self.graph_def = parse_graph(self.source.graph_def)
         del self.graph_def.node[:]
@@ -107,7 +107,7 @@ class _Unroller:
             unrolled=self.unrolled,
             shares=self.shares,
             sums=self.sums,
-            gradients=self._gradients() if placed.replicas else {},
+            gradients=self._gradients() if placement.replicas else {},
             copies=lambda name, output: [join(copy, output) for copy in self._names(name)],
             prefix=SUMS.rstrip("/"),
         )

@@ -120,14 +120,14 @@ def execute(
     if micro_batches is not None or schedule is not None:
         micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
-    placed = place_model(step, micro_steps, placement, graph, cluster)
-    names = torch_devices(placed.cluster, devices)
+    placed_model = place_model(step, micro_steps, placement, graph, cluster)
+    names = torch_devices(placed_model.cluster, devices)
     # `unroll` warns of batch statistics
-    unrolled_graph = unroll(placed.graph, len(micro_steps)) if len(micro_steps) > 1 else placed.graph
-    division = divide(placed, schedule, pipeline, reduction, warned=True)
+    unrolled_graph = unroll(placed_model.graph, len(micro_steps)) if len(micro_steps) > 1 else placed_model.graph
+    division = divide(placed_model, schedule, pipeline, reduction, warned=True)
     if division.cut is not None:
         run = run_pipeline(
-            placed,
+            placed_model,
             division.cut,
             names,
             adding=division.adding,
@@ -145,17 +145,17 @@ def execute(
         return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
-    results, device = placed.traced.results, placed.placement.device
+    results, device = placed_model.traced.results, placed_model.placement.device
     loss_device = int(device[results[0]]) if results else 0
     assign(
-        placed.model,
-        placed.traced,
-        placed.placement,
-        placed.cluster,
+        placed_model.model,
+        placed_model.traced,
+        placed_model.placement,
+        placed_model.cluster,
         reorder=reorder,
         devices=devices,
         output_device=names[loss_device] if results and len(set(names)) > 1 else None,
-        graph=placed.graph,
+        graph=placed_model.graph,
         transport=transport,
         always=bool(division.adding.in_model),
     )
@@ -163,7 +163,7 @@ def execute(
         deadline = None if timeout is None else time.monotonic() + timeout
         running = _StepRunner(
             micro_steps,
-            placed.model,
+            placed_model.model,
             max_in_flight=division.in_flight,
             adding=division.adding,
             gradients=return_gradients,
@@ -176,9 +176,9 @@ def execute(
             status, message = running.run_steps("measured", steps)
         measured = None
         if status == "ok":
-            make_measurement = partial(Measurement, placed, unrolled_graph)
+            make_measurement = partial(Measurement, placed_model, unrolled_graph)
             status, message, measured = _measure_timeline(running, make_measurement, loss_device)
-        session = distribution(placed.model).session
+        session = distribution(placed_model.model).session
         info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
         if schedule is not None:
             info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": division.in_flight}
@@ -187,7 +187,7 @@ def execute(
         times = np.array(running.seconds[warmup : warmup + steps])
         return Run(measured, times, tuple(running.outputs), status, message, info=info)
     finally:
-        gather(placed.model)  # layers may belong to other models, too
+        gather(placed_model.model)  # layers may belong to other models, too
 
 
 def _measure_timeline(
@@ -226,15 +226,25 @@ class StepDivision:
 
 
 def divide(
-    placed: PlacedModel, schedule: ScheduleOption | None, pipeline: bool | None, reduction: str | None, *, warned: bool
+    placed_model: PlacedModel,
+    schedule: ScheduleOption | None,
+    pipeline: bool | None,
+    reduction: str | None,
+    *,
+    warned: bool,
 ) -> StepDivision:
     """Decides how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
 
     `warned`: whether a warning about statistics of batches was given already.
     Raises the errors of `execute`.
     """
-    step, model, graph, micro_steps = placed.step, placed.model, placed.graph, placed.micro_steps
-    replicas = placed.placement.replicas
+    step, model, graph, micro_steps = (
+        placed_model.step,
+        placed_model.model,
+        placed_model.graph,
+        placed_model.micro_steps,
+    )
+    replicas = placed_model.placement.replicas
     if schedule is not None and recomputes_or_offloads(graph):
         if pipeline:
             raise InvalidInput(
@@ -243,13 +253,13 @@ def divide(
             )
         pipeline = False
     if replicas and schedule is None:
-        refuse_replicas(placed.placement, "bl.execute")
+        refuse_replicas(placed_model.placement, "bl.execute")
     if replicas and pipeline is False:
         raise InvalidInput(
             f"replicas is {in_short(replicas)} and pipeline is False; replicas of stages run in processes of their own"
         )
     must = pipeline is True or bool(replicas)
-    adding = reduction_of(step, model, placed.traced.layers, micro_steps, reduction)
+    adding = reduction_of(step, model, placed_model.traced.layers, micro_steps, reduction)
     if schedule is None:
         return StepDivision(micro_steps, None, len(micro_steps), adding)
     session_knows_schedule = isinstance(schedule, str) and schedule in ("gpipe", "1f1b")
@@ -264,7 +274,7 @@ def divide(
     if pipeline is not False:
         try:
             with collected_warnings() if warned else contextlib.nullcontext():
-                cut = cut_step(placed, schedule)
+                cut = cut_step(placed_model, schedule)
                 _refuse_coupled_ranks(step, model, cut)
             return StepDivision(micro_steps, cut, 1, adding)
         except UnknownNameError:
@@ -278,7 +288,9 @@ def divide(
             "way at once) or '1f1b' (as many as there are devices)"
         )
     in_flight = (
-        min(len(micro_steps), len(set(placed.placement.device.tolist()))) if schedule == "1f1b" else len(micro_steps)
+        min(len(micro_steps), len(set(placed_model.placement.device.tolist())))
+        if schedule == "1f1b"
+        else len(micro_steps)
     )
     return StepDivision(micro_steps, None, in_flight, adding)
 

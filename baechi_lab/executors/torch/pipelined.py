@@ -57,22 +57,24 @@ class Cut:
     tied: list[list[tuple[int, str]]]
 
 
-def cut_step(placed: PlacedModel, schedule: ScheduleOption | None) -> Cut:
+def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Cut:
     """Makes the pipeline for a placement of one micro-batch's calls.
 
     Raises:
         InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
             code between layers that cannot be cut.
     """
-    step, micro_batches = placed.micro_steps[0], len(placed.micro_steps)
-    pipeline = make_pipelined_graph(placed.graph, placed.cluster, placed.placement, micro_batches, schedule)
+    step, micro_batches = placed_model.micro_steps[0], len(placed_model.micro_steps)
+    pipeline = make_pipelined_graph(
+        placed_model.graph, placed_model.cluster, placed_model.placement, micro_batches, schedule
+    )
     assert pipeline.schedule is not None and pipeline.stages is not None  # noqa: S101  (a schedule was given)
     if not pipeline.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    program = record(placed.model, step.inputs, placed.traced)
-    stage = pipeline.stages.stage[: len(placed.traced.calls)].tolist()
-    stage_modules = cut(placed.model, program, stage, pipeline.stages.count)
-    groups = {group[0]: group for group in placed.placement.on(placed.graph).replicas}
+    program = record(placed_model.model, step.inputs, placed_model.traced)
+    stage = pipeline.stages.stage[: len(placed_model.traced.calls)].tolist()
+    stage_modules = cut(placed_model.model, program, stage, pipeline.stages.count)
+    groups = {group[0]: group for group in placed_model.placement.on(placed_model.graph).replicas}
     stage_ranks = [
         [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
         for first in pipeline.stages.device.tolist()
@@ -96,7 +98,7 @@ def cut_step(placed: PlacedModel, schedule: ScheduleOption | None) -> Cut:
 
 
 def run_pipeline(
-    placed: PlacedModel,
+    placed_model: PlacedModel,
     pipeline: Cut,
     names: tuple[str, ...],
     *,
@@ -112,8 +114,10 @@ def run_pipeline(
 
     `names` are torch's names of the devices. `gradients`: whether to return the gradients of the first step.
     """
-    step, model = placed.step, placed.model
-    batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in placed.micro_steps]
+    step, model = placed_model.step, placed_model.model
+    batches = [
+        (tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in placed_model.micro_steps
+    ]
     jobs = [
         Job(
             rank=rank,
@@ -156,7 +160,9 @@ def run_pipeline(
         info["gradients"] = _gradients_by_name(reports, model, pipeline)
     measured_steps = np.arange(warmup, len(seconds))
     middle = int(measured_steps[np.argsort(seconds[measured_steps], kind="stable")[(len(measured_steps) - 1) // 2]])
-    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), pipeline, placed.cluster)
+    timeline = _build_timeline(
+        reports, middle, float(start[middle]), float(seconds[middle]), pipeline, placed_model.cluster
+    )
     return Run(timeline, seconds[measured_steps], tuple((loss,) for loss in last.losses), info=info)
 
 

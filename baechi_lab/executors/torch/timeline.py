@@ -58,11 +58,16 @@ class Measurement(Observer):
 
     def __init__(
         self,
-        placed: PlacedModel,
+        placed_model: PlacedModel,
         unrolled_graph: OpGraph | None = None,
         storages: StorageTracker | None = None,
     ):
-        model, traced, graph, placement = placed.model, placed.traced, placed.graph, placed.placement
+        model, traced, graph, placement = (
+            placed_model.model,
+            placed_model.traced,
+            placed_model.graph,
+            placed_model.placement,
+        )
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
@@ -82,7 +87,7 @@ class Measurement(Observer):
             number[batch[each], origin[each]] = each
             self.number = number
             graph, placement = unrolled_graph, placement.on(unrolled_graph)
-        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, placed.cluster
+        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, placed_model.cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
         self.backward = backward_ops(traced) if self.number.shape[1] > len(traced.calls) else {}

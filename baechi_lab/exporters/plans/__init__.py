@@ -57,7 +57,7 @@ def write_plan(
     record("placement", placement, Placement)
     if cluster is not None:
         record("cluster", cluster, Cluster)
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    op_placement = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
         raise InvalidInput(
             f"layers is {in_short(layers)}; give the name of the layers' list, for example 'model.layers'"
@@ -66,13 +66,13 @@ def write_plan(
         record("timeline", timeline, Timeline)
         if format != "chakra":
             raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
-    request = Request(graph, placed.device, cluster, model, layers, timeline)
+    request = Request(graph, op_placement.device, cluster, model, layers, timeline)
     plan = import_module(f"{__name__}.{format}").write(request)
     # What no format can express: an order of ops without a timeline, and replicas of stages.
     sentences = []
-    if timeline is None and placed.rank is not None and np.unique(placed.rank).size > 1:
+    if timeline is None and op_placement.rank is not None and np.unique(op_placement.rank).size > 1:
         sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
-    if placed.replicas:
+    if op_placement.replicas:
         sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
     unsupported = (*plan.unsupported, *moved_ops_sentence(request, plan.device), *sentences)
     return WrittenPlan(format, plan.value, plan.text, unsupported, plan.files)

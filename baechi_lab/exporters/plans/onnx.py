@@ -38,15 +38,15 @@ def write(request: Request) -> Written:
     nodes = list(model.graph.node)
     names = op_names([n for n in nodes if n.op_type != "Constant"])
     index = request.graph.index
-    placed = {name: int(request.device[index[name]]) for name in names if name in index}
-    if not placed:
+    device_of_node = {name: int(request.device[index[name]]) for name in names if name in index}
+    if not device_of_node:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
     # the device of a node's op, else of the node that reads it first, else 0
     device: dict[int, int] = {}
     name_of_next = iter(names)
     for node in nodes:
-        if node.op_type != "Constant" and (name := next(name_of_next)) in placed:
-            device[id(node)] = placed[name]
+        if node.op_type != "Constant" and (name := next(name_of_next)) in device_of_node:
+            device[id(node)] = device_of_node[name]
     reader = {v: device[id(n)] for n in reversed(nodes) if id(n) in device for v in n.input}
     for node in nodes:
         device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
@@ -68,10 +68,10 @@ def write(request: Request) -> Written:
         if stages is not None:
             entry.pipeline_stage = stages[device_index]
     written_device = np.full(request.graph.n, -1, np.int32)
-    for name, d in placed.items():
+    for name, d in device_of_node.items():
         written_device[index[name]] = d
-    text = json.dumps({name: request.device_name(d) for name, d in placed.items()}, indent=1) + "\n"
-    missing = len(names) - len(placed)
+    text = json.dumps({name: request.device_name(d) for name, d in device_of_node.items()}, indent=1) + "\n"
+    missing = len(names) - len(device_of_node)
     sentences = []
     training = int(np.count_nonzero(written_device < 0))
     if training:

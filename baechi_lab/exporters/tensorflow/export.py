@@ -34,7 +34,7 @@ def folder_files(
     from ...executors.tensorflow.session import place_graph
 
     device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}
-    placed = place_graph(step, device_of)
+    placed_graph = place_graph(step, device_of)
     kinds = {spec.name.split(":")[0]: spec.dtype for spec in step.variables}
     count = 1 if cut is None else cut.micro_batches
     inputs = step.inputs[: len(step.inputs) // count]
@@ -48,16 +48,16 @@ def folder_files(
         "micro_batches": count,
         "schedule": None if cut is None or cut.pipe.schedule is None else str(cut.pipe.schedule),
         "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in inputs],
-        "feeds": placed.feeds,
-        "fetches": placed.fetches,
-        "targets": placed.targets,
-        "variables": [{**vars(v), "dtype": kinds[v.name]} for v in placed.variables],
-        "moved_ops": placed.moved_ops,
+        "feeds": placed_graph.feeds,
+        "fetches": placed_graph.fetches,
+        "targets": placed_graph.targets,
+        "variables": [{**vars(v), "dtype": kinds[v.name]} for v in placed_graph.variables],
+        "moved_ops": placed_graph.moved_ops,
         "placement": {name: int(d) for name, d in zip(op_names, placement.device.tolist(), strict=True)},
     }
     return {
         "placement.json": json.dumps(plan, indent=1) + "\n",
-        "placed_graph.pb": placed.graph_def,
+        "placed_graph.pb": placed_graph.graph_def,
         "initial_values.npz": partial(_save, {f"variable_{i}": v for i, v in enumerate(step.initial_values)}),
         "example_inputs.npz": partial(
             _save, {f"input_{i}": v for i, v in enumerate(step.example_inputs[: len(inputs)])}

@@ -43,18 +43,18 @@ def export(
         workers, cluster = cluster.addresses, cluster.cluster
     cut = None
     if micro_batches is None and schedule is None:
-        step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.export")
+        step, graph, op_placement = step_to_run(step, placement, graph, cluster, "bl.export")
     else:
         cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
-        step, graph, placed = cut.step, cut.graph, cut.placement
-    device_count = int(placed.device.max(initial=0)) + 1
+        step, graph, op_placement = cut.step, cut.graph, cut.placement
+    device_count = int(op_placement.device.max(initial=0)) + 1
     if workers and device_count > len(workers):
         raise InvalidInput(f"the placement uses {device_count} devices; workers has {len(workers)} addresses")
     if workers:
         names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
     else:
         names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(device_count)]
-    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))
+    return write_folder(folder, folder_files(step, graph.names, op_placement, names, tuple(workers), cut))
 
 
 def script(step: Step, placement: Placement, **options: object) -> str:

@@ -100,9 +100,11 @@ def folder_files(
         try_optimizer(step, model, 1)
         division = StepDivision([step], None, 1, Reduction(True, ({},)))
     traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
-    placed = placement if graph is None else placement.on(graph)
-    run_cluster = cluster if cluster is not None else Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
-    plan = make_plan(traced, placed, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
+    op_placement = placement if graph is None else placement.on(graph)
+    run_cluster = (
+        cluster if cluster is not None else Cluster.uniform(int(op_placement.device.max(initial=0)) + 1, kind="cpu")
+    )
+    plan = make_plan(traced, op_placement, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {
         "MICRO_BATCHES": repr(len(division.micro_steps)),

@@ -73,11 +73,11 @@ def test_losses_do_not_depend_on_the_placement(name, profiled):
 def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
     """Forward rows follow the dependencies; every tensor that another device reads is sent to it once."""
     step, graph = profiled[name]
-    placed = scattered(graph, 3, seed=1)
-    timeline = bl.torch.execute(step, placed, 1, warmup=1, graph=graph, cluster=cpus(3)).timeline
+    placement = scattered(graph, 3, seed=1)
+    timeline = bl.torch.execute(step, placement, 1, warmup=1, graph=graph, cluster=cpus(3)).timeline
     assert timeline.origin == "measured" and timeline.info["clock"] == "host"
     assert sorted(timeline.op.tolist()) == list(range(graph.n))
-    assert (timeline.device == placed.device[timeline.op]).all()
+    assert (timeline.device == placement.device[timeline.op]).all()
     start, end = np.empty(graph.n), np.empty(graph.n)
     start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
     assert (end >= start).all() and timeline.makespan_us >= end.max()
@@ -85,13 +85,13 @@ def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
         if graph.forward_of[b] < 0 or graph.forward_of[a] < 0:
             assert start[b] >= end[a]
     expected = {
-        (int(t), int(placed.device[c]))
+        (int(t), int(placement.device[c]))
         for t, p, c in zip(graph.edge_tensor, graph.edge_source, graph.consumers, strict=True)
-        if placed.device[p] != placed.device[c] and graph.tensor_names[t] != "control"
+        if placement.device[p] != placement.device[c] and graph.tensor_names[t] != "control"
     }
     transfers = list(zip(timeline.transfers.tensor.tolist(), timeline.transfers.target.tolist(), strict=True))
     assert set(transfers) == expected and len(transfers) == len(expected)
-    persistent_bytes = np.bincount(placed.device, graph.persistent_bytes, minlength=3)
+    persistent_bytes = np.bincount(placement.device, graph.persistent_bytes, minlength=3)
     assert (timeline.peak_bytes >= persistent_bytes).all()
 
 
@@ -111,24 +111,26 @@ def test_a_placement_of_the_calls_alone_and_a_coarse_one(profiled):
     step, graph = profiled["gnmt"]
     calls = len(forward_calls(graph))
     assert bl.torch.execute(step, bl.Placement(device=np.zeros(calls, dtype=int)), 1, warmup=0).status == "ok"
-    placed = bl.place(bl.optimize(graph), cpus(2), "m-etf")
-    assert bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cpus(2)).status == "ok"
-    second_run = bl.torch.execute(step, placed, 1, warmup=0)  # the graph is profiled again; its structure is the same
+    placement = bl.place(bl.optimize(graph), cpus(2), "m-etf")
+    assert bl.torch.execute(step, placement, 1, warmup=0, graph=graph, cluster=cpus(2)).status == "ok"
+    second_run = bl.torch.execute(
+        step, placement, 1, warmup=0
+    )  # the graph is profiled again; its structure is the same
     assert second_run.status == "ok" and len(second_run.timeline.op) == graph.n
 
 
 def test_time_limit_cancellation_and_bad_input(profiled):
     step, graph = profiled["bert"]
-    placed = bl.Placement(device=np.zeros(graph.n, dtype=int))
-    timed_out = bl.torch.execute(step, placed, 5, graph=graph, timeout=0.0)
+    placement = bl.Placement(device=np.zeros(graph.n, dtype=int))
+    timed_out = bl.torch.execute(step, placement, 5, graph=graph, timeout=0.0)
     assert timed_out.status == "timeout" and len(timed_out.step_seconds) == 0 and timed_out.timeline is None
     stop = threading.Event()
     stop.set()
-    assert bl.torch.execute(step, placed, 5, graph=graph, cancel=stop).status == "cancelled"
+    assert bl.torch.execute(step, placement, 5, graph=graph, cancel=stop).status == "cancelled"
     with pytest.raises(bl.InvalidInput, match="steps is 0"):
-        bl.torch.execute(step, placed, 0, graph=graph)
+        bl.torch.execute(step, placement, 0, graph=graph)
     with pytest.raises(bl.InvalidInput, match=r"runs a baechi_lab.torch.TorchStep"):
-        bl.torch.execute("step", placed)
+        bl.torch.execute("step", placement)
     with pytest.raises(bl.InvalidInput, match="made for another graph"):
         bl.torch.execute(step, bl.Placement(device=[0, 0, 0]), 1, graph=graph)
     with pytest.raises(bl.UnknownNameError, match="unknown model 'resnet'"):
@@ -164,8 +166,8 @@ def test_full_sizes_are_the_published_ones():
 def test_experts_place_layers_as_people_do(profiled):
     """GNMT: every LSTM layer on another device, embeddings with the first, the head with the last decoder layer."""
     _, graph = profiled["gnmt"]
-    placed = bl.torch.models.expert("gnmt", graph, cpus(3))
-    device_of = {name: int(placed.device[i]) for i, name in enumerate(graph.names)}
+    placement = bl.torch.models.expert("gnmt", graph, cpus(3))
+    device_of = {name: int(placement.device[i]) for i, name in enumerate(graph.names)}
     assert device_of["source"] == device_of["encoder.first"] == device_of["decoder.first"] == device_of["target"] == 0
     assert [device_of["encoder.rest.0"], device_of["encoder.rest.1"]] == [1, 2]
     assert [device_of["decoder.rest.0"], device_of["decoder.rest.1"], device_of["head"]] == [1, 2, 2]
@@ -173,11 +175,12 @@ def test_experts_place_layers_as_people_do(profiled):
     for name in ("inception_v3", "resnet50"):
         assert set(bl.torch.models.expert(name, profiled[name][1], cpus(4)).device.tolist()) == {0}
     _, graph = profiled["bert"]
-    placed = bl.torch.models.expert("bert", graph, cpus(2))
+    placement = bl.torch.models.expert("bert", graph, cpus(2))
     assert (
-        placed.device[graph.index["layers.0.attention"]] == 0 and placed.device[graph.index["layers.1.attention"]] == 1
+        placement.device[graph.index["layers.0.attention"]] == 0
+        and placement.device[graph.index["layers.1.attention"]] == 1
     )
-    assert placed.device[graph.index["linear"]] == 0  # the output layer shares the embedding's weights
+    assert placement.device[graph.index["linear"]] == 0  # the output layer shares the embedding's weights
     with pytest.raises(bl.UnknownNameError, match="unknown model 'vgg'"):
         bl.torch.models.expert("vgg", graph, cpus(2))
 
@@ -197,11 +200,11 @@ def test_references_make_valid_placements(name, profiled):
     if _has("accelerate"):
         placers.append(Accelerate(step))
     for placer in placers:
-        placed = placer.assign(graph, cluster)
-        assert placed.placer == placer.name and set(placed.device.tolist()) == {0, 1}
-        timeline = bl.simulate(graph, cluster, placed)
-        assert bl.check(graph, cluster, placed, timeline) == ()
-        assert bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster).status == "ok"
+        placement = placer.assign(graph, cluster)
+        assert placement.placer == placer.name and set(placement.device.tolist()) == {0, 1}
+        timeline = bl.simulate(graph, cluster, placement)
+        assert bl.check(graph, cluster, placement, timeline) == ()
+        assert bl.torch.execute(step, placement, 1, warmup=0, graph=graph, cluster=cluster).status == "ok"
 
 
 def test_naive_parts_follow_the_code(profiled):
@@ -265,10 +268,10 @@ def _has(package):
 @pytest.mark.parametrize("name", ["gnmt", "resnet50"])
 def test_the_exported_script_imports_only_torch_and_trains_the_same(name, profiled, tmp_path):
     step, graph = profiled[name]
-    cluster, placed = cpus(3), scattered(graph, 3, seed=5)
-    folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=cluster, graph=graph)
+    cluster, placement = cpus(3), scattered(graph, 3, seed=5)
+    folder = bl.torch.export(step, placement, tmp_path / "placed", cluster=cluster, graph=graph)
     losses = said_by(folder, "import train; print(train.train(3))")
-    run = bl.torch.execute(step, placed, 2, warmup=0, cluster=cluster, graph=graph)
+    run = bl.torch.execute(step, placement, 2, warmup=0, cluster=cluster, graph=graph)
     assert losses == [loss for (loss,) in run.outputs]
     module_names = {path.stem for path in folder.glob("*.py")}
     for path in folder.glob("*.py"):
@@ -280,16 +283,16 @@ def test_the_exported_script_imports_only_torch_and_trains_the_same(name, profil
                 assert top == "torch" or top in module_names or top in sys.stdlib_module_names, (
                     f"{path.name} imports {imported}"
                 )
-    bl.torch.export(step, placed, folder, cluster=cluster, graph=graph)  # an earlier export is replaced
+    bl.torch.export(step, placement, folder, cluster=cluster, graph=graph)  # an earlier export is replaced
 
 
 def test_exports_that_cannot_be_written_say_why(tmp_path, profiled):
     step, graph = profiled["gnmt"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    placed = bl.Placement(device=np.zeros(graph.n, dtype=int))
+    placement = bl.Placement(device=np.zeros(graph.n, dtype=int))
     with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
-        bl.torch.export(step, placed, tmp_path / "full", graph=graph)
+        bl.torch.export(step, placement, tmp_path / "full", graph=graph)
     one = bl.Placement(device=[0])
     x = (torch.ones(1, 4),)
     local = bl.torch.TorchStep("local", lambda: nn.Sequential(nn.Linear(4, 2)), x)
@@ -337,12 +340,12 @@ def test_a_plan_survives_json():
 
 def test_bl_execute_and_bl_compare_take_a_torch_step(profiled):
     step, graph = profiled["bert"]
-    placed, reported_steps = bl.Placement(device=np.zeros(graph.n, dtype=int)), []
-    run = bl.execute(step, placed, steps=2, warmup=1, graph=graph, on_step=reported_steps.append)
+    placement, reported_steps = bl.Placement(device=np.zeros(graph.n, dtype=int)), []
+    run = bl.execute(step, placement, steps=2, warmup=1, graph=graph, on_step=reported_steps.append)
     assert run.status == "ok" and [r.phase for r in reported_steps] == ["warmup", "measured", "measured", "traced"]
     assert [r.outputs for r in reported_steps] == list(run.outputs)
     with pytest.raises(bl.InvalidInput, match="virtual is 2; that option is for TensorFlow steps"):
-        bl.execute(step, placed, graph=graph, virtual=2)
+        bl.execute(step, placement, graph=graph, virtual=2)
     table = bl.compare(graph, cpus(2), ["single", "m-etf"], step=step, measure=True, steps=1, progress=False)
     assert (table["measured_us"] > 0).all() and (table["error"] == "").all()
 

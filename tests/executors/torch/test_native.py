@@ -50,9 +50,9 @@ def test_eager_runs_the_users_model_and_puts_everything_back(monkeypatch):
     drawn = torch.get_rng_state()
     CALLS.clear()
     graph = bl.torch.profile(model, step.inputs, warmup=0, runs=1)
-    placed = bl.Placement(device=[0] * graph.n)
+    placement = bl.Placement(device=[0] * graph.n)
     profiled = len(CALLS)
-    runners = native_runners(step, True, placements=[placed])
+    runners = native_runners(step, True, placements=[placement])
     assert list(runners) == ["eager", "torch.compile"]
     output = runners["eager"](steps=3, warmup=1)
     assert len(CALLS) == profiled + 4 and output.status == "ok" and len(output.step_seconds) == 3

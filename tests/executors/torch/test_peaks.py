@@ -188,9 +188,9 @@ def test_simulated_peaks_meet_the_target(name, optimizer):
     step = TorchStep(name, build, (inputs,), optimizer=OPTIMIZERS[optimizer], **options)
     graph = bl.torch.profile(step, warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
-    for rule, placed in placements(graph, cluster):
-        simulated = bl.simulate(one_after_another(graph), cluster, placed).peak_bytes
-        measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    for rule, placement in placements(graph, cluster):
+        simulated = bl.simulate(one_after_another(graph), cluster, placement).peak_bytes
+        measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
         for d in np.flatnonzero(measured > 100_000):
             assert -TARGET_BELOW <= simulated[d] / measured[d] - 1 <= TARGET_WORST, (rule, int(d))
 
@@ -517,10 +517,10 @@ def test_bug_peaks_of_the_loop_that_people_write(name, optimizer):
     build, inputs, loss, targets = PLAIN[name]
     step = TorchStep(name, build, (inputs,), loss, targets, optimizer=OPTIMIZERS[optimizer])
     graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
-    placed, plain = bl.Placement(device=[0] * graph.n), allocated(step)
-    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
+    placement, plain = bl.Placement(device=[0] * graph.n), allocated(step)
+    run = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph)
     assert run.timeline.peak_bytes[0] == pytest.approx(plain, rel=0.005)
-    assert 0.995 <= bl.simulate(graph, cluster, placed).peak_bytes[0] / plain <= 1.25
+    assert 0.995 <= bl.simulate(graph, cluster, placement).peak_bytes[0] / plain <= 1.25
 
 
 class Rounded(nn.Module):
@@ -574,12 +574,12 @@ def test_bug_measured_peaks_were_those_of_the_observer(name):
     build, inputs, loss = OBSERVED[name]
     step = TorchStep(name, build, (inputs,), loss, optimizer=OPTIMIZERS["sgd"], mode="training")
     graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
-    placed, plain = bl.Placement(device=[0] * graph.n), allocated(step)
+    on_one_device, plain = bl.Placement(device=[0] * graph.n), allocated(step)
     in_code_order = bl.Placement(device=[0] * graph.n, order=np.argsort(code_order(graph)))
-    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
+    run = bl.torch.execute(step, on_one_device, 1, warmup=1, cluster=cluster, graph=graph)
     assert run.timeline.peak_bytes[0] == pytest.approx(plain, rel=0.005)
     # A device that runs ops as they get ready holds other tensors than the measured step, which ran in code order.
-    for placement, largest_ratio in ((in_code_order, 1.05), (placed, 1.2 if name == "stepped" else 1.05)):
+    for placement, largest_ratio in ((in_code_order, 1.05), (on_one_device, 1.2 if name == "stepped" else 1.05)):
         assert 0.995 <= bl.simulate(graph, cluster, placement).peak_bytes[0] / plain <= largest_ratio
 
 
@@ -600,10 +600,10 @@ def test_bug_gradients_of_products_took_another_path_while_observed():
     cluster = bl.Cluster.uniform(2, kind="cpu")
     graph = bl.torch.profile(step, warmup=0, runs=1)
     for device in range(2):
-        placed = bl.Placement(device=[device] * graph.n)
-        measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+        placement = bl.Placement(device=[device] * graph.n)
+        measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
         assert measured[device] == pytest.approx(allocated(step), rel=0.005)
-        assert bl.simulate(graph, cluster, placed).peak_bytes[device] == pytest.approx(measured[device], rel=0.005)
+        assert bl.simulate(graph, cluster, placement).peak_bytes[device] == pytest.approx(measured[device], rel=0.005)
 
 
 def test_estimates_hold_a_graph_that_no_gradient_reaches_as_long_as_its_names():
@@ -638,8 +638,8 @@ def test_a_value_that_is_read_twice_is_not_held_twice():
     """Square of 100 x 100: both halves of its gradient (80 kB), added up in place, beside the tensor that is squared (40 kB)."""
     step = TorchStep("square", lambda: nn.Linear(100, 100), (torch.ones(100, 100),), lambda y: (y * y).sum())
     graph = bl.torch.profile(step, warmup=0, runs=1)
-    placed = bl.Placement(device=[0] * graph.n)
-    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
+    placement = bl.Placement(device=[0] * graph.n)
+    run = bl.torch.execute(step, placement, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
     resident_bytes = (100 * 100 + 100) * 4 + 100 * 100 * 4  # parameters and the batch
     assert run.timeline.peak_bytes[0] - resident_bytes == pytest.approx(3 * 40_000, abs=1000)
 
@@ -663,8 +663,8 @@ def test_bug_a_measured_step_held_what_a_region_had_computed_again():
     inputs = (torch.ones(8, 64, 64),)
     step = TorchStep("regions", CheckpointedAttention, inputs, lambda y: y.square().mean(), optimizer=OPTIMIZERS["sgd"])
     graph = bl.torch.profile(step, warmup=0, runs=1)
-    placed = bl.Placement(device=[0] * graph.n)
-    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
+    placement = bl.Placement(device=[0] * graph.n)
+    run = bl.torch.execute(step, placement, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
     assert run.timeline.peak_bytes[0] == pytest.approx(allocated(step), rel=0.01)
 
 
@@ -821,8 +821,8 @@ def test_peaks_with_their_margin_hold_on_devices_that_work_in_turns():
         "pairs", Pairs, (torch.ones(16, 1, 28, 28), torch.ones(16, 1, 28, 28)), optimizer=OPTIMIZERS["sgd"]
     )
     graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(2, kind="cpu", comm="parallel")
-    for rule, placed in placements(graph, cluster):
-        simulated = bl.simulate(graph, cluster, placed)
-        measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    for rule, placement in placements(graph, cluster):
+        simulated = bl.simulate(graph, cluster, placement)
+        measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
         for d in np.flatnonzero(measured > 100_000):
             assert simulated.runtime_peak_bytes[d] >= (1 - TARGET_BELOW) * measured[d], (rule, int(d))

@@ -94,13 +94,13 @@ def padded(step):
 
 def train_as_pipeline(processes, step, graph, placement, cluster, micro_batches, schedule, *, steps, warmup):
     """The run of a placed step, one process per CPU device, and the pipeline that it ran as."""
-    placed = place_model(step, step.micro_batches(micro_batches), placement, graph, cluster)
-    pipeline = cut_step(placed, schedule)
+    placed_model = place_model(step, step.micro_batches(micro_batches), placement, graph, cluster)
+    pipeline = cut_step(placed_model, schedule)
     run = run_pipeline(
-        placed,
+        placed_model,
         pipeline,
         ("cpu",) * cluster.n,
-        adding=reduction_of(step, placed.model, placed.traced.layers, placed.micro_steps),
+        adding=reduction_of(step, placed_model.model, placed_model.traced.layers, placed_model.micro_steps),
         steps=steps,
         warmup=warmup,
         gradients=True,
@@ -514,8 +514,8 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
     graph = profiled(step, 2)
     late_ops = graph.position >= graph.position[graph.names.index("model.layers.1.input_layernorm")]
     forward = np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)
-    placed = bl.Placement(device=late_ops[forward].astype(int))
-    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 2, "1f1b", steps=1, warmup=0)
+    placement = bl.Placement(device=late_ops[forward].astype(int))
+    run, _ = train_as_pipeline(processes, step, graph, placement, cpus(2), 2, "1f1b", steps=1, warmup=0)
     loss, gradients = undivided(step)
     assert run.status == "ok" and run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
@@ -608,10 +608,10 @@ def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
 def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_flight):
     step = skipping()
     graph = profiled(step)
-    placed = in_stages(graph, [0, 1, 0, 1])
+    placement = in_stages(graph, [0, 1, 0, 1])
     run = bl.torch.execute(
         step,
-        placed,
+        placement,
         2,
         warmup=0,
         graph=graph,
@@ -624,7 +624,7 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_fli
     assert run.info["runtime"] == "session" and run.info["in_flight"] == in_flight
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
-    simulated = bl.simulate(graph, cpus(2), placed, micro_batches=4)
+    simulated = bl.simulate(graph, cpus(2), placement, micro_batches=4)
     measured = run.timeline
     assert measured.op_names == simulated.op_names and sorted(measured.op) == sorted(simulated.op)
     assert (np.bincount(measured.micro_batch[measured.op]) == graph.n).all()
@@ -635,16 +635,16 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, in_fli
 def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
     step = skipping()
     graph = profiled(step)
-    placed = in_stages(graph, [0, 1, 0, 1])
+    placement = in_stages(graph, [0, 1, 0, 1])
     for argument in ({"pipeline": True}, {"schedule": "zb-h1"}):
         with pytest.raises(InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from"):
-            bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, **argument)
+            bl.torch.execute(step, placement, 1, graph=graph, cluster=cpus(2), micro_batches=4, **argument)
     with pytest.raises(InvalidInput, match="schedule is 'zb-h1'; outside a pipeline"):
         bl.torch.execute(
-            step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h1", pipeline=False
+            step, placement, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h1", pipeline=False
         )
     with pytest.raises(UnknownNameError, match="unknown schedule 'zb-h3'"):
-        bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h3")
+        bl.torch.execute(step, placement, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h3")
     chain = in_stages(graph, [0, 1])
     with pytest.raises(InvalidInput, match="form no pipeline with several stages on a device: stage 3 of 4"):
         bl.torch.execute(step, chain, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-v")
@@ -656,15 +656,15 @@ def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
 def test_replicas_that_cannot_run_are_refused():
     step = skipping()
     graph = profiled(step)
-    placed = in_stages(graph, [0, 2]).replace(replicas=[(0, 1)])
+    placement = in_stages(graph, [0, 2]).replace(replicas=[(0, 1)])
     with pytest.raises(InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.execute runs every op on one device"):
-        bl.torch.execute(step, placed, 1, graph=graph)
+        bl.torch.execute(step, placement, 1, graph=graph)
     with pytest.raises(InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.export runs every op on one device"):
-        bl.torch.export(step, placed, "nowhere", graph=graph)
+        bl.torch.export(step, placement, "nowhere", graph=graph)
     with pytest.raises(InvalidInput, match="pipeline is False; replicas of stages run in processes of their own"):
-        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=4, pipeline=False)
+        bl.torch.execute(step, placement, 1, graph=graph, micro_batches=4, pipeline=False)
     with pytest.raises(InvalidInput, match="micro_batches is 1; a stage has 2 replicas, each of which needs one"):
-        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=1)
+        bl.torch.execute(step, placement, 1, graph=graph, micro_batches=1)
     turning = in_stages(graph, [0, 2, 0, 2]).replace(replicas=[(0, 1)])
     with pytest.raises(InvalidInput, match="form no pipeline"):
         bl.torch.execute(step, turning, 1, graph=graph, micro_batches=4)
@@ -746,8 +746,8 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, sc
     """Also where labels do not count, and of the weight that two stages share, of which either process has a copy."""
     step = padded(skipping(tied=True))
     graph = profiled(step)
-    placed = in_stages(graph, SCHEDULES[schedule])
-    run, pipeline = train_as_pipeline(processes, step, graph, placed, cpus(2), 4, schedule, steps=2, warmup=1)
+    placement = in_stages(graph, SCHEDULES[schedule])
+    run, pipeline = train_as_pipeline(processes, step, graph, placement, cpus(2), 4, schedule, steps=2, warmup=1)
     loss, gradients = undivided(step)
     assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
@@ -771,13 +771,13 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, sc
 def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processes, schedule, stages, replicas):
     step = padded(skipping(tied=True))
     graph, cluster = profiled(step), cpus(3)
-    placed = in_stages(graph, stages).replace(replicas=replicas)
-    run, pipeline = train_as_pipeline(processes, step, graph, placed, cluster, 4, schedule, steps=2, warmup=1)
+    placement = in_stages(graph, stages).replace(replicas=replicas)
+    run, pipeline = train_as_pipeline(processes, step, graph, placement, cluster, 4, schedule, steps=2, warmup=1)
     loss, gradients = undivided(step)
     assert run.status == "ok"
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
-    simulated = bl.simulate(graph, cluster, placed, micro_batches=4, schedule=schedule)
+    simulated = bl.simulate(graph, cluster, placement, micro_batches=4, schedule=schedule)
     lines = str(pipeline.schedule).splitlines()
     assert simulated.pipeline_devices == list(pipeline.processes)
     for line, device in zip(lines, pipeline.processes, strict=True):
@@ -800,8 +800,8 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(processes):
     """The second stage begins with a transposition, so what it sends back is a view."""
     step = TorchStep("turning", Turning, (torch.arange(16.0).view(4, 4),))
     graph = profiled(step, 2)
-    placed = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
-    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 2, "1f1b", steps=1, warmup=0)
+    placement = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
+    run, _ = train_as_pipeline(processes, step, graph, placement, cpus(2), 2, "1f1b", steps=1, warmup=0)
     expected = {}
     for micro_step in step.micro_batches(2):
         alone = step.model()
@@ -914,8 +914,8 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     graph, expected = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
     target = ("decoder", "head", "loss", "embedding#1", "mul#1", "add#1")
     stage = [2 * int(name.startswith(target)) for name in graph.names]
-    placed = bl.Placement(device=stage, graph_key=graph.key, replicas=[(0, 1)])
-    folder = bl.torch.export(step, placed, tmp_path / "out", graph=graph, micro_batches=2, schedule="zb-h1")
+    placement = bl.Placement(device=stage, graph_key=graph.key, replicas=[(0, 1)])
+    folder = bl.torch.export(step, placement, tmp_path / "out", graph=graph, micro_batches=2, schedule="zb-h1")
     for path in folder.glob("*.py"):
         assert not re.search(r"^\s*(from|import) (baechi_lab|\.)", path.read_text(), re.MULTILINE)
     command = [
@@ -941,7 +941,7 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     assert ("other users of this machine can connect" in process.stderr) != is_alone
     assert "unshare --map-root-user --net" in (folder / "README.md").read_text()
     assert not list(folder.glob(".meeting*"))
-    bl.torch.export(step, placed, folder, graph=graph, micro_batches=2)  # replaces what it wrote
+    bl.torch.export(step, placement, folder, graph=graph, micro_batches=2)  # replaces what it wrote
 
 
 @pytest.mark.slow
@@ -949,9 +949,9 @@ def test_bug_more_processes_than_the_pipeline_has_ended_with_stop_iteration(tmp_
     """All stages on one of two devices are a pipeline of one process."""
     step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
     graph = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1)
-    placed, cluster = bl.Placement(device=[0] * graph.n, graph_key=graph.key), bl.Cluster.uniform(2, kind="cpu")
+    placement, cluster = bl.Placement(device=[0] * graph.n, graph_key=graph.key), bl.Cluster.uniform(2, kind="cpu")
     options = {"cluster": cluster, "graph": graph, "micro_batches": 2, "schedule": "1f1b", "pipeline": True}
-    folder = bl.torch.export(step, placed, tmp_path / "out", **options)
+    folder = bl.torch.export(step, placement, tmp_path / "out", **options)
     variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     process = run_torch(folder, "--steps", "1", **variables)
     assert process.returncode == 1

@@ -80,9 +80,9 @@ def undivided(step):
 def in_micro_batches(step, schedule="gpipe", seed=1, **options):
     graph = bl.torch.profile(step.micro_batches(4)[0], warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu")
-    placed = bl.place(graph, cluster, "random", seed=seed)
+    placement = bl.place(graph, cluster, "random", seed=seed)
     options = {"micro_batches": 4, "schedule": schedule, "pipeline": False, "return_gradients": True, **options}
-    return bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster, **options)
+    return bl.torch.execute(step, placement, 1, warmup=0, graph=graph, cluster=cluster, **options)
 
 
 def assert_undivided(step, run):
@@ -137,10 +137,18 @@ def test_a_loss_in_the_model_averages_over_the_batch_on_one_device_and_where_cal
     step = COUNTING["in a layer"]
     graph = bl.torch.profile(step.micro_batches(4)[0], warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2 if seed else 1, kind="cpu")
-    placed = bl.place(graph, cluster, "random" if seed else "single", **({"seed": seed} if seed else {}))
-    placed = placed.replace(order=torch.randperm(graph.n).double().numpy(), priority=None)
+    placement = bl.place(graph, cluster, "random" if seed else "single", **({"seed": seed} if seed else {}))
+    placement = placement.replace(order=torch.randperm(graph.n).double().numpy(), priority=None)
     run = bl.torch.execute(
-        step, placed, 2, warmup=0, graph=graph, cluster=cluster, micro_batches=4, pipeline=False, return_gradients=True
+        step,
+        placement,
+        2,
+        warmup=0,
+        graph=graph,
+        cluster=cluster,
+        micro_batches=4,
+        pipeline=False,
+        return_gradients=True,
     )
     assert_undivided(step, run)
 
@@ -319,9 +327,9 @@ def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
     step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
     cluster = bl.Cluster.uniform(2, kind="cpu")
     calls = len(trace(step.model(), step.micro_batches(2)[0].inputs).calls)
-    placed = bl.Placement(device=[int(k >= calls // 2) for k in range(calls)])
+    placement = bl.Placement(device=[int(k >= calls // 2) for k in range(calls)])
     options = {"micro_batches": 2, "schedule": "1f1b", "pipeline": pipeline, "cluster": cluster}
-    folder = bl.torch.export(step, placed, tmp_path / "out", **options)
+    folder = bl.torch.export(step, placement, tmp_path / "out", **options)
     batch = torch.load(folder / "batch.pt")
     for labels in (batch["targets"][0], step.targets[0]):
         labels[:2] = -100

@@ -40,10 +40,10 @@ def peaks(step, device, devices=2):
     graph = bl.torch.profile(step, warmup=0, runs=1)
     cluster = bl.Cluster.uniform(devices, kind="cpu", comm="parallel")
     device_of_op = [device(graph.colocation_names[group]) for group in graph.colocation]
-    placed = bl.Placement(device=device_of_op, graph_key=graph.key)
-    line = bl.simulate(graph, cluster, placed)
-    assert not bl.check(graph, cluster, placed, line)
-    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
+    placement = bl.Placement(device=device_of_op, graph_key=graph.key)
+    line = bl.simulate(graph, cluster, placement)
+    assert not bl.check(graph, cluster, placement, line)
+    run = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph)
     return line.peak_bytes, run.timeline.peak_bytes
 
 
