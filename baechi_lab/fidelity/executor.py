@@ -69,7 +69,7 @@ class Execution(NamedTuple):
 
 
 def execution_of(
-    extended: OpGraph,
+    extended_graph: OpGraph,
     placement: Placement,
     kernels: int,
     wire_us: NDArray[np.float64],
@@ -77,22 +77,22 @@ def execution_of(
     share: float = 1.0,
     in_turns: bool = True,
 ) -> Execution:
-    """When the ops of `extended` run: `kernels` ops, then one that sends per message, then one that receives it.
+    """When the ops of `extended_graph` run: `kernels` ops, then one that sends per message, then one that receives it.
 
     Op types are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two ends, negative if
     receiving starts before sending has ended. `start_order`: order of the tasks without inputs. `share`, `in_turns`: see `Core`.
     """
     core = partial(Core, share, in_turns)
-    return _Executor(extended, placement.device.tolist(), kernels, wire_us.tolist(), core).run(start_order)
+    return _Executor(extended_graph, placement.device.tolist(), kernels, wire_us.tolist(), core).run(start_order)
 
 
 def executions_in_orders(
-    extended: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int
+    extended_graph: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int
 ) -> list[Execution]:
     """Returns executions in `count` random start orders, with the next of `RECEIVE_MODES` in each."""
     start_orders = (partial(random_start_order, np.random.default_rng(i)) for i in range(count))
     return [
-        execution_of(extended, placement, kernels, wire_us, start_order, *receive_mode)
+        execution_of(extended_graph, placement, kernels, wire_us, start_order, *receive_mode)
         for start_order, receive_mode in zip(start_orders, cycle(RECEIVE_MODES), strict=False)
     ]
 
@@ -119,19 +119,19 @@ class _Executor:
     """Simulates the executors of the workers, event by event: threads, kernels, and the messages between workers."""
 
     def __init__(
-        self, extended: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
+        self, extended_graph: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
     ) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
-        self._duration = extended.duration_us.tolist()
-        self._constant = [kind == CONSTANT for kind in extended.op_types]
-        self._inline = [kind in INLINE for kind in extended.op_types]
-        self._last = [kind.startswith(ONEDNN) for kind in extended.op_types]
-        edges = np.unique(np.stack([extended.edge_source, extended.consumers]), axis=1)
-        self._waits = np.bincount(edges[1], minlength=extended.n).tolist()
-        self._next: list[list[int]] = [[] for _ in range(extended.n)]
+        self._duration = extended_graph.duration_us.tolist()
+        self._constant = [kind == CONSTANT for kind in extended_graph.op_types]
+        self._inline = [kind in INLINE for kind in extended_graph.op_types]
+        self._last = [kind.startswith(ONEDNN) for kind in extended_graph.op_types]
+        edges = np.unique(np.stack([extended_graph.edge_source, extended_graph.consumers]), axis=1)
+        self._waits = np.bincount(edges[1], minlength=extended_graph.n).tolist()
+        self._next: list[list[int]] = [[] for _ in range(extended_graph.n)]
         for source, reader in edges.T.tolist():
             self._next[source].append(reader)
-        self._execution = Execution(np.zeros(extended.n), np.zeros(extended.n))
+        self._execution = Execution(np.zeros(extended_graph.n), np.zeros(extended_graph.n))
         self._workers = [_Worker(core()) for _ in range(max(device, default=-1) + 1)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._event_number = count()  # simultaneous events happen in the order of creation
@@ -151,11 +151,11 @@ class _Executor:
     def _first_tasks(self, device: int, start_order: StartOrder) -> list[Task]:
         """Returns a device's tasks without inputs: constants, then the others in `start_order`."""
         ops = [op for op in range(self._kernels) if self._device[op] == device and self._waits[op] == 0]
-        placed = [(op, self._op_task(op)) for op in ops if not self._constant[op]]
+        op_tasks = [(op, self._op_task(op)) for op in ops if not self._constant[op]]
         for message in range(self._messages):
             if self._device[self._receive_op(message)] == device:
-                placed.append((self._place(self._kernels + message)[1], Task(0.0, self._request_callback(message))))
-        remaining = [task for _, task in sorted(placed, key=lambda row: row[0])]
+                op_tasks.append((self._place(self._kernels + message)[1], Task(0.0, self._request_callback(message))))
+        remaining = [task for _, task in sorted(op_tasks, key=lambda row: row[0])]
         return [
             *(self._op_task(op) for op in ops if self._constant[op]),
             *(remaining[k] for k in start_order(len(remaining))),

@@ -79,11 +79,11 @@ def predicted_us(
     It is the mean over `DRAWS` start orders (see `executor`). `beside_us`: float64[n], each op's time while another device
     works; by default its duration.
     """
-    extended, placed = with_shared_caches(graph, placement, calibration, beside_us)
-    message_wire_us = wire_us(extended, graph.n, calibration)
+    extended_graph, extended_placement = with_shared_caches(graph, placement, calibration, beside_us)
+    message_wire_us = wire_us(extended_graph, graph.n, calibration)
     times = [
         execution.end_us.max(initial=0.0)
-        for execution in executions_in_orders(extended, placed, graph.n, message_wire_us, DRAWS)
+        for execution in executions_in_orders(extended_graph, extended_placement, graph.n, message_wire_us, DRAWS)
     ]
     return float(np.mean(times)) + calibration.step_us
 
@@ -92,25 +92,25 @@ def with_shared_caches(
     graph: OpGraph, placement: Placement, calibration: Calibration, beside_us: NDArray[np.float64] | None = None
 ) -> tuple[OpGraph, Placement]:
     """As `with_messages`, plus the extra time of messages after kernels and of kernels while other devices work."""
-    warm, placed = with_messages(graph, placement, calibration)
-    extended, message_wire_us = warm, wire_us(warm, graph.n, calibration)
+    warm, extended_placement = with_messages(graph, placement, calibration)
+    extended_graph, message_wire_us = warm, wire_us(warm, graph.n, calibration)
     longer = np.zeros(warm.n)
     if beside_us is not None:
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
-        execution = executions_in_orders(extended, placed, graph.n, message_wire_us, 1)[0]
+        execution = executions_in_orders(extended_graph, extended_placement, graph.n, message_wire_us, 1)[0]
         # Extra time of the ends of messages, which are the ops from `graph.n` on; those that send come first.
         extra_us = np.zeros(len(execution.end_us))
         receives = (graph.n + len(extra_us)) // 2
-        for current in range(int(placed.device.max(initial=-1)) + 1):
-            op = np.flatnonzero(placed.device == current)
+        for current in range(int(extended_placement.device.max(initial=-1)) + 1):
+            op = np.flatnonzero(extended_placement.device == current)
             op = op[np.argsort(execution.end_us[op], kind="stable")]
-            run = np.cumsum(np.where(op < graph.n, extended.duration_us[op], 0.0))
+            run = np.cumsum(np.where(op < graph.n, extended_graph.duration_us[op], 0.0))
             for kind in ((graph.n <= op) & (op < receives), op >= receives):
                 extra_us[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
-        extra_us += longer * share_beside_others(*execution, placed.device)
-        extended = warm.replace(duration_us=np.maximum(warm.duration_us + extra_us, 0.0), duration_by_kind={})
-    return extended, placed
+        extra_us += longer * share_beside_others(*execution, extended_placement.device)
+        extended_graph = warm.replace(duration_us=np.maximum(warm.duration_us + extra_us, 0.0), duration_by_kind={})
+    return extended_graph, extended_placement
 
 
 def share_beside_others(
@@ -136,12 +136,12 @@ def share_beside_others(
     return share
 
 
-def wire_us(extended: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
+def wire_us(extended_graph: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
     """Returns float64[messages]: time between the two ends, negative if they overlap."""
-    sends = (extended.n - kernels) // 2
+    sends = (extended_graph.n - kernels) // 2
     size = np.zeros(sends)
-    message = extended.tensor_producer - kernels
+    message = extended_graph.tensor_producer - kernels
     is_message = (message >= 0) & (message < sends)
-    size[message[is_message]] = extended.tensor_bytes[is_message]
+    size[message[is_message]] = extended_graph.tensor_bytes[is_message]
     wire, overlap = calibration.wire, calibration.overlap
     return np.asarray(wire.latency_us - overlap.latency_us + (wire.us_per_byte - overlap.us_per_byte) * size)

@@ -39,12 +39,12 @@ def predicted_timelines(
     `RECEIVE_MODES`, only over copies that have been there for `COPY_RETAINED_US`. `beside_us`: as in `predicted_us`.
     Tensors arrive while an op runs.
     """
-    extended, placed = with_shared_caches(graph, placement, calibration, beside_us)
-    wire, plain = wire_us(extended, graph.n, calibration), graph
+    extended_graph, extended_placement = with_shared_caches(graph, placement, calibration, beside_us)
+    wire, plain = wire_us(extended_graph, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
-    orders = executions_in_orders(extended, placed, graph.n, wire, ORDERS)
-    lines = [_timeline(graph, extended, cluster, placed.device, execution) for execution in orders]
+    orders = executions_in_orders(extended_graph, extended_placement, graph.n, wire, ORDERS)
+    lines = [_timeline(graph, extended_graph, cluster, extended_placement.device, execution) for execution in orders]
     return [
         apply_buffer_reuse(
             plain.replace(temp_bytes=temporaries(graph, line)),
@@ -62,13 +62,13 @@ def fullest(timelines: Iterable[Timeline], device: int) -> Timeline:
 
 
 def _timeline(
-    graph: OpGraph, extended: OpGraph, cluster: Cluster, device: NDArray[np.int32], execution: Execution
+    graph: OpGraph, extended_graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], execution: Execution
 ) -> Timeline:
     """Returns ops and transfers of a step. A copy exists during the last part of receiving, after the data has arrived."""
     start_us, end_us = execution
-    ready_us = np.zeros(extended.n)
-    np.maximum.at(ready_us, extended.consumers, end_us[extended.edge_source])
-    made_us = np.maximum(end_us - extended.duration_us, ready_us)
+    ready_us = np.zeros(extended_graph.n)
+    np.maximum.at(ready_us, extended_graph.consumers, end_us[extended_graph.edge_source])
+    made_us = np.maximum(end_us - extended_graph.duration_us, ready_us)
     tensor, target = crossing(graph, device[: graph.n])
     receive = graph.n + len(tensor)
     transfers = Transfers(

@@ -90,15 +90,15 @@ def speed_up(
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
         single_us = predicted_us(graph, alone, costs)
 
-        def run(placed: Placement) -> Run:
-            return run_placed(case.step, placed, local, worker, steps, graph)
+        def run(placement: Placement) -> Run:
+            return run_placed(case.step, placement, local, worker, steps, graph)
 
         speed_ups = []
         for name, passes in placers:
-            placed = place_for(name, graph, local, costs, passes=passes)
-            measured = interleaved(partial(run, alone), partial(run, placed), rounds)
-            placed_graph, placed_on_graph, longer_us = graph_under_placement(graph, placed, pairs, busy_us)
+            placement = place_for(name, graph, local, costs, passes=passes)
+            measured = interleaved(partial(run, alone), partial(run, placement), rounds)
+            placed_graph, placed_on_graph, longer_us = graph_under_placement(graph, placement, pairs, busy_us)
             share = predicted_us(placed_graph, placed_on_graph, costs, longer_us) / single_us
-            messages = len(crossing(graph, placed.on(graph).device)[0])
+            messages = len(crossing(graph, placement.on(graph).device)[0])
             speed_ups.append(SpeedUp(case.name, name, tuple(passes), graph.n, messages, share, measured))
     return tuple(speed_ups), costs

@@ -65,7 +65,7 @@ class _Measured:
     graph: OpGraph
     beside_us: NDArray[np.float64] | None
     pairs: Pairs | None
-    placed: dict[str, Placement]
+    placement_of: dict[str, Placement]
     runs_by_placement: dict[str, list[Run]]
     busy_share: dict[str, float]
     others_share: dict[str, float]
@@ -177,7 +177,7 @@ def _measure(
     profiles: list[OpGraph] = []
     busy_us_of_rounds: list[NDArray[np.float64]] = []
     pairs_of_rounds: list[Pairs | None] = []
-    placed: dict[str, Placement] = {}
+    placement_of: dict[str, Placement] = {}
     runs_by_placement: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
     own_seconds = own_processes([*local.pids, worker.pid])
@@ -192,12 +192,14 @@ def _measure(
                     us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None
                 ]
             pairs_of_rounds.append(measured_apart(case.step, local, worker, profiles[-1], TRACES, warmup))
-            placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
+            placement_of = placement_of or {
+                name: place_for(name, profiles[0], local, costs[0], seed) for name in placements
+            }
             # The order alternates, so no placement always follows the same one.
-            for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
+            for name in list(placement_of)[:: 1 if index % 2 == 0 else -1]:
                 other_programs = OtherPrograms(own_seconds)
                 before = [process_seconds(pid) for pid in local.pids]
-                run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
+                run = run_placed(case.step, placement_of[name], local, worker, steps, profiles[0], warmup)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
                 share[name] = min(share[name], spent / max(seconds_of_all_steps(run), 1e-9))
                 disturbed[name] = max(disturbed[name], other_programs.share())
@@ -212,7 +214,7 @@ def _measure(
         graph=mean_graph(profiles),
         beside_us=busy_us,
         pairs=mean_pairs(pairs_of_rounds),
-        placed=placed,
+        placement_of=placement_of,
         runs_by_placement=runs_by_placement,
         busy_share=share,
         others_share=disturbed,
@@ -246,30 +248,30 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
 def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
     """Returns one row of the report: prediction, measurement, and the parts of the error."""
     runs_of_placement, costs = measurement.runs_by_placement[name], measurement.costs
-    graph, placed, longer_us = graph_under_placement(
-        measurement.graph, measurement.placed[name], measurement.pairs, measurement.beside_us
+    graph, placement, longer_us = graph_under_placement(
+        measurement.graph, measurement.placement_of[name], measurement.pairs, measurement.beside_us
     )
     measured_us = mean_of_rounds([run.step_seconds for run in runs_of_placement])
-    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    extended, _ = with_shared_caches(graph, placed, costs, longer_us)
+    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placement, "fifo")
+    extended_graph, _ = with_shared_caches(graph, placement, costs, longer_us)
     timelines = [run.timeline for run in runs_of_placement if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     # Peaks are those of the device with the largest measured peak.
     device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
-    simulated_line = fullest(predicted_timelines(graph, local.cluster, placed, costs, longer_us), device)
+    simulated_line = fullest(predicted_timelines(graph, local.cluster, placement, costs, longer_us), device)
     measured_line = fullest(timelines, device)
     return Row(
         model=measurement.model,
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted_us(graph, placed, costs, longer_us),
+        predicted_us=predicted_us(graph, placement, costs, longer_us),
         measured_us=measured_us[0] * 1e6,
         measured_low_us=measured_us[1] * 1e6,
         measured_high_us=measured_us[2] * 1e6,
         compute_us=float(plain.busy_us.max()),
         traced_compute_us=kernels_us,
-        message_us=float(extended.duration_us[graph.n :].sum()),
+        message_us=float(extended_graph.duration_us[graph.n :].sum()),
         without_overheads_us=plain.makespan_us,
         busy_share=measurement.busy_share[name],
         others_share=measurement.others_share[name],

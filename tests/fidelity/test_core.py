@@ -73,8 +73,8 @@ def test_orders_differ_in_what_receiving_has():
     edges = [(0, k, 8 + k) for k in range(1, 9)]
     graph = bl.OpGraph.from_edges([1.0] + [1.0] * 8 + [50.0], edges)
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(0.0, 0.0), receive=bl.Link(4.0, 0.0))
-    extended, placed = with_messages(graph, bl.Placement(device=[0] + [1] * 9), costs)
-    executions = [execution_of(extended, placed, graph.n, np.zeros(8), share=share) for share in SHARES]
+    extended_graph, placement = with_messages(graph, bl.Placement(device=[0] + [1] * 9), costs)
+    executions = [execution_of(extended_graph, placement, graph.n, np.zeros(8), share=share) for share in SHARES]
     ends_us = [run.end_us for run in executions]
     received = [float(end[-8:].max()) for end in ends_us]
     assert received == sorted(received, reverse=True)

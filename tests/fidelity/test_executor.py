@@ -23,9 +23,9 @@ def end_times(durations, edges, device, draw, send=0.0, receive=0.0, wire=0.0):
     """When ops end whose messages take so long: float64[ops]."""
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(send, 0.0), receive=bl.Link(receive, 0.0))
     graph = bl.OpGraph.from_edges([float(x) for x in durations], edges)
-    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
-    messages = (extended.n - graph.n) // 2
-    return execution_of(extended, placed, graph.n, np.full(messages, wire), draw).end_us[: graph.n].tolist()
+    extended_graph, placement = with_messages(graph, bl.Placement(device=device), costs)
+    messages = (extended_graph.n - graph.n) // 2
+    return execution_of(extended_graph, placement, graph.n, np.full(messages, wire), draw).end_us[: graph.n].tolist()
 
 
 def test_what_became_ready_last_goes_first():
@@ -93,15 +93,19 @@ def test_every_op_runs_once_and_after_what_it_reads(seed):
     rng = np.random.default_rng(seed)
     device = rng.integers(0, 3, graph.n).astype(np.int32)
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(3.0, 0.0), receive=bl.Link(2.0, 0.0))
-    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
+    extended_graph, placement = with_messages(graph, bl.Placement(device=device), costs)
     start, end = execution_of(
-        extended, placed, graph.n, np.full((extended.n - graph.n) // 2, 1.0), partial(random_start_order, rng)
+        extended_graph,
+        placement,
+        graph.n,
+        np.full((extended_graph.n - graph.n) // 2, 1.0),
+        partial(random_start_order, rng),
     )
-    assert (end - extended.duration_us >= start - 1e-6).all()
-    assert (start[extended.consumers] >= end[extended.edge_source] - 1e-6).all()
+    assert (end - extended_graph.duration_us >= start - 1e-6).all()
+    assert (start[extended_graph.consumers] >= end[extended_graph.edge_source] - 1e-6).all()
     for current in range(3):
-        busy = extended.duration_us[placed.device == current].sum()
-        assert end[placed.device == current].max(initial=0.0) >= busy - 1e-6
+        busy = extended_graph.duration_us[placement.device == current].sum()
+        assert end[placement.device == current].max(initial=0.0) >= busy - 1e-6
 
 
 def test_one_device_takes_the_sum_of_its_ops():
@@ -118,9 +122,11 @@ def typed(durations, edges, device, types, draw=AS_GIVEN):
     """When ops of these types end, messages taking nothing."""
     graph = bl.OpGraph.from_edges([float(x) for x in durations], edges, op_types=types)
     costs = SimpleNamespace(op_us=0.0, send=FREE, receive=FREE)
-    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
+    extended_graph, placement = with_messages(graph, bl.Placement(device=device), costs)
     return (
-        execution_of(extended, placed, graph.n, np.zeros((extended.n - graph.n) // 2), draw).end_us[: graph.n].tolist()
+        execution_of(extended_graph, placement, graph.n, np.zeros((extended_graph.n - graph.n) // 2), draw)
+        .end_us[: graph.n]
+        .tolist()
     )
 
 

@@ -92,9 +92,9 @@ def test_placers_see_what_a_message_takes_from_end_to_end(monkeypatch):
 def test_a_kernel_takes_longer_while_the_other_device_works():
     """Device 1 works for the first half of op 0, which takes 10 alone and 14 beside: 12; device 1 has all of 1 beside."""
     graph = bl.OpGraph.from_edges([10.0, 5.0])
-    placed = bl.Placement(device=[0, 1])
+    placement = bl.Placement(device=[0, 1])
     costs = replace(COSTS, op_us=0.0)
-    extended, _ = with_shared_caches(graph, placed, costs, np.array([14.0, 5.0]))
+    extended, _ = with_shared_caches(graph, placement, costs, np.array([14.0, 5.0]))
     assert extended.duration_us.tolist() == pytest.approx(
         [10 + 4 * 5 / 12, 5.0]
     )  # read off the pass before, where it took 12
@@ -325,9 +325,9 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     Where messages are no ops of their own, the mean counts: 11 us of kernels for each that device 0 sends.
     """
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 40.0, 4.0], [(0, 1, 8), (2, 3, 8)])
-    placed = bl.Placement(device=[0, 1, 0, 2, 1])
+    placement = bl.Placement(device=[0, 1, 0, 2, 1])
     costs = replace(COSTS, cooled=((0.0, 0.0), (100.0, 200.0)))
-    extended, extended_placement = with_shared_caches(graph, placed, costs)
+    extended, extended_placement = with_shared_caches(graph, placement, costs)
     assert extended.duration_us[:5].tolist() == [11, 11, 11, 41, 5] and extended.duration_us[7:].tolist() == [4 + 5, 4]
     assert sorted(extended.duration_us[5:7].tolist()) == [9, 9 + 22] and extended_placement.device.tolist() == [
         0,
@@ -340,7 +340,7 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
         1,
         2,
     ]
-    assert charged_graph(graph, placed, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
+    assert charged_graph(graph, placement, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 
 def _row(placement, busy, others_share=0.0, transfers=3):

@@ -76,12 +76,12 @@ def test_rounds_are_averaged():
 def test_it_counts_where_the_two_are_apart(graph):
     together, separate = (bl.Placement(device=device) for device in ([0, 1, 0, 1, 1], [0, 1, 1, 0, 0]))
     beside_us = graph.duration_us + 1.0
-    same, placed, longer = graph_under_placement(graph, together, pairs(30.0, 64), beside_us)
+    same, placement, longer = graph_under_placement(graph, together, pairs(30.0, 64), beside_us)
     assert same.duration_us.tolist() == graph.duration_us.tolist() and longer.tolist() == beside_us.tolist()
-    slow, placed, longer = graph_under_placement(graph, separate, pairs(30.0, 64), beside_us)
+    slow, placement, longer = graph_under_placement(graph, separate, pairs(30.0, 64), beside_us)
     assert slow.duration_us.tolist() == [2.0, 9.0, 30.0, 2.0, 5.0] and longer.tolist() == [3.0, 10.0, 31.0, 3.0, 6.0]
     assert slow.temp_bytes.tolist() == [0, 0, 64, 0, 0] and slow.op_types[2] == "MaxPoolGrad"
-    assert placed.on(slow).device.tolist() == [0, 1, 1, 0, 0]
+    assert placement.on(slow).device.tolist() == [0, 1, 1, 0, 0]
     assert graph_under_placement(graph, separate, None, None) == (graph, separate, None)
 
 
@@ -115,6 +115,6 @@ def test_a_pooling_of_a_real_step():
         slow = measured.apart_us.sum() - graph.duration_us[measured.op].sum()
         split = np.zeros(graph.n, dtype=np.int32)
         split[measured.forward] = 1
-        placed_graph, placed, _ = graph_under_placement(graph, bl.Placement(device=split), measured, None)
+        placed_graph, placement, _ = graph_under_placement(graph, bl.Placement(device=split), measured, None)
         before = predicted_us(graph, bl.Placement(device=split), costs)
-        assert predicted_us(placed_graph, placed, costs) == pytest.approx(before + slow, rel=0.05)
+        assert predicted_us(placed_graph, placement, costs) == pytest.approx(before + slow, rel=0.05)

@@ -26,6 +26,6 @@ def test_the_order_in_which_a_step_begins_decides():
 def test_results_lie_in_received_copies():
     """1 writes over the copy that it received of 0, and sends that back, unless it begins before that is let go of."""
     graph = bl.OpGraph.from_edges([1.0] * 3, [(0, 1, 40), (1, 2, 40)]).replace(reuse=[OWN, OVERWRITES, OWN])
-    cluster, placed = bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 0])
-    peaks = [line.peak_bytes.tolist() for line in predicted_timelines(graph, cluster, placed, COSTS)]
+    cluster, placement = bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 0])
+    peaks = [line.peak_bytes.tolist() for line in predicted_timelines(graph, cluster, placement, COSTS)]
     assert peaks == ([[40, 40]] * len(RECEIVE_MODES) + [[40, 80]] * len(RECEIVE_MODES)) * 3
