@@ -167,25 +167,25 @@ def compare(
             runnable[len(rows)] = placement
             runtime_notes += [f"{label}: {sentence}" for sentence in row["runtime_notes"]]
         rows.append({"placer": label, "lower_bound_us": bound, **row})
-    placed = len(rows)
+    placer_rows = len(rows)
     if measure and step is not None:
         runners = native_runners(
             step, native, placements=list(runnable.values()), micro_batches=pipeline.get("micro_batches")
         )
         rows += [{"placer": f"native ({method})", "feasible": True, "winner": ""} for method in runners]
         execute_options = {**execution_target(cluster, local, backend, workers), **pipeline}
-        native_rows = dict(enumerate(runners.values(), start=placed))
+        native_rows = dict(enumerate(runners.values(), start=placer_rows))
         for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():
             rows[k] |= columns
     table = _table_of(rows, batch_size, float("nan") if alone is None else alone.makespan_us)
-    notes = notes_on(table[:placed], graph, groups, cluster)
+    notes = notes_on(table[:placer_rows], graph, groups, cluster)
     if too_coarse(graph, groups, cluster):
-        notes += _note_on_single_ops(graph, cluster, table[:placed], scheduler, pipeline)
-    table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placed], graph)
+        notes += _note_on_single_ops(graph, cluster, table[:placer_rows], scheduler, pipeline)
+    table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placer_rows], graph)
     if native:
-        fastest = table["measured_us"][placed:].min()
+        fastest = table["measured_us"][placer_rows:].min()
         table["native_ratio"] = table["measured_us"] / fastest
-        table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
+        table.attrs["notes"] += note_on_native(table[:placer_rows], table[placer_rows:])
     return table
 
 

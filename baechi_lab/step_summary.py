@@ -237,24 +237,26 @@ def note_on_groups(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> str:
     return coarse_in_words(coarse) + advice if too_coarse(graph, coarse, cluster) else ""
 
 
-def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: Cluster) -> tuple[str, ...]:
+def notes_on(table: pandas.DataFrame, graph: OpGraph, placed_graph: OpGraph, cluster: Cluster) -> tuple[str, ...]:
     """Returns notes without which a table of `bl.compare` would mislead, one sentence each.
 
     Args:
         table: with the columns `placer`, `makespan_us`, `gap`, `feasible` and `one_device_us`.
-        graph, placed: the graph, and what was placed of it: itself, or its groups.
+        graph, placed_graph: the graph, and the one that was placed: itself, or its groups.
         cluster: the devices.
     """
     divided = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
     well_divided = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
     is_well_divided = bool((well_divided & table["feasible"].astype(bool)).any())
-    group_note = "" if is_well_divided else note_on_groups(graph, placed, cluster)
+    group_note = "" if is_well_divided else note_on_groups(graph, placed_graph, cluster)
     notes = [group_note] if group_note else []
     if len(divided) == 0 or cluster.n == 1:
         return tuple(notes)
     best_us, one_device_us = float(divided["makespan_us"].min()), float(divided["one_device_us"].iloc[0])
     if not math.isnan(one_device_us) and best_us > SLOWER * one_device_us:
-        advice = "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed is graph else ""
+        advice = (
+            "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed_graph is graph else ""
+        )
         notes.append(
             f"one device alone takes {format_us(one_device_us)}: even the best split here is "
             f"{against_one_device(best_us, one_device_us)}{advice}"
@@ -265,13 +267,13 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
     return tuple(notes)
 
 
-def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[str, ...]:
+def note_on_native(placer_rows: pandas.DataFrame, native: pandas.DataFrame) -> tuple[str, ...]:
     """Compares the fastest measured placement with the fastest undivided step of the framework, in one sentence.
 
     Both tables have the columns `placer` and `measured_us`, as `bl.compare` makes them.
     """
     fastest_placed, fastest_native = (
-        rows.dropna(subset=["measured_us"]).sort_values("measured_us")[:1] for rows in (placed, native)
+        rows.dropna(subset=["measured_us"]).sort_values("measured_us")[:1] for rows in (placer_rows, native)
     )
     if not len(fastest_placed) or not len(fastest_native):
         return ()
@@ -302,12 +304,12 @@ def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> st
     )
 
 
-def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
+def note_on_bound(placer_rows: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
     """Says which placement ran faster than the lower bound, and why that is possible.
 
     The table has the columns `placer`, `measured_us` and `lower_bound_us`, as `bl.compare` makes them.
     """
-    fastest = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
+    fastest = placer_rows.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
     if not len(fastest):
         return ()
     sentence = below_bound(float(fastest["measured_us"].iloc[0]), float(fastest["lower_bound_us"].iloc[0]), graph)

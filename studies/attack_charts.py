@@ -19,8 +19,8 @@ Pair = tuple[str, str]
 def add_schedule(figure: go.Figure, instance: Instance, placer: str, row: int, col: int) -> float:
     """Draw what `placer` makes of an instance; its step time in microseconds."""
     graph, cluster = instance.records()
-    placed = place(graph, cluster, placer)
-    timeline = simulate(graph, cluster, placed, "pct" if placer == "critical-path" else None)
+    placement = place(graph, cluster, placer)
+    timeline = simulate(graph, cluster, placement, "pct" if placer == "critical-path" else None)
     colors = device_colors(len(instance.speeds))
     labels = [f"{d} (x{s:g})" for d, s in enumerate(instance.speeds)]
     # A device without an op has its row too.

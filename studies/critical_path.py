@@ -50,10 +50,12 @@ def experiment(
         graph, cluster = draw(network, seed, **setting)
         bound = bounds(graph, cluster).best
         for partitioner in partitioners:
-            placed = place(graph, cluster, partitioner, **({"seed": seed} if partitioner == "hash" else {}))
+            placement = place(graph, cluster, partitioner, **({"seed": seed} if partitioner == "hash" else {}))
             for scheduler in SCHEDULERS:
-                time_us = simulate(graph, cluster, placed, scheduler).makespan_us
-                rows.append((network.name, partitioner, scheduler, seed, time_us, bound, len(np.unique(placed.device))))
+                time_us = simulate(graph, cluster, placement, scheduler).makespan_us
+                rows.append(
+                    (network.name, partitioner, scheduler, seed, time_us, bound, len(np.unique(placement.device)))
+                )
     columns = ["network", "partitioner", "scheduler", "seed", "time", "bound", "devices used"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -27,9 +27,9 @@ def measure(graph: OpGraph, devices: int) -> tuple[float, float]:
     """Processor seconds of placing and of simulating."""
     cluster = Cluster.uniform(devices, memory_bytes=1 << 40, link=Link(134.0, 0.0001754), comm="sequential")
     began = time.process_time()
-    placed = place(graph, cluster, "m-etf")
+    placement = place(graph, cluster, "m-etf")
     between = time.process_time()
-    simulate(graph, cluster, placed)
+    simulate(graph, cluster, placement)
     return between - began, time.process_time() - between
 
 
@@ -46,14 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         graph = layered_dag(ops, seed=given.seed)
         measure(graph.replace(name="views"), 2)
         for devices in DEVICES:
-            placed, simulated = (
+            place_seconds, simulated = (
                 min(s) for s in zip(*(measure(graph, devices) for _ in range(3 if ops < 100_000 else 1)), strict=True)
             )
             row = {
                 "ops": ops,
                 "edges": graph.edge_count,
                 "devices": devices,
-                "place_s": round(placed, 6),
+                "place_s": round(place_seconds, 6),
                 "simulate_s": round(simulated, 6),
             }
             rows.append(row)

@@ -54,10 +54,10 @@ def small_instance(seed: int) -> tuple[OpGraph, Cluster]:
 def _makespan(graph: OpGraph, cluster: Cluster, placer: str, **params: Any) -> tuple[float, str]:
     """Microseconds (infinite: nothing fits) and what the placer says of it."""
     try:
-        placed = place(graph, cluster, placer, **params)
+        placement = place(graph, cluster, placer, **params)
     except InfeasiblePlacement:
         return float("inf"), "INFEASIBLE"
-    return simulate(graph, cluster, placed).makespan_us, str(placed.info.get("status", ""))
+    return simulate(graph, cluster, placement).makespan_us, str(placement.info.get("status", ""))
 
 
 def against_exact(seed: int, seconds: float = 1.0, exact_seconds: float = 60.0) -> dict[str, Any]:

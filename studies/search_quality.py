@@ -99,8 +99,8 @@ def quality(
     schedulers = ("fifo",) if fifo else ("fifo", "planned")
     found = []
     for seed in seeds:
-        placed = place(graph, cluster, "search", time_limit=seconds, seed=seed, schedulers=schedulers)
-        found.append(simulate(graph, cluster, placed).makespan_us)
+        placement = place(graph, cluster, "search", time_limit=seconds, seed=seed, schedulers=schedulers)
+        found.append(simulate(graph, cluster, placement).makespan_us)
     known = (
         bounds(graph, cluster, effort="high", time_limit=effort_seconds)
         if effort_seconds > 0

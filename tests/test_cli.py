@@ -119,8 +119,8 @@ def test_place_then_simulate(call, graph_file, tmp_path):
     file = tmp_path / "placement.json"
     code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-etf", "--no-optimize", "-o", file, "--json")
     assert code == 0
-    placed = json.loads(out)
-    assert placed["makespan_us"] == 17.0
+    printed = json.loads(out)
+    assert printed["makespan_us"] == 17.0
     assert load_placement(file).n == 3
     trace, timeline, page = tmp_path / "trace.json", tmp_path / "timeline.json", tmp_path / "gantt.html"
     code, out, _ = call(

@@ -308,9 +308,9 @@ def test_a_device_that_may_exceed_its_memory_on_workers_is_named():
     # As in tests/simulator/test_shared_memory.py: gpu:0 holds 44 bytes as simulated, 74 where it sends late.
     edges = [(0, 4, 30), (1, 2, 4), (2, 3, 40)]
     graph = bl.OpGraph.from_edges([1, 5, 1, 1, 1], edges).replace(reuse=[0] * 5)
-    placed = bl.Placement(device=[0, 0, 0, 0, 1])
+    placement = bl.Placement(device=[0, 0, 0, 0, 1])
     for memory, notes in ((100, 0), (60, 1)):
         cluster = bl.Cluster.uniform(2, memory_bytes=memory, link=bl.Link(1.0, 0.0))
-        row = summary(bl.simulate(graph, cluster, placed))
+        row = summary(bl.simulate(graph, cluster, placement))
         assert row["feasible"] and row["peak_margin"] == 74 / 44 - 1
         assert len(row["runtime_notes"]) == notes and all("gpu:0" in note for note in row["runtime_notes"])

@@ -105,8 +105,8 @@ def test_the_command_takes_micro_batches(graph, tmp_path, capsys):
 
 
 def test_chart_colours_by_micro_batch(graph, cluster):
-    placed = bl.Placement(device=[0, 1, 0, 1])
-    timeline = bl.simulate(graph, cluster, placed, micro_batches=3, schedule="1f1b")
+    placement = bl.Placement(device=[0, 1, 0, 1])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=3, schedule="1f1b")
     bars = [bar for bar in gantt(timeline, color_by="micro-batch").data if bar.y[0] in cluster.names]
     assert [len(set(bar.marker.color)) for bar in bars] == [3, 3]
     # By device, its shades are the phases: forward and backward.
@@ -114,7 +114,7 @@ def test_chart_colours_by_micro_batch(graph, cluster):
     with pytest.raises(bl.InvalidInput, match="color_by is 'op'"):
         gantt(timeline, color_by="op")
     with pytest.raises(bl.InvalidInput, match="a timeline has none"):
-        gantt(bl.simulate(graph, cluster, placed), color_by="micro-batch")
+        gantt(bl.simulate(graph, cluster, placement), color_by="micro-batch")
 
 
 def test_the_simulate_stage_takes_micro_batches(graph, cluster):

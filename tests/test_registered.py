@@ -30,8 +30,8 @@ def test_every_pass(name):
         before = graph.key
         coarse = bl.optimize(graph, cluster, passes=(name,))
         assert graph.key == before and coarse.key == bl.optimize(graph, cluster, passes=(name,)).key
-        placed = bl.place(coarse, cluster, "m-etf")
-        assert bl.check(coarse, cluster, placed, bl.simulate(coarse, cluster, placed)) == ()
+        placement = bl.place(coarse, cluster, "m-etf")
+        assert bl.check(coarse, cluster, placement, bl.simulate(coarse, cluster, placement)) == ()
 
 
 @pytest.mark.parametrize("name", SCHEDULERS.names())
@@ -39,18 +39,18 @@ def test_every_scheduler(name):
     rng = np.random.default_rng(0)
     for _ in range(20):
         graph, cluster = random_graph(rng), random_cluster(rng)
-        placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n), order=rng.permutation(graph.n))
-        timeline = bl.simulate(graph, cluster, placed, name)
-        assert bl.check(graph, cluster, placed, timeline) == ()
+        placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n), order=rng.permutation(graph.n))
+        timeline = bl.simulate(graph, cluster, placement, name)
+        assert bl.check(graph, cluster, placement, timeline) == ()
         assert bl.bounds(graph, cluster).best <= timeline.makespan_us * (1 + 1e-12)
 
 
 def test_every_reader(tmp_path):
     """Every `load_...` reads what was saved, and refuses what is another's."""
     graph, cluster = bl.OpGraph.from_edges([2.0, 3.0], [(0, 1, 4)]), bl.Cluster.uniform(2)
-    placed = bl.place(graph, cluster, "heft")
-    timeline = bl.simulate(graph, cluster, placed)
-    records = {"load_graph": graph, "load_cluster": cluster, "load_placement": placed, "load_timeline": timeline}
+    placement = bl.place(graph, cluster, "heft")
+    timeline = bl.simulate(graph, cluster, placement)
+    records = {"load_graph": graph, "load_cluster": cluster, "load_placement": placement, "load_timeline": timeline}
     assert sorted(records) == sorted(name for name in vars(files) if name.startswith("load_"))
     for name, record in records.items():
         for ending in (".json", ".json.gz"):

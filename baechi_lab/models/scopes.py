@@ -104,11 +104,11 @@ def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int3
 
 def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
     """Gives every colocation group the device that most of its placed members have (ties: the lowest)."""
-    placed = (graph.colocation >= 0) & (device >= 0)
-    if not placed.any():
+    votes_for_group = (graph.colocation >= 0) & (device >= 0)
+    if not votes_for_group.any():
         return
     votes = np.zeros((len(graph.colocation_names), int(device.max()) + 1), dtype=np.int64)
-    np.add.at(votes, (graph.colocation[placed], device[placed]), 1)
+    np.add.at(votes, (graph.colocation[votes_for_group], device[votes_for_group]), 1)
     voted = np.flatnonzero(votes.any(axis=1))
     decided = np.isin(graph.colocation, voted)
     device[decided] = votes.argmax(axis=1)[graph.colocation[decided]]

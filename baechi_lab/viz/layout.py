@@ -129,15 +129,15 @@ def spread_positions(wished: NDArray[np.float64]) -> NDArray[np.float64]:
     [2.5, 17.5, 100.0]
     """
     order = np.argsort(wished, kind="stable")
-    placed = wished[order].astype(np.float64)
+    wished_in_order = wished[order].astype(np.float64)
     heaps: list[list[float]] = []  # middle and number of labels in one cluster
-    for value in placed.tolist():
+    for value in wished_in_order.tolist():
         heaps.append([value, 1])
         while len(heaps) > 1 and heaps[-1][0] - heaps[-2][0] < LINE * (heaps[-1][1] + heaps[-2][1]) / 2:
             middle, count = heaps.pop()
             total = count + heaps[-1][1]
             heaps[-1] = [(heaps[-1][0] * heaps[-1][1] + middle * count) / total, total]
-    spread = np.concatenate([m + LINE * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
+    spread = np.concatenate([m + LINE * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [wished_in_order])
     result = np.empty(len(wished))
     result[order] = spread
     return result

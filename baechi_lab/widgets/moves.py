@@ -38,14 +38,14 @@ def move(
     [0, 1]
     """
     check_records(placement=placement, graph=graph, cluster=cluster)
-    placed = placement.checked(graph, cluster.n)
+    op_placement = placement.checked(graph, cluster.n)
     try:
         pairs = [(name, target) for name, target in (moves.items() if isinstance(moves, Mapping) else moves)]
     except (TypeError, ValueError):
         raise InvalidInput(f"moves is {in_short(moves)}; it must map what moves to device names") from None
     if not pairs:
-        return placed
-    device, allowed = placed.device.copy(), allowed_devices(graph, cluster)
+        return op_placement
+    device, allowed = op_placement.device.copy(), allowed_devices(graph, cluster)
     for name, target in pairs:
         ops = together(graph, named_ops(graph, name, placement.group_of))
         device_index = cluster.index(target)
@@ -58,7 +58,7 @@ def move(
                 f"{name!r} cannot move to {cluster.names[device_index]}: it{mate} may run only on {free}"
             )
         device[ops] = device_index
-    return placed.replace(device=device, info={**placed.info, "moves": len(pairs)})
+    return op_placement.replace(device=device, info={**op_placement.info, "moves": len(pairs)})
 
 
 def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:

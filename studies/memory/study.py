@@ -57,9 +57,9 @@ def study(
         for case in cases_of(cases):
             graph, beside = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)
             for placement in placements:
-                placed = _place(placement, graph, local, seed)
-                runs = [run_placed(case.step, placed, local, worker, 0, graph, warmup) for warmup in WARMUPS]
-                simulated = predicted_timelines(graph, local.cluster, placed, costs, beside)
+                rule_placement = _place(placement, graph, local, seed)
+                runs = [run_placed(case.step, rule_placement, local, worker, 0, graph, warmup) for warmup in WARMUPS]
+                simulated = predicted_timelines(graph, local.cluster, rule_placement, costs, beside)
                 rows += rows_of(case.name, placement, simulated, runs)
             if on_model is not None:
                 on_model(rows)

@@ -45,9 +45,11 @@ def torch_study(
         graph = profile(step, warmup=1, runs=2)
         in_turns = one_after_another(graph)
         for placement in placements:
-            placed = _place(placement, graph, cluster, seed)
-            run = execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
-            rows += rows_of(name, placement, [simulate(in_turns, cluster, placed.replace(graph_key=None))], [run])
+            rule_placement = _place(placement, graph, cluster, seed)
+            run = execute(step, rule_placement, 1, warmup=1, cluster=cluster, graph=graph)
+            rows += rows_of(
+                name, placement, [simulate(in_turns, cluster, rule_placement.replace(graph_key=None))], [run]
+            )
         if on_model is not None:
             on_model(rows)
     return rows

@@ -75,8 +75,8 @@ def _arrivals(size: int, local: LocalCluster, worker: Worker) -> np.ndarray:
     """Microseconds from the end of the op that has a tensor to its arrival, per message of one traced step."""
     step = stream_step(MESSAGES, size)
     graph = graph_of(step)
-    placed = Placement(device=np.array([int(name[1]) for name in graph.names], dtype=np.int32))
-    run = execute(step, placed, 1, warmup=2, traced=1, cluster=local, graph=graph, worker=worker, progress=False)
+    placement = Placement(device=np.array([int(name[1]) for name in graph.names], dtype=np.int32))
+    run = execute(step, placement, 1, warmup=2, traced=1, cluster=local, graph=graph, worker=worker, progress=False)
     if run.status != "ok" or run.timeline is None:
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
     ended = dict(zip(run.timeline.op.tolist(), run.timeline.end_us.tolist(), strict=True))

@@ -48,11 +48,11 @@ def _placement(shape: str, graph: OpGraph, devices: int) -> Placement:
 
 
 def plans(
-    placed: Mapping[str, Placement], graph: OpGraph, cluster: Cluster, costs: Calibration, micro_batches: int
+    placements: Mapping[str, Placement], graph: OpGraph, cluster: Cluster, costs: Calibration, micro_batches: int
 ) -> dict[str, Plan]:
     """By schedule, the simulated step; schedules whose stages form no pipeline of their shape are left out."""
     found = {}
-    for name, placement in placed.items():
+    for name, placement in placements.items():
         try:
             found[name] = planned(name, graph, cluster, placement, costs, micro_batches)
         except InvalidInput:
@@ -61,11 +61,11 @@ def plans(
 
 
 def planned(
-    schedule: str, graph: OpGraph, cluster: Cluster, placed: Placement, costs: Calibration, micro_batches: int
+    schedule: str, graph: OpGraph, cluster: Cluster, placement: Placement, costs: Calibration, micro_batches: int
 ) -> Plan:
     """Simulate the step with the runtime's overheads; wires carry messages independently, workers may share cores."""
-    charged = charged_graph(graph, placed, costs)
+    charged = charged_graph(graph, placement, costs)
     there = cluster.replace(link=costs.wire, comm="parallel")
-    timeline = simulate(charged, there, placed, micro_batches=micro_batches, schedule=schedule)
-    step_us = step_us_on_cores(charged, there, placed, timeline, micro_batches, len(os.sched_getaffinity(0)))
-    return Plan(schedule, charged, placed, timeline, step_us + costs.step_us)
+    timeline = simulate(charged, there, placement, micro_batches=micro_batches, schedule=schedule)
+    step_us = step_us_on_cores(charged, there, placement, timeline, micro_batches, len(os.sched_getaffinity(0)))
+    return Plan(schedule, charged, placement, timeline, step_us + costs.step_us)

@@ -90,8 +90,8 @@ def study(
             profile = partial(busy_graph, step, single, profiler, TRACES)
             chosen = _rounds(step, profile, local, worker, seen, costs, (micro_batches, steps, rounds))
             costs = with_busy_messages(costs, seen.messages)
-        placed = {name: plan.placement for name, plan in chosen.items()}
-        final = plans(placed, mean_graph(seen.profiles), local.cluster, costs, micro_batches)
+        placement_of = {name: plan.placement for name, plan in chosen.items()}
+        final = plans(placement_of, mean_graph(seen.profiles), local.cluster, costs, micro_batches)
         rows += [_row(model, processes, micro_batches, plan, seen) for plan in final.values()]
         if on_model is not None:
             on_model(rows, costs)
@@ -104,14 +104,14 @@ def _rounds(
 ) -> dict[str, Plan]:  # fmt: skip
     """Fill `seen`; the schedules on the placements that they had in every round."""
     micro_batches, steps, rounds = counts
-    placed: Mapping[str, Placement] = {}
+    placement_of: Mapping[str, Placement] = {}
     chosen: dict[str, Plan] = {}
     for turn in range(rounds):
         seen.profiles.append(profile(warmup=SETTLED_BEFORE if turn else SETTLED))
         seen.messages.append(busy_messages(local, worker))
         graph = mean_graph(seen.profiles)
-        placed = placed or placements(graph, local.n)
-        chosen = plans(placed, graph, local.cluster, with_busy_messages(costs, seen.messages), micro_batches)
+        placement_of = placement_of or placements(graph, local.n)
+        chosen = plans(placement_of, graph, local.cluster, with_busy_messages(costs, seen.messages), micro_batches)
         names = [*chosen, ""]
         for name in names[:: 1 if turn % 2 == 0 else -1]:
             _run(name, step, chosen, graph, local, worker, seen, micro_batches, steps)
@@ -124,11 +124,11 @@ def _run(
 ) -> None:  # fmt: skip
     """One schedule's turn in a round."""
     alone = Placement(device=np.zeros(graph.n, dtype=np.int32), graph_key=graph.key)
-    placed, priced = (chosen[name].placement, chosen[name].graph) if name else (alone, graph)
+    placement, priced = (chosen[name].placement, chosen[name].graph) if name else (alone, graph)
     before = [process_seconds(pid) for pid in local.pids]
     others = OtherPrograms(own_processes([*local.pids, worker.pid]))
     run = execute(
-        step, placed, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
+        step, placement, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
         worker=worker, progress=False, micro_batches=micro_batches,
         schedule=chosen[name].timeline.schedule_lines if name else "gpipe",
     )  # fmt: skip

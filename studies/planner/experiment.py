@@ -83,7 +83,7 @@ def rows(
         (f"random grouping {k} on ops", "hierarchical", graph, {**budget, "grouping": "random", "seed": seed + k})
         for k in range(trials)
     ]
-    return [_row(label, name, graph, placed, cluster, given) for label, name, placed, given in jobs]
+    return [_row(label, name, graph, placed_graph, cluster, given) for label, name, placed_graph, given in jobs]
 
 
 def _row(
@@ -95,15 +95,15 @@ def _row(
     began = time.perf_counter()
     gpus = Cluster(cluster.devices[1:], cluster.link_between(1, 1)) if name in ON_GPUS else cluster
     try:
-        placed = place(placed_graph, gpus, name, **params)
+        placement = place(placed_graph, gpus, name, **params)
     except BaechiLabError as error:
         return {"placer": label, "error": str(error), "place_seconds": time.perf_counter() - began}
     if name in ON_GPUS:
-        placed = placed.replace(device=placed.device + 1)
-    timeline = simulate(graph, cluster, placed)
-    row = {"placer": label, "step_seconds": timeline.makespan_us * 1e-6, "place_seconds": placed.seconds}
-    row = {**row, "feasible": timeline.feasible, "samples": placed.info.get("samples", 0)}
-    return {**row, "updates": placed.info["updates"]} if "updates" in placed.info else row
+        placement = placement.replace(device=placement.device + 1)
+    timeline = simulate(graph, cluster, placement)
+    row = {"placer": label, "step_seconds": timeline.makespan_us * 1e-6, "place_seconds": placement.seconds}
+    row = {**row, "feasible": timeline.feasible, "samples": placement.info.get("samples", 0)}
+    return {**row, "updates": placement.info["updates"]} if "updates" in placement.info else row
 
 
 def warm_up(cluster: Cluster, params: dict[str, Any]) -> None:
@@ -163,10 +163,12 @@ def _compared(result: dict[str, Any], cell: Cell, graph: OpGraph, given: argpars
     from studies.planner.comparison import compare_groupings
 
     cluster = machine(cell.gpus, parse_bytes(given.memory), Link(134.0, 0.0001754))
-    placed = graph if given.on == "ops" else optimize(graph, cluster)
+    graph_to_place = graph if given.on == "ops" else optimize(graph, cluster)
     rows: list[dict[str, Any]] = []
-    result["cells"].append({"name": cell.name, "gpus": cell.gpus, "on": given.on, "ops": placed.n, "rows": rows})
-    for row in compare_groupings(placed, cluster, given.groupings, given.seeds, **given.params):
+    result["cells"].append(
+        {"name": cell.name, "gpus": cell.gpus, "on": given.on, "ops": graph_to_place.n, "rows": rows}
+    )
+    for row in compare_groupings(graph_to_place, cluster, given.groupings, given.seeds, **given.params):
         rows.append(row)
         _write(result, given.results)
 

@@ -75,8 +75,8 @@ def predicted_ms(row: Iteration, hardware: Hardware) -> float:
     True
     """
     gpt = GPT(row.layers, row.hidden, row.heads, row.sequence_length)
-    graph, cluster, placed = pipeline(gpt, row.micro_batch, row.stages, row.data, hardware)
-    timeline = simulate(graph, cluster, placed, micro_batches=row.micro_batches, schedule="1f1b")
+    graph, cluster, placement = pipeline(gpt, row.micro_batch, row.stages, row.data, hardware)
+    timeline = simulate(graph, cluster, placement, micro_batches=row.micro_batches, schedule="1f1b")
     return timeline.makespan_us / 1000
 
 

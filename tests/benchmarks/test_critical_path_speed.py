@@ -40,5 +40,5 @@ def test_list_scheduler(benchmark, case, point):
 
 @pytest.mark.parametrize("scheduler", ["fifo", "pct", "msr"])
 def test_simulate(benchmark, case, scheduler):
-    placed = bl.place(*case, "hash")
-    assert benchmark.pedantic(bl.simulate, (*case, placed, scheduler), rounds=3, warmup_rounds=1).makespan_us > 0
+    placement = bl.place(*case, "hash")
+    assert benchmark.pedantic(bl.simulate, (*case, placement, scheduler), rounds=3, warmup_rounds=1).makespan_us > 0

@@ -100,8 +100,8 @@ def test_tight_memory(benchmark, devices, share):
                 devices, memory_bytes=int(share * alone.peak_bytes[0]), comm="sequential", **costs
             )
             try:
-                placed = bl.place(graph, cluster, "auto")
-                outcomes[graph.name] = "placed" if bl.simulate(graph, cluster, placed).feasible else "invalid"
+                placement = bl.place(graph, cluster, "auto")
+                outcomes[graph.name] = "placed" if bl.simulate(graph, cluster, placement).feasible else "invalid"
             except bl.InfeasiblePlacement as refused:
                 outcomes[graph.name] = "neither" if "neither" in str(refused) else "proven infeasible"
         return outcomes

@@ -130,11 +130,11 @@ def measured_row(
     label, placer, reorder, blocking = configuration
     columns: dict[str, object] = {"model": name, "config": CONFIG[name], "way": label, "reorder": reorder}
     try:
-        placed = place(name, placer, graph, cluster)
-        columns["simulated_us"] = simulate(graph, cluster, placed).makespan_us
+        placement = place(name, placer, graph, cluster)
+        columns["simulated_us"] = simulate(graph, cluster, placement).makespan_us
         transport = HostTransport(devices) if blocking and len(set(devices)) > 1 else None
         run = execute(
-            step, placed, steps, cluster=cluster, graph=graph, devices=devices, reorder=reorder, transport=transport
+            step, placement, steps, cluster=cluster, graph=graph, devices=devices, reorder=reorder, transport=transport
         )
     except (BaechiLabError, ImportError) as error:
         return {**columns, "error": str(error)}

@@ -123,9 +123,9 @@ def test_the_second_of_two_equal_fields_does_not_win(tmp_path):
 
 def test_a_placement_for_other_groups_is_refused():
     graph, three_ops = two(), bl.OpGraph.from_edges([1, 2, 3])
-    placed = bl.Placement(device=[0], group_of=[0, 0, 0], source_key=graph.key, graph_key="x")
+    placement = bl.Placement(device=[0], group_of=[0, 0, 0], source_key=graph.key, graph_key="x")
     with pytest.raises(bl.InvalidInput, match="another graph, of 1 ops"):
-        placed.on(graph)
+        placement.on(graph)
     with pytest.raises(bl.InvalidInput, match="another graph"):
         bl.Placement(device=[0, 0], graph_key=three_ops.key).on(three_ops)
 
@@ -192,8 +192,8 @@ def test_what_is_no_path_is_one_sentence():
 )
 def test_odd_values_in_files(tmp_path, kind, path_in_document, value, message):
     graph, cluster = two(), bl.Cluster.uniform(2)
-    placed = bl.place(graph, cluster, "m-etf")
-    record = {"graph": graph, "placement": placed, "timeline": bl.simulate(graph, cluster, placed)}[kind]
+    placement = bl.place(graph, cluster, "m-etf")
+    record = {"graph": graph, "placement": placement, "timeline": bl.simulate(graph, cluster, placement)}[kind]
     load = {"graph": bl.load_graph, "placement": load_placement, "timeline": load_timeline}[kind]
     save(record, tmp_path / "x.json")
     document = json.loads((tmp_path / "x.json").read_text())
@@ -250,8 +250,8 @@ ARGUMENTS = ("graph", "cluster", "placement", "timeline", "moves")
 @pytest.mark.parametrize("bad", [None, 7, "x"])
 def test_what_is_no_record_is_named(name, bad):
     graph, cluster = two(), bl.Cluster.uniform(2)
-    placed = bl.place(graph, cluster, "m-etf")
-    good = dict(zip(ARGUMENTS, (graph, cluster, placed, bl.simulate(graph, cluster, placed), {}), strict=True))
+    placement = bl.place(graph, cluster, "m-etf")
+    good = dict(zip(ARGUMENTS, (graph, cluster, placement, bl.simulate(graph, cluster, placement), {}), strict=True))
     function = getattr(bl, name)
     needed = [
         x.name for x in inspect.signature(function).parameters.values() if x.default is x.empty and x.name in ARGUMENTS

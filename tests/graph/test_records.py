@@ -244,10 +244,10 @@ def test_devices_and_links_count_in_the_sum(cluster, message):
 
 def test_records_travel_to_other_processes():
     graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]).replace(duration_by_kind={"cpu": np.array([5.0, 6.0])})
-    placed = bl.Placement(device=[0, 1], params={"seed": 1}, info={"history": ((0.0, 1, 2.0),)}, order=[0, 1])
+    placement = bl.Placement(device=[0, 1], params={"seed": 1}, info={"history": ((0.0, 1, 2.0),)}, order=[0, 1])
     assert pickle.loads(pickle.dumps(graph)).key == graph.key  # noqa: S301
-    copy = pickle.loads(pickle.dumps(placed))  # noqa: S301
-    assert copy.device.tolist() == [0, 1] and copy.params == placed.params and copy.info == placed.info
+    copy = pickle.loads(pickle.dumps(placement))  # noqa: S301
+    assert copy.device.tolist() == [0, 1] and copy.params == placement.params and copy.info == placement.info
     with pytest.raises(TypeError):
         copy.params["seed"] = 2
 

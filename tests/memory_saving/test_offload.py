@@ -22,9 +22,9 @@ def step(**columns):
 
 
 def simulated(graph, offloaded):
-    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, WITH_HOST)
-    timeline = bl.simulate(offloaded, WITH_HOST, placed)
-    assert bl.check(offloaded, WITH_HOST, placed, timeline) == ()
+    placement = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, WITH_HOST)
+    timeline = bl.simulate(offloaded, WITH_HOST, placement)
+    assert bl.check(offloaded, WITH_HOST, placement, timeline) == ()
     return timeline
 
 
@@ -52,9 +52,9 @@ def test_late_copies_make_the_reader_wait():
     graph = step()
     slow = bl.Cluster.uniform(1, link=bl.Link(1.0, 0.01), comm="duplex").with_host("1GB")
     offloaded = bl.offload(graph, slow, ["a"], lead=0.0)
-    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, slow)
+    placement = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, slow)
     # b_grad ends at 35; the wait takes 1 us and the copy 11.
-    assert bl.simulate(offloaded, slow, placed).makespan_us == 35 + 1 + 11 + 1
+    assert bl.simulate(offloaded, slow, placement).makespan_us == 35 + 1 + 11 + 1
 
 
 def test_what_would_not_wait_long_enough_stays():
@@ -96,17 +96,17 @@ def test_trained_networks_keep_every_rule():
         graph = bl.generators.with_backward(bl.generators.layered_dag(20, seed=seed))
         for share in (0.5, 1.0):
             offloaded = bl.offload(graph, cluster, share=share, state=True)
-            placed = bl.place(offloaded, cluster, "m-etf")
-            assert bl.check(offloaded, cluster, placed, bl.simulate(offloaded, cluster, placed)) == ()
-            assert np.all((placed.device == 2) == (np.arange(offloaded.n) >= graph.n))
+            placement = bl.place(offloaded, cluster, "m-etf")
+            assert bl.check(offloaded, cluster, placement, bl.simulate(offloaded, cluster, placement)) == ()
+            assert np.all((placement.device == 2) == (np.arange(offloaded.n) >= graph.n))
 
 
 def test_nothing_else_runs_on_a_host():
     graph, cluster = step(), bl.Cluster.uniform(1, speed=0.1).with_host("1GB")
     for placer in ("single", "m-topo", "m-etf", "heft", "contiguous", "random"):
         assert set(bl.place(graph, cluster, placer).device.tolist()) == {0}
-    placed = bl.Placement(device=[1] * graph.n)
-    assert {v.kind for v in bl.simulate(graph, cluster, placed).violations} == {"allowed"}
+    placement = bl.Placement(device=[1] * graph.n)
+    assert {v.kind for v in bl.simulate(graph, cluster, placement).violations} == {"allowed"}
     estimated = graph.replace(duration_by_kind={"a100": graph.duration_us})
     cluster = bl.Cluster.uniform(1, kind="a100").with_host("1GB")  # the host was refused: it is no a100
     offloaded = bl.offload(estimated, cluster)
@@ -178,8 +178,8 @@ def test_bug_offloading_raised_the_peak_without_a_word(forward):
             assert offloaded is graph
         elif offloaded is not graph:
             plain = bl.Placement(device=[0] * graph.n)
-            placed = offloaded_placement(plain, offloaded, cluster)
-            after, before = bl.simulate(offloaded, cluster, placed), bl.simulate(graph, cluster, plain)
+            placement = offloaded_placement(plain, offloaded, cluster)
+            after, before = bl.simulate(offloaded, cluster, placement), bl.simulate(graph, cluster, plain)
             assert after.peak_bytes[0] <= before.peak_bytes[0]
     assert warned > 0
 
@@ -196,11 +196,11 @@ def test_bug_offloading_raised_the_peak_of_one_of_several_devices_without_a_word
             aware = bl.offload(graph, cluster, placement=plain)
             warnings_of_offload = len(caught)
             offloaded = bl.offload(graph, cluster)
-            placed = offloaded_placement(plain, offloaded, cluster) if offloaded is not graph else None
-        if placed is None:
+            placement = offloaded_placement(plain, offloaded, cluster) if offloaded is not graph else None
+        if placement is None:
             continue
         before = bl.simulate(graph, cluster, plain).peak_bytes[:3]
-        rises = bool((bl.simulate(offloaded, cluster, placed).peak_bytes[:3] > before).any())
+        rises = bool((bl.simulate(offloaded, cluster, placement).peak_bytes[:3] > before).any())
         assert rises == warnings_of_offload == (aware is graph) == (len(caught) - warnings_of_offload)
         assert not rises or "raises the peak of device 'gpu:" in str(caught[-1].message)
         outcomes.add(rises)

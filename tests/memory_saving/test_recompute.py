@@ -46,8 +46,8 @@ def training_chain(sizes, us=None, read=None, source=1000, **columns):
 
 
 def on_one(graph):
-    timeline = bl.simulate(graph, ONE, placed := bl.Placement(device=[0] * graph.n))
-    assert bl.check(graph, ONE, placed, timeline) == ()
+    timeline = bl.simulate(graph, ONE, placement := bl.Placement(device=[0] * graph.n))
+    assert bl.check(graph, ONE, placement, timeline) == ()
     return timeline
 
 
@@ -162,8 +162,8 @@ def test_unrolled_and_recomputed_either_way():
     one = bl.unroll(bl.recompute(graph, drop=["f1", "f2"]), 3)
     two = bl.recompute(bl.unroll(graph, 3), drop=[f"f{i}/mb{k}" for i in (1, 2) for k in range(3)])
     assert one.n == two.n and one.duration_us.sum() == two.duration_us.sum()
-    placed = bl.place(graph, ONE, "single")
-    assert bl.check(two, ONE, placed, bl.simulate(two, ONE, placed)) == ()
+    placement = bl.place(graph, ONE, "single")
+    assert bl.check(two, ONE, placement, bl.simulate(two, ONE, placement)) == ()
     assert two.micro_batch[two.index["f1/mb2/again"]] == 2
 
 

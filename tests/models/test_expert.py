@@ -131,13 +131,13 @@ def traced(name):
 @pytest.mark.parametrize("name", slow(sorted(TRACED), *LONG_TO_TRACE))
 def test_expert_is_a_valid_placement_of_every_op(name, devices):
     graph, cluster = traced(name), bl.Cluster.uniform(devices)
-    placed = bl.place(graph, cluster, "expert")
-    assert placed.n == graph.n and placed.placer == "expert"
+    placement = bl.place(graph, cluster, "expert")
+    assert placement.n == graph.n and placement.placer == "expert"
     used = 1 if name == "mlp" else devices
-    assert sorted(set(placed.device.tolist())) == list(range(used))
+    assert sorted(set(placement.device.tolist())) == list(range(used))
     for group in range(len(graph.colocation_names)):
-        assert len(set(placed.device[graph.colocation == group].tolist())) == 1
-    assert bl.check(graph, cluster, placed, bl.simulate(graph, cluster, placed)) == ()
+        assert len(set(placement.device[graph.colocation == group].tolist())) == 1
+    assert bl.check(graph, cluster, placement, bl.simulate(graph, cluster, placement)) == ()
 
 
 @pytest.mark.parametrize("name", slow(["gnmt", "nmt", "rnnlm", "transformer"], *LONG_TO_TRACE))

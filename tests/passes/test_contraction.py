@@ -58,8 +58,8 @@ def test_a_placement_of_groups_is_a_placement_of_ops():
     graph = chain(4, duration_us=1.0)
     coarse = contract(graph, np.array([0, 0, 1, 1]))
     cluster = bl.Cluster.uniform(2)
-    placed = bl.place(coarse, cluster, "m-etf")
-    assert placed.on(graph).device.tolist() == placed.device[[0, 0, 1, 1]].tolist()
+    placement = bl.place(coarse, cluster, "m-etf")
+    assert placement.on(graph).device.tolist() == placement.device[[0, 0, 1, 1]].tolist()
 
 
 def test_the_chain_by_hand():

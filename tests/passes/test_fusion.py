@@ -41,9 +41,9 @@ def test_paper_b_benefit_of_fusion():
     fused = Fusion().apply(graph)
     assert fused.group_of.tolist() == [0, 1, 1]
     assert fused.duration_us.tolist() == [1.0, 2.0]
-    placed = bl.place(fused, cluster, "m-etf")
-    assert bl.simulate(graph, cluster, placed).makespan_us == 3
-    assert bl.simulate(fused, cluster, placed).makespan_us == 3
+    placement = bl.place(fused, cluster, "m-etf")
+    assert bl.simulate(graph, cluster, placement).makespan_us == 3
+    assert bl.simulate(fused, cluster, placement).makespan_us == 3
 
 
 def test_paper_b_figure_4_no_cycle():

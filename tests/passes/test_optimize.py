@@ -72,8 +72,8 @@ def test_peak_equals_the_slow_model_and_the_simulator(n, seed, slow_peak):
     graph = random_dag(n, second_output=0.4, temp_bytes=(0, 1e6), persistent_bytes=(0, 1e5), duration_us=5.0, seed=seed)
     peak = single_device_peak(graph)
     assert peak == slow_peak(graph, graph.order)
-    placed = bl.Placement(device=np.zeros(n, dtype=int), order=np.argsort(graph.order).astype(float))
-    assert bl.simulate(graph, bl.Cluster.uniform(1, memory_bytes="1TB"), placed).peak_bytes[0] == peak
+    placement = bl.Placement(device=np.zeros(n, dtype=int), order=np.argsort(graph.order).astype(float))
+    assert bl.simulate(graph, bl.Cluster.uniform(1, memory_bytes="1TB"), placement).peak_bytes[0] == peak
 
 
 def test_auto_needs_a_cluster_whose_every_device_holds_the_model():
@@ -138,10 +138,10 @@ def test_coarse_placements_simulate_on_the_full_graph_without_violation():
     graph = gnmt(4, 2)
     cluster = bl.Cluster.uniform(3, memory_bytes="16GB")
     for forward_only in (False, True):
-        placed = bl.place(bl.optimize(graph, forward_only=forward_only), cluster, "m-etf")
-        timeline = bl.simulate(graph, cluster, placed)
+        placement = bl.place(bl.optimize(graph, forward_only=forward_only), cluster, "m-etf")
+        timeline = bl.simulate(graph, cluster, placement)
         assert timeline.feasible
-        assert not bl.check(graph, cluster, placed, timeline)
+        assert not bl.check(graph, cluster, placement, timeline)
 
 
 def test_gnmt_shrinks_by_an_order_of_magnitude_with_forward_only():
@@ -219,6 +219,6 @@ def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
         possible += 1
         for known_cluster in (None, cluster):
             coarse = bl.optimize(graph, known_cluster, forward_only=forward_only)
-            placed = bl.place(coarse, cluster, "m-etf").on(graph)
-            assert not bl.simulate(graph, cluster, placed).violations
+            placement = bl.place(coarse, cluster, "m-etf").on(graph)
+            assert not bl.simulate(graph, cluster, placement).violations
     assert possible > 25

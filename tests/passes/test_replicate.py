@@ -22,16 +22,16 @@ def test_a_constant_is_on_both_devices():
     assert copied.colocation[0] == copied.colocation[1] >= 0 and copied.colocation[4] == copied.colocation[2] >= 0
     cluster = Cluster.uniform(2, memory_bytes=1000, link=Link(100.0, 0.0))
     before = simulate(graph, cluster, Placement(device=[0, 0, 1, 0]))
-    placed = Placement(
+    placement = Placement(
         device=[0, 0, 1, 0, 1], graph_key=copied.key, group_of=copied.group_of, source_key=copied.source_key
     )
-    after = simulate(copied, cluster, placed)
+    after = simulate(copied, cluster, placement)
     # Sent: 1 + 100 + 10 + 100 + 5. Copied: 1 + 10 + 100 + 5.
     assert before.makespan_us == 216 and after.makespan_us == 116
     assert len(before.transfers) == 2 and len(after.transfers) == 1
-    assert not check(copied, cluster, placed, after)
+    assert not check(copied, cluster, placement, after)
     # The placement reads for the original graph too, where the constant is with its first copy.
-    assert placed.on(graph).device.tolist() == [0, 0, 1, 0]
+    assert placement.on(graph).device.tolist() == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_it_composes_with_the_other_passes_and_placers():
     coarse = optimize(graph, passes=("replicate", "colocation", "coplacement", "fusion"))
     cluster = Cluster.uniform(2, memory_bytes=10_000, link=Link(5.0, 0.0))
     for target in (coarse, Replicate().apply(graph)):
-        placed = place(target, cluster, "m-etf")
-        assert simulate(target, cluster, placed).feasible and simulate(graph, cluster, placed).feasible
+        placement = place(target, cluster, "m-etf")
+        assert simulate(target, cluster, placement).feasible and simulate(graph, cluster, placement).feasible
 
 
 def test_bad_parameters_are_rejected():

@@ -122,11 +122,11 @@ def test_a_placement_of_the_micro_batch_places_every_copy(step):
     placer = bl.place(step, cluster, "m-etf")
     groups = bl.optimize(step)
     coarse = bl.place(groups, cluster, "m-etf")
-    for placed in (hand, placer, coarse):
-        device = placed.on(step).device
-        assert placed.on(step_graph).device.tolist() == device[step_graph.copy_of].tolist()
-        timeline = bl.simulate(step_graph, cluster, placed)
-        assert bl.check(step_graph, cluster, placed, timeline) == ()
+    for placement in (hand, placer, coarse):
+        device = placement.on(step).device
+        assert placement.on(step_graph).device.tolist() == device[step_graph.copy_of].tolist()
+        timeline = bl.simulate(step_graph, cluster, placement)
+        assert bl.check(step_graph, cluster, placement, timeline) == ()
     assert hand.on(step_graph).device[step_graph.index["sum/accumulate0/mb1"]] == 0  # where the gradient is
     with pytest.raises(bl.InvalidInput, match="made for another graph"):
         bl.Placement(device=[0, 1]).on(step_graph)
@@ -345,8 +345,8 @@ def test_names_of_a_forward_do_not_order_the_stages_of_a_pipeline():
     edges = [(0, 1, 80), (0, 2, 80), (1, 2, 4), (1, 3, 80), (3, 4, 80)]
     graph = bl.OpGraph.from_edges([5, 5, 0, 5, 5], edges, op_types=types, forward_of=[-1, -1, -1, 1, 0])
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
-    placed = bl.Placement(device=[0, 1, 0, 1, 0])
+    alternating = bl.Placement(device=[0, 1, 0, 1, 0])
     # GPipe, two micro-batches: a at 0 and 5, b at 5 and 10, its gradients from 15, a's from 20 to 30.
-    assert bl.simulate(graph, cluster, placed, micro_batches=2, schedule="gpipe").makespan_us == 30.0
+    assert bl.simulate(graph, cluster, alternating, micro_batches=2, schedule="gpipe").makespan_us == 30.0
     placement = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=4, schedule="1f1b")
     assert placement.devices == 2 and placement.device[0] == placement.device[2]

@@ -30,9 +30,9 @@ def test_flops_of_a_layer_are_the_published_formula():
 
 def test_stages_hold_their_layers_and_backward_recomputes():
     gpt = GPT(layers=4, hidden=1024, heads=16, sequence_length=1024)
-    graph, cluster, placed = pipeline(gpt, 1, 2, 1, A100)
+    graph, cluster, placement = pipeline(gpt, 1, 2, 1, A100)
     assert cluster.n == 2
-    assert [int(placed.device[graph.index[f"layer{k}"]]) for k in range(4)] == [0, 0, 1, 1]
+    assert [int(placement.device[graph.index[f"layer{k}"]]) for k in range(4)] == [0, 0, 1, 1]
     ahead, rows = graph.duration_us[graph.index["layer1"]], layer_rows(gpt, 1)
     # layer1 is the last of its stage: its backward pass begins the stage's, with 12 launches of the engine's own
     backward_us = graph.duration_us[graph.index["layer1/backward"]] - 12 * A100.launch_us
@@ -50,10 +50,10 @@ def test_update_without_replicas_is_adam_alone():
 
 
 def test_an_iteration_is_a_valid_timeline():
-    graph, cluster, placed = pipeline(GPT(4, 1024, 16, 1024), 1, 4, 2, A100)
-    timeline = simulate(graph, cluster, placed, micro_batches=8, schedule="1f1b")
+    graph, cluster, placement = pipeline(GPT(4, 1024, 16, 1024), 1, 4, 2, A100)
+    timeline = simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b")
     step = unroll(graph, 8)
-    assert not check(step, cluster, placed.on(step), timeline)
+    assert not check(step, cluster, placement.on(step), timeline)
     assert isinstance(cluster, Cluster)
 
 

@@ -397,15 +397,15 @@ def test_every_input_arrives_on_its_layers_device(name):
         model, inputs = ODD[name][0](), (ODD[name][1](),)
     traced, rng = trace(model, inputs), np.random.default_rng(8)
     for k in range(4):
-        placed = copy.deepcopy(model)
-        assign(placed, traced, random_placement(traced, 2, rng, reorder=bool(k % 2)), cpus(2))
-        session = distribution(placed).session
+        distributed_model = copy.deepcopy(model)
+        assign(distributed_model, traced, random_placement(traced, 2, rng, reorder=bool(k % 2)), cpus(2))
+        session = distribution(distributed_model).session
         session.plan = dataclasses.replace(session.plan, devices=("cpu", "meta"))
         session.transport, session.plain = Moving(session.plan.devices), False
-        to_meta(placed, {name for name, device in session.plan.parameters.items() if device == 1})
-        assert {t.device.type for t in placed.parameters()} == {"cpu", "meta"}
+        to_meta(distributed_model, {name for name, device in session.plan.parameters.items() if device == 1})
+        assert {t.device.type for t in distributed_model.parameters()} == {"cpu", "meta"}
         for _ in range(2):
-            assert [*tensors(placed_forward(placed, inputs, session))]
+            assert [*tensors(placed_forward(distributed_model, inputs, session))]
 
 
 def to_meta(model, names):

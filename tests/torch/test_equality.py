@@ -37,14 +37,16 @@ def test_fifty_random_placements_are_bit_equal(name):
     threads = 0
     for k in range(50):
         devices, reorder = int(rng.integers(2, 5)), k % 2 == 1
-        placed = copy.deepcopy(model)
+        distributed_model = copy.deepcopy(model)
         placement = random_placement(traced, devices, rng, reorder=reorder)
-        assign(placed, traced, placement, bl.Cluster.uniform(devices, kind="cpu"))
+        assign(distributed_model, traced, placement, bl.Cluster.uniform(devices, kind="cpu"))
         for values in expected[: 2 if reorder else 1]:
-            assert same(train(placed, inputs), values), f"placement {k}"
-        threads += distribution(placed).session.threads_started
-        gather(placed)
-        assert "forward" not in placed.__dict__ and same([*placed.parameters()], [*model.parameters()])
+            assert same(train(distributed_model, inputs), values), f"placement {k}"
+        threads += distribution(distributed_model).session.threads_started
+        gather(distributed_model)
+        assert "forward" not in distributed_model.__dict__ and same(
+            [*distributed_model.parameters()], [*model.parameters()]
+        )
     assert threads > 0
 
 
@@ -55,9 +57,14 @@ def test_copies_between_devices_change_only_rounding(name):
     traced, rng = trace(model, inputs), np.random.default_rng(1)
     expected = train(copy.deepcopy(model), inputs)
     for _ in range(3):
-        placed = copy.deepcopy(model)
-        assign(placed, traced, random_placement(traced, 3, rng, reorder=False), bl.Cluster.uniform(3, kind="cpu"))
-        session = distribution(placed).session
+        distributed_model = copy.deepcopy(model)
+        assign(
+            distributed_model,
+            traced,
+            random_placement(traced, 3, rng, reorder=False),
+            bl.Cluster.uniform(3, kind="cpu"),
+        )
+        session = distribution(distributed_model).session
         session.transport, session.plain = Copying(session.plan.devices), False
-        for a, b in zip(train(placed, inputs), expected, strict=True):
+        for a, b in zip(train(distributed_model, inputs), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -64,13 +64,13 @@ def test_fifty_random_placements_on_stream_groups(name):
     threads = 0
     for k in range(50):
         groups, reorder = int(rng.integers(2, 5)), k % 2 == 1
-        placed = copy.deepcopy(model)
+        distributed_model = copy.deepcopy(model)
         placement = random_placement(traced, groups, rng, reorder=reorder)
-        assign(placed, traced, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
+        assign(distributed_model, traced, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
         for values in expected[: 2 if reorder else 1]:
-            close(train(placed, inputs), values)
-        threads += distribution(placed).session.threads_started
-        gather(placed)
+            close(train(distributed_model, inputs), values)
+        threads += distribution(distributed_model).session.threads_started
+        gather(distributed_model)
     assert threads > 0
 
 
@@ -87,11 +87,11 @@ def test_host_and_gpu_together(name):
     traced, rng = trace(model, inputs, atomic=("ConvBNReLU",)), np.random.default_rng(3)
     expected = train(copy.deepcopy(model), inputs)
     for k in range(6):
-        placed = copy.deepcopy(model)
+        distributed_model = copy.deepcopy(model)
         placement = random_placement(traced, 2, rng, reorder=bool(k % 2))
-        assign(placed, traced, placement, Cluster.uniform(2), devices=["cpu", "cuda:0"])
-        close(train(placed, inputs), expected)
-        gather(placed)
+        assign(distributed_model, traced, placement, Cluster.uniform(2), devices=["cpu", "cuda:0"])
+        close(train(distributed_model, inputs), expected)
+        gather(distributed_model)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is attached")
@@ -107,10 +107,10 @@ def test_a_model_on_several_gpus_trains_as_on_one(name):
     n = min(4, torch.cuda.device_count())
     expected = train(copy.deepcopy(model), inputs)
     for k in range(10):
-        placed = copy.deepcopy(model)
-        assign(placed, traced, random_placement(traced, n, rng, reorder=bool(k % 2)), Cluster.uniform(n))
-        close(train(placed, inputs), expected)
-        gather(placed)
+        distributed_model = copy.deepcopy(model)
+        assign(distributed_model, traced, random_placement(traced, n, rng, reorder=bool(k % 2)), Cluster.uniform(n))
+        close(train(distributed_model, inputs), expected)
+        gather(distributed_model)
 
 
 class Race(nn.Module):

@@ -58,8 +58,8 @@ def repeatable(graph) -> list[str]:
 
 def distributed(model, inputs, graph, devices=1, seed=0, **options):
     """A copy of the model, placed at random, in the order of a list scheduler."""
-    placed = bl.place(graph, cpus(devices), "random", seed=seed)
-    return bl.torch.distribute(copy.deepcopy(model), inputs, cpus(devices), placed, graph=graph, **options)
+    placement = bl.place(graph, cpus(devices), "random", seed=seed)
+    return bl.torch.distribute(copy.deepcopy(model), inputs, cpus(devices), placement, graph=graph, **options)
 
 
 def graphs_of(graph, rng):
@@ -88,10 +88,10 @@ def test_random_choices_on_random_placements_are_bit_equal(name):
     drawn = torch.get_rng_state()
     row_count = 0
     for k, changed in enumerate(graphs_of(graph, rng)):
-        placed = distributed(model, inputs, changed, 1 + k % 3, k, reorder=("gpu", "global")[k % 2])
-        row_count += len(bl.torch.distribution(placed).plan.activation_rows)
+        distributed_model = distributed(model, inputs, changed, 1 + k % 3, k, reorder=("gpu", "global")[k % 2])
+        row_count += len(bl.torch.distribution(distributed_model).plan.activation_rows)
         for values in expected:
-            assert same(train(placed, inputs), values)
+            assert same(train(distributed_model, inputs), values)
         assert torch.equal(torch.get_rng_state(), drawn)  # running again draws nothing from the generator
     assert row_count > 0
 
@@ -105,9 +105,9 @@ def test_statistics_and_masks_of_a_layer_that_hides_them():
     changed = bl.recompute(graph, drop=["1", "2", "3"])
     assert changed.n > graph.n
     plain = copy.deepcopy(model)
-    placed = distributed(model, x, changed, 2, atomic=(NoisyNorm,))
+    distributed_model = distributed(model, x, changed, 2, atomic=(NoisyNorm,))
     for _ in range(3):
-        assert same(train(placed, (x,)), train(plain, (x,)))
+        assert same(train(distributed_model, (x,)), train(plain, (x,)))
 
 
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
@@ -139,9 +139,12 @@ def test_rows_lead_through_parts_of_a_tensor():
     """Calls first, tanh, second, mul: mul's backward pass reads the halves of the second run of `second`."""
     model, x = Halves(), torch.randn(6, 4)
     changed = bl.recompute(profiled(model, x), drop=["second", "second/parts"])
-    placed = distributed(model, x, changed)
-    assert bl.torch.distribution(placed).plan.activation_rows == ((2, 1, OUTPUT, 1, 0), (3, BACKWARD, OUTPUT, 2, 1))
-    assert same(train(placed, (x,)), train(model, (x,)))
+    distributed_model = distributed(model, x, changed)
+    assert bl.torch.distribution(distributed_model).plan.activation_rows == (
+        (2, 1, OUTPUT, 1, 0),
+        (3, BACKWARD, OUTPUT, 2, 1),
+    )
+    assert same(train(distributed_model, (x,)), train(model, (x,)))
 
 
 @pytest.mark.slow
@@ -185,9 +188,9 @@ def test_the_peak_falls_by_what_was_simulated():
 def test_a_long_chain_of_dropped_ops_needs_no_deep_stack():
     model, x = nn.Sequential(*(nn.Tanh() for _ in range(300)), nn.Linear(4, 4)), torch.randn(2, 4, requires_grad=True)
     changed = bl.recompute(profiled(model, x), drop=[str(i) for i in range(1, 299)])
-    placed = distributed(model, x, changed)
+    distributed_model = distributed(model, x, changed)
     (expected,) = torch.autograd.grad(model(x).sum(), x)
-    (output,) = torch.autograd.grad(placed(x).sum(), x)
+    (output,) = torch.autograd.grad(distributed_model(x).sum(), x)
     assert torch.equal(output, expected)
 
 
@@ -230,7 +233,7 @@ def test_gradients_of_gradients_are_those_of_the_original(small):
 
 def test_within_checkpoint_of_the_whole_model_and_without_gradients(small):
     model, x, changed = small
-    placed = distributed(model, x, changed)
+    distributed_model = distributed(model, x, changed)
 
     def checkpointed_gradients(module):
         torch.manual_seed(1)
@@ -238,10 +241,10 @@ def test_within_checkpoint_of_the_whole_model_and_without_gradients(small):
         checkpoint(module, x, use_reentrant=False).square().sum().backward()
         return [p.grad.clone() for p in module.parameters()]
 
-    assert same(checkpointed_gradients(placed), checkpointed_gradients(copy.deepcopy(model)))
+    assert same(checkpointed_gradients(distributed_model), checkpointed_gradients(copy.deepcopy(model)))
     with torch.no_grad():
         torch.manual_seed(1)
-        output = placed(x)
+        output = distributed_model(x)
         torch.manual_seed(1)
         assert torch.equal(output, model(x))
 
@@ -263,11 +266,11 @@ def test_autocast_is_that_of_the_first_run(small):
 @pytest.mark.slow
 def test_nothing_outlives_the_backward_pass(small):
     model, x, changed = small
-    placed, alive = distributed(model, x, changed), []
+    distributed_model, alive = distributed(model, x, changed), []
     for _ in range(2):
         point = x.clone()
         alive.append(weakref.ref(point))
-        placed(point).sum().backward()
+        distributed_model(point).sum().backward()
         del point
     gc.collect()
     assert [reference() for reference in alive] == [None, None]
@@ -340,11 +343,11 @@ def test_what_only_the_trace_knows_is_kept_and_said_once():
     changed = bl.recompute(graph.replace(info={}), drop=["1", "3"])  # as a graph of an earlier version
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        placed = distributed(model, x, changed)
+        distributed_model = distributed(model, x, changed)
     (one,) = [w for w in caught if w.category is ActivationsKept]
     assert "calls are kept" in str(one.message) and "'1'" in str(one.message)
     plain = copy.deepcopy(model)
-    assert same(train(placed, (x,)), train(plain, (x,)))
+    assert same(train(distributed_model, (x,)), train(plain, (x,)))
 
 
 class Hooked(nn.Module):
@@ -411,9 +414,9 @@ def test_an_input_that_was_written_over_is_an_error():
 def test_a_pipeline_of_processes_is_refused(small):
     model, x, changed = small
     step = bl.torch.TorchStep("small", lambda: copy.deepcopy(model), (x,))
-    placed = bl.Placement(device=[0] * changed.n)
+    placement = bl.Placement(device=[0] * changed.n)
     with pytest.raises(bl.InvalidInput, match="the processes of a pipeline keep all activations"):
-        bl.torch.execute(step, placed, 1, graph=changed, micro_batches=2, pipeline=True)
+        bl.torch.execute(step, placement, 1, graph=changed, micro_batches=2, pipeline=True)
 
 
 @pytest.mark.slow
@@ -422,9 +425,11 @@ def test_micro_batches_in_the_session(small):
     step = bl.torch.TorchStep("small", lambda: copy.deepcopy(model), (x,))
     runs_of_schedules = []
     for graph in (changed, bl.torch.profile(step, runs=1, warmup=0)):
-        placed = bl.Placement(device=[0] * graph.n)
+        placement = bl.Placement(device=[0] * graph.n)
         runs_of_schedules.append(
-            bl.torch.execute(step, placed, 2, warmup=0, graph=graph, micro_batches=2, pipeline=False, cluster=cpus(1))
+            bl.torch.execute(
+                step, placement, 2, warmup=0, graph=graph, micro_batches=2, pipeline=False, cluster=cpus(1)
+            )
         )
     assert runs_of_schedules[0].outputs == runs_of_schedules[1].outputs
     assert any("again" in runs_of_schedules[0].timeline.op_names[op] for op in runs_of_schedules[0].timeline.op)
@@ -437,10 +442,10 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     cluster = bl.Cluster.uniform(1, kind="cpu", link=bl.Link(0.0, 0.0)).with_host("1GB", link=bl.Link(0.0, 0.0))
     offloaded = bl.offload(graph, cluster, ["1", "4"])
     assert offloaded.n > graph.n
-    placed = bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=offloaded)
-    rows = bl.torch.distribution(placed).plan.activation_rows
+    distributed_model = bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=offloaded)
+    rows = bl.torch.distribution(distributed_model).plan.activation_rows
     assert rows and all(source == HOST for *_, source in rows)
-    assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
+    assert same(train(distributed_model, (x,)), train(copy.deepcopy(model), (x,)))
 
 
 @pytest.mark.parametrize("devices", fast([1, 2], 1))
@@ -462,9 +467,9 @@ def test_offloading_saves_what_was_simulated(devices):
     graph, peaks = graph.replace(duration_us=np.full(graph.n, 1000.0)), []
     for offloaded in (graph, bl.offload(graph, cluster, share=0.5), bl.offload(graph, cluster, share=1.0)):
         device = graph.colocation // 4 % devices  # every fourth layer sends to the other device
-        placed = bl.offloaded_placement(bl.Placement(device=device), offloaded, cluster)
-        run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=offloaded)
-        peaks.append((bl.simulate(offloaded, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
+        placement = bl.offloaded_placement(bl.Placement(device=device), offloaded, cluster)
+        run = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=offloaded)
+        peaks.append((bl.simulate(offloaded, cluster, placement).peak_bytes, run.timeline.peak_bytes, run.outputs))
     assert len({outputs for _, _, outputs in peaks}) == 1
     (plain, plain_measured, _), *offloaded_peaks = peaks
     assert plain_measured[:devices] == pytest.approx(plain[:devices], rel=0.01)
@@ -586,9 +591,9 @@ def test_a_call_that_runs_again_finds_what_it_found_first_and_leaves_nothing(nam
     layers = lambda: [nn.Linear(8, 8), nn.GELU(), Inner(), nn.Dropout(0.3), Scaled()]  # noqa: E731
     model, x = nn.Sequential(*layers(), *layers(), nn.Linear(8, 3)), torch.randn(6, 8)
     graph = profiled(model, x, atomic=(Inner,))
-    placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)), devices, atomic=(Inner,))
-    assert bl.torch.distribution(placed).plan.activation_rows
-    assert same(trained(placed, x, *REGIONS[name]), trained(copy.deepcopy(model), x, *REGIONS[name]))
+    distributed_model = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)), devices, atomic=(Inner,))
+    assert bl.torch.distribution(distributed_model).plan.activation_rows
+    assert same(trained(distributed_model, x, *REGIONS[name]), trained(copy.deepcopy(model), x, *REGIONS[name]))
     assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
 
 
@@ -598,7 +603,7 @@ def test_the_mode_is_that_of_the_first_run():
     torch.manual_seed(0)
     model, x = stack(4, lambda: [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)]), torch.randn(6, 4)
     graph = profiled(model, x)
-    placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)))
+    distributed_model = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)))
 
     def loss_and_gradients(module):
         torch.manual_seed(1)
@@ -608,7 +613,7 @@ def test_the_mode_is_that_of_the_first_run():
         assert not any(m.training for m in module.modules())
         return [p.grad for p in module.parameters()] + list(module.buffers())
 
-    assert same(loss_and_gradients(placed), loss_and_gradients(copy.deepcopy(model)))
+    assert same(loss_and_gradients(distributed_model), loss_and_gradients(copy.deepcopy(model)))
 
 
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
@@ -617,8 +622,8 @@ def test_a_model_that_was_traced_in_evaluation_draws_the_same_numbers_again():
     model, x = stack(4, lambda: [nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()]), torch.randn(6, 4)
     graph = profiled(model, x)
     changed = bl.recompute(graph, drop=repeatable(graph))
-    placed = distributed(model.eval(), x, changed).train()
-    assert same(train(placed, (x,)), train(copy.deepcopy(model).train(), (x,)))
+    distributed_model = distributed(model.eval(), x, changed).train()
+    assert same(train(distributed_model, (x,)), train(copy.deepcopy(model).train(), (x,)))
 
 
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
@@ -628,9 +633,9 @@ def test_buffers_are_those_of_the_first_run():
     norm = nn.utils.parametrizations.spectral_norm
     model, x = nn.Sequential(*(norm(nn.Linear(4, 4)) for _ in range(4)), nn.Linear(4, 2)), torch.randn(6, 4)
     graph = profiled(model, x, atomic=(nn.Linear,))
-    placed = distributed_whole(model, x, bl.recompute(graph, drop=["1", "2", "3"]))
+    distributed_model = distributed_whole(model, x, bl.recompute(graph, drop=["1", "2", "3"]))
     plain = distributed_whole(model, x, graph)
-    assert same(trained(placed, x, contextlib.nullcontext), trained(plain, x, contextlib.nullcontext))
+    assert same(trained(distributed_model, x, contextlib.nullcontext), trained(plain, x, contextlib.nullcontext))
 
 
 def distributed_whole(model, inputs, graph):
@@ -643,10 +648,10 @@ def test_weights_that_were_written_in_place_between_are_an_error():
     model, x = stack(3), torch.randn(6, 4)
     model[0].requires_grad_(False)
     graph = profiled(model, x)
-    placed = distributed(model, x, bl.recompute(graph, drop=["2", "3"]))
-    loss = placed(x).square().sum()
+    distributed_model = distributed(model, x, bl.recompute(graph, drop=["2", "3"]))
+    loss = distributed_model(x).square().sum()
     with torch.no_grad():
-        placed[2].weight.mul_(2.0)
+        distributed_model[2].weight.mul_(2.0)
     with pytest.raises(
         bl.ExecutionError, match=r"\(Linear\) cannot run again: a tensor of shape \[4, 4\] .* written in place"
     ):
@@ -690,13 +695,13 @@ def test_a_call_that_ran_for_the_last_time_frees_its_arguments_only_if_nobody_re
         torch.manual_seed(0)
         model, x = make(), torch.randn(2, 4)
         graph, plain = profiled(model, x, atomic=(Multiply,)), copy.deepcopy(model)
-        placed = distributed(model, (x,), bl.recompute(graph, drop=repeatable(graph)), atomic=(Multiply,))
-        assert len(bl.torch.distribution(placed).plan.activation_rows) > 0
-        for one in (plain, placed):
+        distributed_model = distributed(model, (x,), bl.recompute(graph, drop=repeatable(graph)), atomic=(Multiply,))
+        assert len(bl.torch.distribution(distributed_model).plan.activation_rows) > 0
+        for one in (plain, distributed_model):
             loss = one(x).square().sum()
             for k in range(passes):
                 loss.backward(retain_graph=k + 1 < passes)
-        for a, b in zip(plain.parameters(), placed.parameters(), strict=True):
+        for a, b in zip(plain.parameters(), distributed_model.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
 
 

@@ -52,9 +52,9 @@ def test_the_peak_falls_as_simulated(name):
     """On each of two devices; the host has the state, and while it goes back a layer's once more in the simulation."""
     step, after = step_of(OPTIMIZERS[name]), {}
     for kind, graph in zip(("kept", "lent"), offloaded(step), strict=True):
-        placed = bl.place(graph.replace(duration_us=np.ones(graph.n)), WITH_HOST, "m-topo")
-        run = bl.torch.execute(step, placed.on(graph), 2, warmup=1, cluster=WITH_HOST, graph=graph)
-        simulated, after[kind] = bl.simulate(graph, WITH_HOST, placed.on(graph)).peak_bytes, run
+        placement = bl.place(graph.replace(duration_us=np.ones(graph.n)), WITH_HOST, "m-topo")
+        run = bl.torch.execute(step, placement.on(graph), 2, warmup=1, cluster=WITH_HOST, graph=graph)
+        simulated, after[kind] = bl.simulate(graph, WITH_HOST, placement.on(graph)).peak_bytes, run
         assert run.timeline.peak_bytes[:2] == pytest.approx(simulated[:2], rel=0.01)
     kept_run, lent_run = after["kept"], after["lent"]
     assert lent_run.outputs == kept_run.outputs and len(set(lent_run.outputs)) == len(lent_run.outputs)
@@ -249,15 +249,15 @@ def test_micro_batches_are_updated_once():
 def test_a_pipeline_of_processes_is_refused():
     step = step_of(OPTIMIZERS["adam"])
     _, graph = offloaded(step.micro_batches(4)[0])
-    placed = bl.place(graph, WITH_HOST, "m-topo")
+    placement = bl.place(graph, WITH_HOST, "m-topo")
     with pytest.raises(bl.InvalidInput, match="pipeline is True"):
-        bl.torch.execute(step, placed, 1, cluster=WITH_HOST, graph=graph, micro_batches=4, pipeline=True)
+        bl.torch.execute(step, placement, 1, cluster=WITH_HOST, graph=graph, micro_batches=4, pipeline=True)
 
 
 def test_fit_offers_the_offload_of_optimizer_state():
     graph, _ = offloaded(step_of(OPTIMIZERS["adam"]))
-    placed = bl.simulate(graph, WITH_HOST, bl.place(graph, WITH_HOST, "single"))
-    small = bl.Cluster.uniform(1, kind="cpu", memory_bytes=int(placed.peak_bytes[0] * 0.9)).with_host("1GB")
+    placement = bl.simulate(graph, WITH_HOST, bl.place(graph, WITH_HOST, "single"))
+    small = bl.Cluster.uniform(1, kind="cpu", memory_bytes=int(placement.peak_bytes[0] * 0.9)).with_host("1GB")
     options = bl.fit(graph, small, give_up=("offload",)).to_pandas()
     assert list(options.choice[options.fits]) == ["optimizer state"]
 
@@ -267,8 +267,8 @@ def test_the_exported_script_lends_state_with_torch_alone(tmp_path):
     step = bl.torch.models.build("gnmt", batch_size=2, length=4, vocabulary=11, width=6, layers=3)
     step = bl.torch.TorchStep(step.name, step.build, step.inputs, step.loss, step.targets, optimizer=torch.optim.Adam)
     _, graph = offloaded(step)
-    placed = bl.place(graph, WITH_HOST, "m-topo")
-    folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=WITH_HOST, graph=graph)
+    placement = bl.place(graph, WITH_HOST, "m-topo")
+    folder = bl.torch.export(step, placement, tmp_path / "placed", cluster=WITH_HOST, graph=graph)
     code = (
         "import placed_optimizer_offload, train\n"
         "offloaded = placed_optimizer_offload.OffloadedOptimizerState\n"
@@ -278,5 +278,5 @@ def test_the_exported_script_lends_state_with_torch_alone(tmp_path):
     )
     losses, groups = said_by(folder, code)
     assert groups == 3 * sum(kind == "State" for kind in graph.op_types)
-    plain = bl.torch.execute(step, placed, 2, warmup=0, graph=graph, cluster=WITH_HOST)
+    plain = bl.torch.execute(step, placement, 2, warmup=0, graph=graph, cluster=WITH_HOST)
     assert losses == [loss for (loss,) in plain.outputs]

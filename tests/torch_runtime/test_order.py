@@ -112,13 +112,13 @@ def test_figure_3_as_a_model(criterion, threads):
     traced = trace(model, inputs)
     assert [c.key for c in traced.calls] == list(FIGURE_3["code"])
     assert [traced.parents(i) for i in range(7)] == FIGURE_3["parents"]
-    placed = copy.deepcopy(model)
+    distributed_model = copy.deepcopy(model)
     rank = [FIGURE_3["plan"].index(x) for x in FIGURE_3["code"]]
     placement = bl.Placement(device=FIGURE_3["device"], order=rank)
-    assign(placed, traced, placement, bl.Cluster.uniform(2, kind="cpu"), reorder=criterion)
-    session = distribution(placed).session
+    assign(distributed_model, traced, placement, bl.Cluster.uniform(2, kind="cpu"), reorder=criterion)
+    session = distribution(distributed_model).session
     for step in range(3):
-        assert same(train(placed, inputs), train(model, inputs))
+        assert same(train(distributed_model, inputs), train(model, inputs))
         assert session.threads_started == (threads if step else 0)  # the first step learns the shapes
     if criterion == "gpu":
         order = names(FIGURE_3["code"], session.submitted)

@@ -156,10 +156,10 @@ def distributed(model, x, seed):
     device = draw.integers(0, 3, len(traced.calls))
     for group in traced.groups:
         device[list(group)] = device[group[0]]
-    placed = bl.Placement(device=device, order=draw.permutation(len(traced.calls)).astype(float))
+    placement = bl.Placement(device=device, order=draw.permutation(len(traced.calls)).astype(float))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = bl.torch.distribute(model, x, bl.Cluster.uniform(3, kind="cpu"), placed)
+        model = bl.torch.distribute(model, x, bl.Cluster.uniform(3, kind="cpu"), placement)
     return model, any(w.category is CodeOrderKept and "may depend on values" in str(w.message) for w in caught)
 
 
@@ -172,10 +172,10 @@ def test_training_goes_on_whatever_the_data(code):
     batches = [torch.randn(6, 8, generator=torch.Generator().manual_seed(k)) for k in range(5)]
     for seed in range(4):
         plain = copy.deepcopy(model)
-        placed, _ = distributed(copy.deepcopy(model), x, seed)
+        distributed_model, _ = distributed(copy.deepcopy(model), x, seed)
         for batch in batches:
             results = []
-            for each in (plain, placed):
+            for each in (plain, distributed_model):
                 each.zero_grad()
                 outputs = each(batch)
                 outputs.square().sum().backward()

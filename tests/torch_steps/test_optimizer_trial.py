@@ -134,10 +134,10 @@ def test_bug_stages_of_a_pipeline_limited_the_norms_of_their_own_gradients():
     step = as_step(partial(Limited, lr=0.1))
     graph = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu")
-    placed = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
+    placement = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
     with pytest.raises(InvalidInput, match="updates the parameters of a pipeline stage otherwise than together"):
-        bl.torch.execute(step, placed, 1, graph=graph, cluster=cluster, micro_batches=2, pipeline=True)
-    run = bl.torch.execute(step, placed, 2, warmup=0, graph=graph, cluster=cluster, micro_batches=2)
+        bl.torch.execute(step, placement, 1, graph=graph, cluster=cluster, micro_batches=2, pipeline=True)
+    run = bl.torch.execute(step, placement, 2, warmup=0, graph=graph, cluster=cluster, micro_batches=2)
     model = step.model()
     optimizer = step.optimizer(model.parameters())
     losses = [float(step.run(model, optimizer).detach()) for _ in range(2)]

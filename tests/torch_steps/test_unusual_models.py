@@ -184,9 +184,9 @@ def test_positions_and_keywords_together_are_traced_profiled_and_run():
     assert torch.equal(model(*args, **kwargs), plain(*args, **kwargs))
     step = bl.torch.TorchStep("scaled", Scaled, inputs, optimizer=torch.optim.SGD)
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    placed = bl.Placement(device=[0] * graph.n)
+    placement = bl.Placement(device=[0] * graph.n)
     undivided_run, session_run, piped = (
-        bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m, pipeline=p)
+        bl.torch.execute(step, placement, 2, graph=graph, micro_batches=m, pipeline=p)
         for m, p in ((None, None), (3, False), (3, True))
     )
     np.testing.assert_allclose(np.ravel(undivided_run.outputs), np.ravel(session_run.outputs), rtol=1e-5)
@@ -208,9 +208,9 @@ _attention = functools.partial(nn.MultiheadAttention, 4, 2, batch_first=True)
 def _exported_losses(step, folder):
     """The losses of an exported script are those of `execute`."""
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    placed = bl.Placement(device=[0] * graph.n)
-    exported = bl.torch.export(step, placed, folder / "placed", cluster=TWO, graph=graph)
-    run = bl.torch.execute(step, placed, 1, warmup=0, cluster=TWO, graph=graph)
+    placement = bl.Placement(device=[0] * graph.n)
+    exported = bl.torch.export(step, placement, folder / "placed", cluster=TWO, graph=graph)
+    run = bl.torch.execute(step, placement, 1, warmup=0, cluster=TWO, graph=graph)
     losses = said_by(exported, "import train; print(train.train(2))")
     np.testing.assert_allclose(losses, np.ravel(run.outputs), rtol=1e-5)
     return exported
@@ -468,9 +468,9 @@ def test_a_llama_that_recomputes_trains_bit_for_bit():
     model, ids = transformers.LlamaForCausalLM(config).train(), torch.arange(8).reshape(2, 4)
     model.gradient_checkpointing_enable()
     twin, graph = copy.deepcopy(model), bl.torch.profile(model, {"input_ids": ids}, warmup=0, runs=1)
-    placed = bl.place(graph, TWO, "m-sct").replace(order=_shuffled(graph), priority=None)
+    placement = bl.place(graph, TWO, "m-sct").replace(order=_shuffled(graph), priority=None)
     with pytest.warns(CodeOrderKept, match=r"checkpointing \(\d+"):
-        bl.torch.distribute(model, {"input_ids": ids}, TWO, placed)
+        bl.torch.distribute(model, {"input_ids": ids}, TWO, placement)
     for _ in range(3):
         losses = []
         for one in (model, twin):

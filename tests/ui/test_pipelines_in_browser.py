@@ -143,8 +143,8 @@ def test_one_device_is_judged_in_the_order_of_the_schedule(page):
     alone = bl.simulate(graph, small, bl.place(graph, small, "single"), **pipeline)
     free = bl.simulate(graph, small, bl.Placement(device=alone.device[:1].repeat(graph.n)), micro_batches=4)
     assert alone.feasible and not free.feasible
-    placed = bl.place(graph, small, "contiguous", objective="step", **pipeline)
-    line = bl.simulate(graph, small, placed, **pipeline)
+    placement = bl.place(graph, small, "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, small, placement, **pipeline)
     change = "bench.model.subject = graph; bench.model.change(cluster=small, placer={!r}, params={{}}, passes=(), **pipeline)"
     jb.execute(page, f"{TIGHT_PIPELINE}{change.format('contiguous')}")
     shows_step(page, line.makespan_us)

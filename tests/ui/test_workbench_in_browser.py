@@ -86,8 +86,8 @@ class Expected:
     def timeline(self, batch_size=32, devices=2, placer="m-topo", moves=()):
         graph = self.graph(batch_size)
         cluster = bl.Cluster.uniform(devices, memory_bytes="1GB", kind="cpu")
-        placed = bl.place(bl.optimize(graph, cluster, passes=("colocation",)), cluster, placer)
-        return bl.simulate(graph, cluster, bl.move(placed, graph, cluster, moves))
+        placement = bl.place(bl.optimize(graph, cluster, passes=("colocation",)), cluster, placer)
+        return bl.simulate(graph, cluster, bl.move(placement, graph, cluster, moves))
 
     def second_decision(self, placer):
         """The coarse graph, and what the placer decided second."""
@@ -366,11 +366,11 @@ def test_moving_an_op_and_taking_it_back(page, expected):
         ),
     )
     # The button says what the click would change.
-    placed = bl.Placement(device=before.device[np.argsort(before.op)])
-    moved_device = placed.device.copy()
+    placement = bl.Placement(device=before.device[np.argsort(before.op)])
+    moved_device = placement.device.copy()
     moved_device[group] = before.device_names.index(other_device)
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
-    wanted_us = bl.simulate(graph, cluster, placed.replace(device=moved_device)).makespan_us
+    wanted_us = bl.simulate(graph, cluster, placement.replace(device=moved_device)).makespan_us
     button = page.locator(f'.bl-moves button[data-device="{other_device}"]')
     change = change_in_words(wanted_us, before.makespan_us)
     jb.eventually(page, lambda: _equal(button.locator(".bl-preview").inner_text(), change))
@@ -728,8 +728,8 @@ def test_a_real_run_arrives_live(page, expected):
     assert "median" in text and re.search(r"steps\s*5", text)
     # The undivided step as TensorFlow itself runs it, and the placed one beside it.
     times = re.findall(r"(?:median|native \(tf\.function\)) ([0-9.]+) (us|ms|s)\b", text)
-    placed, native = (float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit] for value, unit in times)
-    assert float(re.search(r"measured / native ([0-9.]+)", text)[1]) == pytest.approx(placed / native, abs=0.02)
+    placed_us, native = (float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit] for value, unit in times)
+    assert float(re.search(r"measured / native ([0-9.]+)", text)[1]) == pytest.approx(placed_us / native, abs=0.02)
     title = page.locator(".bl-title >> nth=0")
     jb.eventually(page, lambda: _holds(title.inner_text(), "simulated", "measured"))
     # Memory: the measured rows lie beside the simulated ones, whose peaks are the library's.

@@ -484,9 +484,9 @@ def test_wrong_records_are_refused(draw, message):
 
 def test_one_slider_position_per_decision(graph):
     cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
-    placed = bl.place(graph, cluster, "m-etf", explain=True)
-    figure = viz.decisions(graph, cluster, placed)
-    log, steps = placed.info["decisions"], figure.layout.sliders[0].steps
+    placement = bl.place(graph, cluster, "m-etf", explain=True)
+    figure = viz.decisions(graph, cluster, placement)
+    log, steps = placement.info["decisions"], figure.layout.sliders[0].steps
     assert [s.label for s in steps] == ["1", "2", "3", "4"]
     for k, (decision, step) in enumerate(zip(log, steps, strict=True)):
         shown = [trace for trace, visible in zip(figure.data, step.args[0]["visible"], strict=True) if visible]
@@ -515,8 +515,8 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
     from baechi_lab.placers.planner.explain import learned_groups
 
     learned = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
-    placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": learned})
-    figure = viz.groups(graph, placed, most=1, device_names=("cpu", "gpu"))
+    placement = bl.Placement(device=[0, 1, 1, 0], info={"explanation": learned})
+    figure = viz.groups(graph, placement, most=1, device_names=("cpu", "gpu"))
     first, other_groups = figure.data
     assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, series_colors(1)[0])
     assert (other_groups.name, len(other_groups.x), other_groups.marker.color) == ("2 more: 2 ops", 2, "#9A9A9A")
@@ -527,9 +527,9 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
     with pytest.raises(bl.errors.InvalidInput, match="tells no learned groups"):
         viz.groups(graph, bl.Placement(device=[0, 1, 1, 0]))
     with pytest.raises(bl.errors.InvalidInput, match="another graph"):
-        viz.groups(bl.OpGraph.from_edges([1.0]), placed)
+        viz.groups(bl.OpGraph.from_edges([1.0]), placement)
     with pytest.raises(bl.errors.InvalidInput, match="most is 0; it must be at least 1"):
-        viz.groups(graph, placed, most=0)
+        viz.groups(graph, placement, most=0)
 
 
 @pytest.mark.slow
@@ -540,7 +540,7 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     coarse = bl.optimize(graph)
     device = np.arange(coarse.n) % 2
     learned = learned_groups(coarse, np.arange(coarse.n), device)
-    placed = bl.Placement(
+    placement = bl.Placement(
         device=device,
         graph_key=coarse.key,
         group_of=coarse.group_of,
@@ -549,7 +549,7 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     )
     assert coarse.n < graph.n
     for drawn, ops in ((coarse, coarse.n), (graph, graph.n)):
-        texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext or ()]
+        texts = [text for trace in viz.groups(drawn, placement, most=coarse.n).data for text in trace.hovertext or ()]
         assert len(texts) <= 24
         op_counts = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
         assert sum(int(op_count[1].replace(",", "")) if op_count else 1 for op_count in op_counts) == ops

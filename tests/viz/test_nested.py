@@ -234,9 +234,9 @@ def test_crossings_of_a_swapped_pair():
 def test_rows_untangle_and_keep_boxes_apart():
     # Two chains 0-3 and 1-2, listed crosswise; heights 20 and 40.
     layer, height = np.array([0, 0, 1, 1]), np.array([20.0, 40.0, 20.0, 40.0])
-    placed = rows(layer, height, np.array([0, 1]), np.array([3, 2]), np.ones(2), np.arange(4.0))
-    assert (placed.y[0] - placed.y[1]) * (placed.y[3] - placed.y[2]) > 0
-    assert abs(placed.y[0] - placed.y[1]) >= 30 and abs(placed.y[2] - placed.y[3]) >= 30
+    middles = rows(layer, height, np.array([0, 1]), np.array([3, 2]), np.ones(2), np.arange(4.0))
+    assert (middles.y[0] - middles.y[1]) * (middles.y[3] - middles.y[2]) > 0
+    assert abs(middles.y[0] - middles.y[1]) >= 30 and abs(middles.y[2] - middles.y[3]) >= 30
 
 
 def overlaps(boxes):

@@ -81,11 +81,11 @@ def test_bug_all_devices_were_like_the_first_and_had_the_link_of_the_first_pair(
             if replicas > 1
             else smaller
         )
-        placed = bl.place(graph, share, "m-topo")
+        placement = bl.place(graph, share, "m-topo")
         if replicas > 1:
-            copies = [(d, d + share.n) for d in sorted(set(placed.device.tolist()))]
-            placed = placed.replace(replicas=copies)
-        assert row.makespan_us == bl.simulate(graph, smaller, placed, micro_batches=4).makespan_us
+            copies = [(d, d + share.n) for d in sorted(set(placement.device.tolist()))]
+            placement = placement.replace(replicas=copies)
+        assert row.makespan_us == bl.simulate(graph, smaller, placement, micro_batches=4).makespan_us
 
 
 def test_one_device_is_the_sum_of_the_work():

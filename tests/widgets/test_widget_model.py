@@ -249,11 +249,11 @@ def test_a_move_to_a_forbidden_device_says_why():
 
 
 def test_unknown_ops_and_devices_are_named(diamond, pair):
-    placed = bl.Placement(device=[0] * 4)
+    placement = bl.Placement(device=[0] * 4)
     with pytest.raises(bl.UnknownOpError, match="'zz'"):
-        move(placed, diamond, pair, {"zz": "gpu:1"})
+        move(placement, diamond, pair, {"zz": "gpu:1"})
     with pytest.raises(bl.UnknownNameError, match="gpu:7"):
-        move(placed, diamond, pair, {"a": "gpu:7"})
+        move(placement, diamond, pair, {"a": "gpu:7"})
 
 
 def test_scopes_move_whole_and_are_written_short(diamond, pair):
@@ -498,10 +498,10 @@ def test_whole_groups_are_written_with_one_name(diamond, pair):
     coarse = bl.OpGraph.from_edges(
         [5, 20, 5], [(0, 1, 8), (1, 2, 8)], names=["a", "s", "d"], group_of=[0, 1, 1, 2], source_key=diamond.key
     )
-    placed = bl.place(coarse, pair, "single")
-    assert shortest_names(diamond, [1, 2, 3], "", placed.group_of) == ("@s/b", "d")
-    assert shortest_names(diamond, [1, 3], "", placed.group_of) == ("s/b", "d")
-    assert move(placed, diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 1, 1, 0]
+    placement = bl.place(coarse, pair, "single")
+    assert shortest_names(diamond, [1, 2, 3], "", placement.group_of) == ("@s/b", "d")
+    assert shortest_names(diamond, [1, 3], "", placement.group_of) == ("s/b", "d")
+    assert move(placement, diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 1, 1, 0]
     assert move(bl.Placement(device=[0] * 4), diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 0, 1, 0]
 
 

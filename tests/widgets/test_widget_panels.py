@@ -412,8 +412,8 @@ def test_moving_in_the_graph_moves_in_the_library(bench, diamond, pair):
     node = bench.graph.tree.names.index("s/c")
     receive(bench.graph, type="move", nodes=[node], device=1)
     assert bench.outcome.timeline.makespan_us == 24 and bench.model.setting.moves == (("s/c", "gpu:1"),)
-    placed = bl.move(bl.place(diamond, pair, "single"), diamond, pair, {"s/c": "gpu:1"})
-    assert np.array_equal(placed.device, bench.outcome.placement.device)
+    placement = bl.move(bl.place(diamond, pair, "single"), diamond, pair, {"s/c": "gpu:1"})
+    assert np.array_equal(placement.device, bench.outcome.placement.device)
     receive(bench.graph, type="undo")
     assert bench.outcome.timeline.makespan_us == 30
     receive(bench.graph, type="redo")

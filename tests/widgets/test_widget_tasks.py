@@ -161,9 +161,9 @@ def test_every_placer_can_be_explained(tasks, placer):
         assert pair.op == log.order[step] and pair.device == tasks.model.outcome.base.device[pair.op]
         rows = log.rows(step)
         assert rows[0][0] == log.coarse.names[pair.op] and [r[3] for r in rows].count("chosen") == 1
-        placed, count = log.coarse.names[pair.op], len(log.coarse.members[pair.op])
-        placed = placed if count == 1 else f"the group of {placed} ({count} ops)"
-        assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {placed} goes to")
+        subject, count = log.coarse.names[pair.op], len(log.coarse.members[pair.op])
+        subject = subject if count == 1 else f"the group of {subject} ({count} ops)"
+        assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {subject} goes to")
         assert log.sentence(step).endswith(".") and ".." not in log.sentence(step)
         assert log.step_of(int(log.ops(step)[0])) == step
 

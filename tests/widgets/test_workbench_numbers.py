@@ -343,8 +343,8 @@ def test_a_placement_without_stages_is_mended_by_one_click():
     assert bench.header.advice_rows[0].widget.layout.display == "flex"
     bench.header.advice_rows[0].apply.click()
     pipeline = {"micro_batches": 4, "schedule": "1f1b"}
-    placed = bl.place(graph, bl.Cluster.uniform(2), "contiguous", objective="step", **pipeline)
-    line = bl.simulate(graph, bl.Cluster.uniform(2), placed, **pipeline)
+    placement = bl.place(graph, bl.Cluster.uniform(2), "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, bl.Cluster.uniform(2), placement, **pipeline)
     assert bench.outcome.timeline.makespan_us == line.makespan_us and bench.header.problem_row.layout.display == "none"
 
 
@@ -398,8 +398,8 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     cluster = bl.Cluster.uniform(2)
     pipeline = {"micro_batches": 4, "schedule": "1f1b"}
     bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), **pipeline)
-    placed = bl.place(graph, cluster, "contiguous", objective="step", **pipeline)
-    line = bl.simulate(graph, cluster, placed, **pipeline)
+    placement = bl.place(graph, cluster, "contiguous", objective="step", **pipeline)
+    line = bl.simulate(graph, cluster, placement, **pipeline)
     outcome = bench.outcome
     assert outcome.timeline.makespan_us == line.makespan_us
     assert outcome.bubble == pytest.approx(1 - float(line.busy_us.sum()) / (2 * line.makespan_us))
@@ -670,9 +670,9 @@ def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     bench = bl.Workbench(graph, cluster, placer="search", params=params, passes=("colocation", "fusion"))
     coarse = bl.optimize(graph, cluster, passes=("colocation", "fusion"))
     events = []
-    placed = bl.place(coarse, cluster, "search", callback=events.append, **params)
-    step = bl.simulate(graph, cluster, placed).makespan_us
-    assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placed).makespan_us == events[-1].makespan_us
+    placement = bl.place(coarse, cluster, "search", callback=events.append, **params)
+    step = bl.simulate(graph, cluster, placement).makespan_us
+    assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placement).makespan_us == events[-1].makespan_us
     assert abs(step / events[-1].makespan_us - 1) > 0.005  # or there would be nothing to say
     text = f"search found {format_us(events[-1].makespan_us)} with each group as one op"
     assert text in bench.header.facts.value and format_us(step) in why_other(bench.outcome)

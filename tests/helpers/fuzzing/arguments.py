@@ -164,7 +164,7 @@ def calls(folder):
     triples = [(0, 1, 8), (1, 2, 8)]
     devices = (bl.Device("a", "gpu", 100), bl.Device("b", "cpu", 100))
     on = {"graph": GRAPH, "cluster": CLUSTER}
-    placed = {**on, "placement": PLACED}
+    placed_graph = {**on, "placement": PLACED}
     methods = {
         "with_memory": (CLUSTER.with_memory, {"memory_bytes": "1GB"}),
         "with_host": (CLUSTER.with_host, {"memory_bytes": "1GB"}),
@@ -269,13 +269,13 @@ def calls(folder):
                 "lead": 2.0,
             },
         ),
-        "simulate": (bl.simulate, {**placed, "scheduler": "fifo"}),
+        "simulate": (bl.simulate, {**placed_graph, "scheduler": "fifo"}),
         "simulate_step": (bl.simulate, {"graph": PIPELINE, "cluster": CLUSTER, "placement": STAGES, **STEP}),
-        "check": (bl.check, {**placed, "timeline": TIMELINE}),
+        "check": (bl.check, {**placed_graph, "timeline": TIMELINE}),
         "bounds": (bl.bounds, {**on, "effort": "normal", "micro_batches": None, "period": False}),
-        "throughput": (bl.throughput, {**placed, "sum": False, "micro_batches": None}),
-        "ratios": (bl.ratios, {**placed}),
-        "robustness": (bl.robustness, {**placed, "error": (0.1,), "samples": 3, "seed": 0, "scheduler": None}),
+        "throughput": (bl.throughput, {**placed_graph, "sum": False, "micro_batches": None}),
+        "ratios": (bl.ratios, {**placed_graph}),
+        "robustness": (bl.robustness, {**placed_graph, "error": (0.1,), "samples": 3, "seed": 0, "scheduler": None}),
         "critical_path": (bl.critical_path, {**on}),
         "upward_rank": (bl.upward_rank, {**on}),
         "downward_rank": (bl.downward_rank, {**on}),
@@ -317,7 +317,7 @@ def calls(folder):
             },
         ),
         "sweep": (bl.sweep, {"subject": GRAPH, **SWEEP}),
-        "move": (bl.move, {**placed, "moves": [("a", "gpu:0")]}),
+        "move": (bl.move, {**placed_graph, "moves": [("a", "gpu:0")]}),
         "write_plan": (
             bl.write_plan,
             {"graph": GRAPH, "placement": PLACED, "format": "dot", "cluster": CLUSTER, "timeline": None, "model": None},

@@ -61,10 +61,10 @@ def documents():
     placements, timelines = [], []
     for graph, cluster in zip(graphs()[:2], clusters(), strict=True):
         for placer in ("m-etf", "single"):
-            placed = bl.place(graph, cluster, placer)
-            placements.append(to_document(placed))
-            short = bl.simulate(graph, cluster.with_memory([8] * 2), placed)  # with violations
-            timelines += [to_document(bl.simulate(graph, cluster, placed)), to_document(short)]
+            placement = bl.place(graph, cluster, placer)
+            placements.append(to_document(placement))
+            short = bl.simulate(graph, cluster.with_memory([8] * 2), placement)  # with violations
+            timelines += [to_document(bl.simulate(graph, cluster, placement)), to_document(short)]
     pipeline, two = bl.generators.pipeline([1.0, 2.0], [2.0, 2.0]), bl.Cluster.uniform(2)
     by_stage = bl.Placement(device=[0, 1] * (pipeline.n // 2))
     timelines.append(to_document(bl.simulate(pipeline, two, by_stage, micro_batches=2, schedule="1f1b")))

@@ -77,8 +77,8 @@ def use_graph(path, folder):
     cluster = mutations.clusters()[graph.n % 2]
     for one in (graph, bl.optimize(graph, cluster)):
         run = one if graph.group_of is not None else graph  # of a coarse graph, the coarser one is none of its ops
-        placed = bl.place(one, cluster, "m-etf").on(run)
-        bl.check(run, cluster, placed, bl.simulate(run, cluster, placed))
+        placement = bl.place(one, cluster, "m-etf").on(run)
+        bl.check(run, cluster, placement, bl.simulate(run, cluster, placement))
 
 
 def use_cluster(path, folder):
@@ -93,13 +93,13 @@ def use_cluster(path, folder):
 
 def use_placement(path, folder):
     """Print, save, and simulate."""
-    placed = load_placement(path)
-    repr(placed)
-    save(placed, folder / "again.json")
+    placement = load_placement(path)
+    repr(placement)
+    save(placement, folder / "again.json")
     load_placement(folder / "again.json")
     for graph in mutations.graphs()[:2]:
         with contextlib.suppress(BaechiLabError):
-            bl.simulate(graph, mutations.clusters()[0], placed)
+            bl.simulate(graph, mutations.clusters()[0], placement)
 
 
 def use_timeline(path, folder):

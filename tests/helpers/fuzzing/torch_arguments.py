@@ -26,7 +26,7 @@ def calls(folder):
     step = bl.torch.TorchStep("small", make_model, (INPUT,), squared_error, (TARGET,))
     graph = bl.torch.profile(step, warmup=0, runs=1)
     model = {"model": make_model(), "sample_inputs": INPUT, "atomic": ()}
-    placed = {
+    placement = {
         "step": step,
         "placement": bl.place(graph, CLUSTER, "m-etf"),
         "cluster": CLUSTER,
@@ -87,7 +87,7 @@ def calls(folder):
         "execute": (
             bl.torch.execute,
             {
-                **placed,
+                **placement,
                 "steps": 1,
                 "warmup": 0,
                 "timeout": 5.0,
@@ -96,5 +96,5 @@ def calls(folder):
                 "return_gradients": False,
             },
         ),
-        "export": (export, {**placed, "folder": folder / "exported"}),
+        "export": (export, {**placement, "folder": folder / "exported"}),
     }

@@ -617,9 +617,9 @@ def test_operators(ids):
     users = [i for i, name in enumerate(graph.names) if name in ("tokens/embedding", "head/mm", "tokens.weight/update")]
     assert len(users) == 3 and len(set(graph.colocation[users].tolist())) == 1, "tied weights stay together"
     cluster = bl.Cluster.uniform(2, kind="h100", link="nvlink")
-    placed = bl.place(graph, cluster, "m-etf")
-    timeline = bl.simulate(graph, cluster, placed)
-    assert not bl.check(graph, cluster, placed, timeline)
+    placement = bl.place(graph, cluster, "m-etf")
+    timeline = bl.simulate(graph, cluster, placement)
+    assert not bl.check(graph, cluster, placement, timeline)
     operator_graph = bl.torch.profile(model, ids, hardware="a100", granularity="operator")
     kernels = [k for _, k in estimate_layers(model, ids).kernels if not k.metadata]
     us = estimated_us(work_of(1, ((0, k) for k in kernels)), HARDWARE["a100"])

@@ -318,9 +318,9 @@ def test_times_and_bytes_feed_the_placers():
     graph = profile(model, inputs, warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu", memory_bytes="1GB", link=bl.Link(1.0, 0.001))
     for placer in ("m-topo", "m-etf", "m-sct"):
-        placed = bl.place(bl.optimize(graph), cluster, placer)
-        timeline = bl.simulate(graph, cluster, placed)
-        assert timeline.feasible and bl.check(graph, cluster, placed, timeline) == ()
+        placement = bl.place(bl.optimize(graph), cluster, placer)
+        timeline = bl.simulate(graph, cluster, placement)
+        assert timeline.feasible and bl.check(graph, cluster, placement, timeline) == ()
 
 
 class Square(torch.autograd.Function):
