@@ -309,6 +309,7 @@ def _lower_bound(
     schedule: ScheduleOption | None = None,
     placement: Placement | None = None,
 ) -> float:
+    """Returns the best lower bound in microseconds; NaN if some op has no allowed device. It holds for every `schedule`."""
     from .simulator.bounds import bounds
 
     try:

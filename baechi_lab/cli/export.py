@@ -91,8 +91,8 @@ def _write_plan(
     from ..simulator import simulate
 
     model: Any = arguments.model if arguments.model.endswith(".onnx") else None
-    if getattr(step, "framework", "") == "torch":
-        model = step.model()  # type: ignore[union-attr]
+    if step is not None and not isinstance(step, Step):
+        model = step.model()
     elif arguments.format == "device_map":
         raise InvalidInput(f"--format device_map divides a PyTorch model, which {arguments.model:.80} is not")
     timeline = simulate(graph, cluster, placement) if arguments.format == "chakra" else None

@@ -1,8 +1,8 @@
-"""Predicted against measured step times of placements on workers of this machine.
+"""Compare predicted with measured step times of placements on workers of this machine.
 
 Runs every model under every placement on single-threaded TensorFlow workers, and says how far the simulator was off
 and where the error comes from; then measures a step of GNMT on all workers against the same step on one of them.
-It waits for other programs to end, and refuses to measure beside them. -o keeps the results, after every model.
+It waits for other programs to end, and refuses to measure beside them. -o writes the results, after every model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Study, measure, print."""
+    """Studies, measures and prints."""
     from ..fidelity.study import MODELS
     from ..placers.registry import placer_class
 
@@ -119,7 +119,7 @@ def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, 
     placements = options.distinct(arguments.placements, "--placements")
     about = provenance(models=models, **settings)
 
-    def keep(report: Report) -> None:
+    def store_report(report: Report) -> None:
         if arguments.output:
             store(arguments.output, "study", output.plain({**about, **report.to_dict()}))
 
@@ -127,7 +127,7 @@ def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, 
         _cases(names),
         placements,
         progress=not arguments.json,
-        on_model=keep,
+        on_model=store_report,
         wait=wait,
         trusted_users=arguments.trusted_users,
         **settings,

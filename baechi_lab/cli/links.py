@@ -1,7 +1,7 @@
 """Measure what transfers between the devices of a cluster cost: one link per ordered pair, and the communication mode.
 
-Without --servers, starts --workers single-threaded TensorFlow workers on this machine; measured there as well is what a
-message takes of the devices' own processors. -o keeps the cluster, for --cluster of the other commands.
+Without --servers, starts --workers single-threaded TensorFlow workers on this machine, and also measures how
+much time of the devices' own processors a message takes. -o writes the cluster, for --cluster of the other commands.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         from ..executors.tensorflow.devices import cpu_memory
 
-        each = cpu_memory() if memory is None else memory
-        first_devices = [Device(f"/job:worker/task:{i}/device:CPU:0", "cpu", each) for i in range(len(servers))]
-        measured = measure_cluster(
+        device_bytes = cpu_memory() if memory is None else memory
+        first_devices = [Device(f"/job:worker/task:{i}/device:CPU:0", "cpu", device_bytes) for i in range(len(servers))]
+        measured_cluster = measure_cluster(
             Cluster(tuple(first_devices)), workers=servers, secret=arguments.secret, **options_of_measurement
         )
     elif arguments.secret is not None:
@@ -63,36 +63,36 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         count = options.whole_number(arguments.workers, "--workers", lowest=2)
         with LocalCluster(count, memory_bytes=memory, trusted_users=arguments.trusted_users) as local:
-            measured = measure_cluster(local, **options_of_measurement)
+            measured_cluster = measure_cluster(local, **options_of_measurement)
     if arguments.output:
-        save_cluster(measured, arguments.output)
-    pairs = [(a, b) for a in range(measured.n) for b in range(measured.n) if a != b]
-    links = {pair: measured.link_between(*pair) for pair in pairs}
+        save_cluster(measured_cluster, arguments.output)
+    pairs = [(a, b) for a in range(measured_cluster.n) for b in range(measured_cluster.n) if a != b]
+    links = {pair: measured_cluster.link_between(*pair) for pair in pairs}
     if arguments.json:
         rows = [
             {
-                "source": measured.names[a],
-                "target": measured.names[b],
-                "latency_us": x.latency_us,
-                "us_per_byte": x.us_per_byte,
-                "overhead_us": x.overhead_us,
+                "source": measured_cluster.names[a],
+                "target": measured_cluster.names[b],
+                "latency_us": link.latency_us,
+                "us_per_byte": link.us_per_byte,
+                "overhead_us": link.overhead_us,
             }
-            for (a, b), x in links.items()
+            for (a, b), link in links.items()
         ]
-        output.print_json({"comm": measured.comm, "links": rows, "file": arguments.output})
+        output.print_json({"comm": measured_cluster.comm, "links": rows, "file": arguments.output})
     else:
         output.print_rows(
             ["from", "to", "latency us", "us per byte", "overhead us"],
             [
                 [
-                    short_device(measured.names[a]),
-                    short_device(measured.names[b]),
-                    f"{x.latency_us:.1f}",
-                    f"{x.us_per_byte:.3g}",
-                    f"{x.overhead_us:.1f}",
+                    short_device(measured_cluster.names[a]),
+                    short_device(measured_cluster.names[b]),
+                    f"{link.latency_us:.1f}",
+                    f"{link.us_per_byte:.3g}",
+                    f"{link.overhead_us:.1f}",
                 ]
-                for (a, b), x in links.items()
+                for (a, b), link in links.items()
             ],
         )
-        output.print_facts({"mode": measured.comm})
+        output.print_facts({"mode": measured_cluster.comm})
     return 0

@@ -55,8 +55,8 @@ class Calibration:
         return np.delete(self.errors, self.fitted)
 
     def __repr__(self) -> str:
-        used = np.abs(self.errors[self.fitted]).mean()
-        text = f"<Calibration of {self.hardware.name} on {len(self.fitted)} rows: mean error {used:.1%}"
+        fit_error = np.abs(self.errors[self.fitted]).mean()
+        text = f"<Calibration of {self.hardware.name} on {len(self.fitted)} rows: mean error {fit_error:.1%}"
         held_out_errors = np.abs(self.held_out)
         return text + (
             f", on {len(held_out_errors)} others {held_out_errors.mean():.1%}, at most {held_out_errors.max():.1%}>"
@@ -108,7 +108,7 @@ def calibrate(
         raise InvalidInput(f"fit names row {fit_rows.max()}; there are rows 0..{len(measurements) - 1}")
     if len(set(fit_rows.tolist())) < len(parameters):
         raise InvalidInput(
-            f"fit has {len(set(fit_rows.tolist()))} rows; {len(parameters)} parameters need as many at least"
+            f"fit has {len(set(fit_rows.tolist()))} rows; {len(parameters)} parameters need at least as many"
         )
     for k, row in enumerate(measurements):
         if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):

@@ -25,7 +25,7 @@ def next_sequence_number() -> int:
 
 
 def set_aside(numbers: int) -> int:
-    """Reserve `numbers` sequence numbers of this thread. Returns the first of them."""
+    """Reserves `numbers` sequence numbers of this thread; returns the first of them."""
     first = next_sequence_number()
     if numbers and torch.is_grad_enabled():
         probe = torch.zeros((), requires_grad=True)
@@ -62,7 +62,7 @@ def nodes_between(outputs: object, stop: Iterable[Node]) -> list[Node]:
 def renumber(outputs: object, stop: Iterable[object], first: int, numbers: int) -> None:
     """Gives the nodes of one layer the numbers that were reserved for it."""
     for i, node in enumerate(nodes_between(outputs, stop)):
-        change = getattr(node, "_set_sequence_nr", None)
-        if change is None:
+        set_number = getattr(node, "_set_sequence_nr", None)
+        if set_number is None:
             return
-        change(first + min(i, max(numbers - 1, 0)))
+        set_number(first + min(i, max(numbers - 1, 0)))

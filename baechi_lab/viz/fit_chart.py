@@ -31,12 +31,15 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0))
     capacity_bytes = answer.room_bytes
     largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
-    near = capacity_bytes <= FAR * largest_peak
-    size, name = scale(max(largest_peak, capacity_bytes) if near else largest_peak, BYTES)
+    limit_is_drawn = capacity_bytes <= FAR * largest_peak
+    byte_factor, byte_unit = scale(max(largest_peak, capacity_bytes) if limit_is_drawn else largest_peak, BYTES)
     figure = go.Figure()
     front = answer.pareto()
     if len(front) > 1:
-        x, y = [fullest_device_bytes(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
+        x, y = (
+            [fullest_device_bytes(option) / byte_factor for option in front],
+            [option.time_per_sample_us / factor for option in front],
+        )
         line = {"color": INK, "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
     kinds = list(dict.fromkeys(answer.options[k].kind for k in simulated))
@@ -45,38 +48,40 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
         options = [answer.options[k] for k in of_kind]
         figure.add_trace(
             go.Scatter(
-                x=[fullest_device_bytes(w) / size for w in options],
-                y=[w.time_per_sample_us / factor for w in options],
+                x=[fullest_device_bytes(option) / byte_factor for option in options],
+                y=[option.time_per_sample_us / factor for option in options],
                 mode="markers",
                 name=options[0].kind,
                 customdata=of_kind,
-                text=[_hover_text(w) for w in options],
+                text=[_hover_text(option) for option in options],
                 hovertemplate="%{text}<extra></extra>",
-                marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in options]},
+                marker={
+                    "size": 12,
+                    "color": color,
+                    "symbol": ["circle" if option.fits else "circle-open" for option in options],
+                },
             )
         )
-    if near:
+    if limit_is_drawn:
         figure.add_vline(
-            x=capacity_bytes / size,
+            x=capacity_bytes / byte_factor,
             line={"color": LIMIT, "dash": "dash", "width": 1.5},
             annotation={"text": "memory of a device", "font": {"color": text_color(LIMIT)}},
             annotation_position="bottom right",  # above are the names of slow options
         )
-    figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
-    per = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
-    figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
+    figure.update_xaxes(title_text=peak_axis(capacity_bytes, limit_is_drawn, byte_unit), rangemode="tozero")
+    time_of = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
+    figure.update_yaxes(title_text=f"time per {time_of} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
     if len(simulated) > NAMED:
         return figure
-    texts = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
-    return annotate(
-        figure, [(x, y, t.name, t.marker.color) for t in texts.values() for x, y in zip(t.x, t.y, strict=True)]
-    )
+    points = [trace for trace in figure.data if trace.mode == "markers"]
+    return annotate(figure, [(x, y, t.name, t.marker.color) for t in points for x, y in zip(t.x, t.y, strict=True)])
 
 
-def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
+def peak_axis(capacity_bytes: int, limit_is_drawn: bool, unit: str) -> str:
     """Returns the title of the axis of peaks, with the limit if that is not drawn."""
-    limit_text = "" if near else f"; a device has {format_limit(capacity_bytes)}"
+    limit_text = "" if limit_is_drawn else f"; a device has {format_limit(capacity_bytes)}"
     return f"peak of the fullest device ({unit}){limit_text}"
 
 

@@ -78,11 +78,11 @@ def boxes(
 ) -> go.Figure:
     """Draws the scene, each box with its `share` float64[boxes, len(names)] of the classes with these names and colours."""
     figure = go.Figure(_hover(opgraph, scene, share, names, colors))
-    wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
+    scene_width, scene_height = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
         crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
         body = draw_scene(scene, colors, share, crossing, paper=None)
-        width, height = wide + 2 * EDGE, tall + 2 * EDGE
+        width, height = scene_width + 2 * EDGE, scene_height + 2 * EDGE
         view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'
         encoded_svg = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
@@ -99,9 +99,9 @@ def boxes(
                 "layer": "below",
             }
         )
-    figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
-    figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
-    height = int(np.clip(tall * min(WIDTH / wide, 1.3), 120, 760)) + 90
+    figure.update_xaxes(visible=False, range=[-4, scene_width + 4], constrain="domain")
+    figure.update_yaxes(visible=False, range=[scene_height + 4, -4], scaleanchor="x")
+    height = int(np.clip(scene_height * min(WIDTH / scene_width, 1.3), 120, 760)) + 90
     figure = styled(
         figure, title, height, legend={**LEGEND, "itemsizing": "constant"}, hovermode="closest", hoverdistance=40
     )
@@ -112,24 +112,24 @@ def _hover(
     opgraph: OpGraph, scene: Scene, share: NDArray[np.float64] | None, names: Sequence[str], colors: Sequence[str]
 ) -> list[go.Scatter]:
     """Draws a mark in the bar of every box, in the colour of its largest share, with the tooltip of the box."""
-    main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
+    largest_class = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
-    for device in [*[-1] * bool((main < 0).any()), *range(len(names))]:
-        boxes = np.flatnonzero(main == device)
-        if not len(boxes):  # the legend names it, because it may have a part of a box
+    for device in [*[-1] * bool((largest_class < 0).any()), *range(len(names))]:
+        rows = np.flatnonzero(largest_class == device)
+        if not len(rows):  # the legend names it, because it may have a part of a box
             marker = {"symbol": "square", "color": colors[device]}
             traces.append(go.Scatter(x=[None], y=[None], mode="markers", name=names[device], marker=marker))
             continue
         traces.append(
             go.Scatter(
-                x=scene.x[boxes],
-                y=(scene.y + scene.height / 2 - BAR / 2)[boxes],
+                x=scene.x[rows],
+                y=(scene.y + scene.height / 2 - BAR / 2)[rows],
                 mode="markers",
                 name=names[device] if device >= 0 else "not placed",
                 opacity=float(device >= 0),
                 marker={"size": 2, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
                 hovertext=[
-                    _text(opgraph, scene, k, None if share is None else share[k], names) for k in boxes.tolist()
+                    _hover_text(opgraph, scene, k, None if share is None else share[k], names) for k in rows.tolist()
                 ],
                 hovertemplate="%{hovertext}<extra></extra>",
             )
@@ -137,7 +137,10 @@ def _hover(
     return traces
 
 
-def _text(opgraph: OpGraph, scene: Scene, node: int, share: NDArray[np.float64] | None, names: Sequence[str]) -> str:
+def _hover_text(
+    opgraph: OpGraph, scene: Scene, node: int, share: NDArray[np.float64] | None, names: Sequence[str]
+) -> str:
+    """Returns the tooltip of a box: its name, ops, devices, time and persistent bytes."""
     ops = scene.tree.members(int(scene.nodes[node]))
     kind = opgraph.op_types[int(ops[0])] if len(ops) == 1 else f"{len(ops):,} ops"
     groups = [len(opgraph.members[i]) for i in ops] if opgraph.group_of is not None else []

@@ -51,7 +51,7 @@ def _wait_for_request(control: socket.socket) -> dict[str, Any]:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    status: dict[int, int] = {}
+    status_files: dict[int, int] = {}  # process id of a worker -> the file for its exit code
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(awake, selectors.EVENT_READ)
@@ -59,7 +59,7 @@ def _wait_for_request(control: socket.socket) -> dict[str, Any]:
             for key, _ in selector.select():
                 if key.fileobj == awake:
                     os.read(awake, 4096)
-                    _report_exit_codes(status)
+                    _report_exit_codes(status_files)
                     continue
                 request, files, *_ = socket.recv_fds(control, MAX_REQUEST_BYTES, 4)
                 if not request:
@@ -67,19 +67,19 @@ def _wait_for_request(control: socket.socket) -> dict[str, Any]:
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    return _set_up_worker(json.loads(request), files, (awake, wake, *status.values()))
-                status[pid] = files.pop()
+                    return _set_up_worker(json.loads(request), files, (awake, wake, *status_files.values()))
+                status_files[pid] = files.pop()
                 for file in files:
                     os.close(file)
 
 
-def _report_exit_codes(status: dict[int, int]) -> None:
+def _report_exit_codes(status_files: dict[int, int]) -> None:
     """Writes the exit codes of workers that have ended to their status files."""
-    while status:
+    while status_files:
         pid, code = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        file = status.pop(pid)
+        file = status_files.pop(pid)
         with contextlib.suppress(BrokenPipeError):  # the other process has ended
             os.write(file, b"code %d\n" % os.waitstatus_to_exitcode(code))
         os.close(file)

@@ -430,6 +430,7 @@ class BatchDivision:
         return node.op if inner == {node.op} else None
 
     def is_float(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds real floating-point numbers."""
         import tensorflow as tf
 
         return bool(tf.dtypes.as_dtype(output_types(self.nodes[tensor[0]])[tensor[1]]).is_floating)

@@ -70,7 +70,7 @@ def read_kernels(
             end = float(stats.all_start_micros + stats.op_end_rel_micros)
             first, last = on_streams.get((op, device), (start, end))
             on_streams[op, device] = min(first, start), max(last, end)
-    return [_as_streamed(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
+    return [_with_stream_times(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
 
 
 def _executor_kernels(
@@ -89,7 +89,7 @@ def _executor_kernels(
                 yield Kernel(op, device, start, max(start, end), stats.scheduled_nanos / 1e3, stats.node_name, stats)
 
 
-def _as_streamed(kernel: Kernel, on_streams: Mapping[tuple[int, int], tuple[float, float]]) -> Kernel:
+def _with_stream_times(kernel: Kernel, on_streams: Mapping[tuple[int, int], tuple[float, float]]) -> Kernel:
     if (kernel.op, kernel.device) not in on_streams:
         return kernel
     start, end = on_streams[kernel.op, kernel.device]

@@ -34,7 +34,7 @@ from ...torch_steps.plan import torch_devices
 from ...torch_steps.step import TorchStep
 from ..tensorflow.execution import StepResult
 from .pipeline_process import gradient_values
-from .pipelined import Cut, cut_step, run_pipeline
+from .pipelined import PipelinedStep, cut_step, run_pipeline
 from .placed_model import PlacedModel, place_model
 from .reduction import Reduction, reduction_of
 from .timeline import Measurement
@@ -125,10 +125,10 @@ def execute(
     # `unroll` warns of batch statistics
     unrolled_graph = unroll(placed_model.graph, len(micro_steps)) if len(micro_steps) > 1 else placed_model.graph
     division = divide(placed_model, schedule, pipeline, reduction, warned=True)
-    if division.cut is not None:
+    if division.pipelined_step is not None:
         run = run_pipeline(
             placed_model,
-            division.cut,
+            division.pipelined_step,
             names,
             adding=division.adding,
             steps=steps,
@@ -212,10 +212,10 @@ def _measure_timeline(
 
 @dataclass(frozen=True, eq=False)
 class StepDivision:
-    """How the micro-batches of a placed step run: as the pipeline `cut`, or in the session, `in_flight` of them at once."""
+    """How the micro-batches of a placed step run: as a pipeline (`pipelined_step`), or in the session, `in_flight` at once."""
 
     micro_steps: list[TorchStep]
-    cut: Cut | None
+    pipelined_step: PipelinedStep | None
     in_flight: int
     adding: Reduction
 
@@ -274,9 +274,9 @@ def divide(
     if pipeline is not False:
         try:
             with collected_warnings() if warned else contextlib.nullcontext():
-                cut = cut_step(placed_model, schedule)
-                _refuse_coupled_ranks(step, model, cut)
-            return StepDivision(micro_steps, cut, 1, adding)
+                pipelined_step = cut_step(placed_model, schedule)
+                _refuse_coupled_ranks(step, model, pipelined_step)
+            return StepDivision(micro_steps, pipelined_step, 1, adding)
         except UnknownNameError:
             raise
         except InvalidInput:
@@ -295,7 +295,7 @@ def divide(
     return StepDivision(micro_steps, None, in_flight, adding)
 
 
-def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, cut: Cut) -> None:
+def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, pipelined_step: PipelinedStep) -> None:
     """Raises `InvalidInput` if the processes of a pipeline would change gradients or weights otherwise than one process."""
     hooked = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
     if hooked is not None:
@@ -306,11 +306,11 @@ def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, cut: Cut) -> None:
     parameters_of_ranks = [
         [
             p
-            for stage_module, ranks in zip(cut.stage_modules, cut.stage_ranks, strict=True)
+            for stage_module, ranks in zip(pipelined_step.stage_modules, pipelined_step.stage_ranks, strict=True)
             if rank in ranks
             for p in stage_module.module.parameters()
         ]
-        for rank in range(len(cut.processes))
+        for rank in range(len(pipelined_step.processes))
     ]
     if not updates_ranks_alike(step, model, [list(dict.fromkeys(ps)) for ps in parameters_of_ranks if ps]):
         raise InvalidInput(

@@ -18,7 +18,7 @@ from ...errors import MissingPackage
 from ...torch_runtime.divisors import Replacements
 
 try:
-    from ...torch_steps.pipelines.worker import Marks, Pipeline, connect
+    from ...torch_steps.pipelines.worker import Pipeline, UnitRun, connect
 except ImportError as error:  # another version of PyTorch; the message says which is needed
     raise MissingPackage(str(error)) from error
 
@@ -59,7 +59,7 @@ class Report:
     device: str
     start_seconds: list[float] = field(default_factory=list)
     end_seconds: list[float] = field(default_factory=list)
-    marks: list[Marks] = field(default_factory=list)
+    unit_runs: list[list[UnitRun]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     cpu_seconds: float = 0.0
@@ -119,7 +119,7 @@ def _train(job: Job) -> Report:
         if optimizer is not None:
             optimizer.step()
         report.end_seconds.append(pipeline.read_clock())
-        report.marks.append(pipeline.marks)
+        report.unit_runs.append(pipeline.unit_runs)
         if loss is not None:
             report.losses.append(loss)
     return report

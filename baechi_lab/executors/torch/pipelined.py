@@ -39,7 +39,7 @@ _ERROR_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class PipelinedStep:
     """A placed step as a pipeline: its stages as modules, and the order in which its processes run them.
 
     - `stage_ranks[s]`: the processes of stage s, which are its replicas.
@@ -57,7 +57,7 @@ class Cut:
     tied: list[list[tuple[int, str]]]
 
 
-def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Cut:
+def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> PipelinedStep:
     """Makes the pipeline for a placement of one micro-batch's calls.
 
     Raises:
@@ -65,19 +65,19 @@ def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Cut:
             code between layers that cannot be cut.
     """
     step, micro_batches = placed_model.micro_steps[0], len(placed_model.micro_steps)
-    pipeline = make_pipelined_graph(
+    pipelined_graph = make_pipelined_graph(
         placed_model.graph, placed_model.cluster, placed_model.placement, micro_batches, schedule
     )
-    assert pipeline.schedule is not None and pipeline.stages is not None  # noqa: S101  (a schedule was given)
-    if not pipeline.stages.training:
+    assert pipelined_graph.schedule is not None and pipelined_graph.stages is not None  # noqa: S101  (a schedule was given)
+    if not pipelined_graph.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
     program = record(placed_model.model, step.inputs, placed_model.traced)
-    stage = pipeline.stages.stage[: len(placed_model.traced.calls)].tolist()
-    stage_modules = cut(placed_model.model, program, stage, pipeline.stages.count)
+    stage = pipelined_graph.stages.stage[: len(placed_model.traced.calls)].tolist()
+    stage_modules = cut(placed_model.model, program, stage, pipelined_graph.stages.count)
     groups = {group[0]: group for group in placed_model.placement.on(placed_model.graph).replicas}
     stage_ranks = [
-        [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
-        for first in pipeline.stages.device.tolist()
+        [pipelined_graph.line_device.index(d) for d in groups.get(first, (first,))]
+        for first in pipelined_graph.stages.device.tolist()
     ]
     # Parameters that stages of different processes share. Stage modules share the model's parameters: the same objects.
     users: dict[int, dict[int, str]] = {}
@@ -85,13 +85,13 @@ def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Cut:
         for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):
             users.setdefault(id(parameter), {}).setdefault(s, name)
     tied = [list(at.items()) for at in users.values() if len({tuple(stage_ranks[s]) for s in at}) > 1]
-    return Cut(
+    return PipelinedStep(
         stage_modules,
         program,
-        pipeline.stages,
-        pipeline.schedule,
+        pipelined_graph.stages,
+        pipelined_graph.schedule,
         micro_batches,
-        pipeline.line_device,
+        pipelined_graph.line_device,
         stage_ranks,
         tied,
     )
@@ -99,7 +99,7 @@ def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Cut:
 
 def run_pipeline(
     placed_model: PlacedModel,
-    pipeline: Cut,
+    pipeline: PipelinedStep,
     names: tuple[str, ...],
     *,
     adding: Reduction,
@@ -224,7 +224,7 @@ def _status_of_errors(errors: list[BaseException]) -> tuple[str, str]:
 
 
 def _pickle_job(job: Job) -> bytes:
-    """Pickle a job. With cloudpickle, classes of a notebook are pickled by value."""
+    """Pickles a job. With cloudpickle, classes of a notebook are pickled by value."""
     try:
         try:
             import cloudpickle
@@ -238,36 +238,38 @@ def _pickle_job(job: Job) -> bytes:
         ) from error
 
 
-def _gradients_by_name(reports: list[Report], model: nn.Module, pipeline: Cut) -> dict[str, NDArray[np.float32]]:
-    """Parameter name -> its gradient after the first step."""
-    first = {id(p): name for name, p in model.named_parameters()}
-    names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    return {names[name]: values for r in reports for name, values in r.gradients.items()}
+def _gradients_by_name(
+    reports: list[Report], model: nn.Module, pipeline: PipelinedStep
+) -> dict[str, NDArray[np.float32]]:
+    """Returns parameter name -> its gradient after the first step."""
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    first_names = {name: name_of[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    return {first_names[name]: values for r in reports for name, values in r.gradients.items()}
 
 
 def _build_timeline(
-    reports: list[Report], step: int, start: float, seconds: float, pipeline: Cut, cluster: Cluster
+    reports: list[Report], step: int, start: float, seconds: float, pipeline: PipelinedStep, cluster: Cluster
 ) -> Timeline:
     """Returns the Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
-    each = [(d, m) for d, r in zip(pipeline.processes, reports, strict=True) for m in r.marks[step]]
-    each.sort(key=lambda pair: pair[1][3:])
-    unit_devices, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
-    start_seconds = np.array([m[3] for m in marks]) - start
-    end = np.array([m[4] for m in marks]) - start
+    runs = [(d, run) for d, r in zip(pipeline.processes, reports, strict=True) for run in r.unit_runs[step]]
+    runs.sort(key=lambda pair: (pair[1].start, pair[1].end))
+    unit_devices, unit_runs = np.array([d for d, _ in runs], dtype=np.int32), [run for _, run in runs]
+    start_seconds = np.array([run.start for run in unit_runs]) - start
+    end_seconds = np.array([run.end for run in unit_runs]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)
     for device, report in zip(pipeline.processes, reports, strict=True):
         peak[device] = report.peak_bytes
     return Timeline(
-        op=np.arange(len(marks)),
+        op=np.arange(len(unit_runs)),
         device=unit_devices,
         start_us=np.maximum(start_seconds, 0) * 1e6,
-        end_us=np.maximum(end, 0) * 1e6,
+        end_us=np.maximum(end_seconds, 0) * 1e6,
         transfers=Transfers.none(),
         memory=MemoryLog.none(),
         peak_bytes=peak,
         makespan_us=seconds * 1e6,
         origin="measured",
-        op_names=tuple(f"{s}{kind}{k}" for s, kind, k, _, _ in marks),
+        op_names=tuple(f"{run.stage}{run.kind}{run.micro_batch}" for run in unit_runs),
         device_names=cluster.names,
         memory_bytes=cluster.memory_bytes,
         tensor_producer=np.zeros(0, np.int32),
@@ -276,7 +278,7 @@ def _build_timeline(
             "clock": "host",
             "peak": reports[0].peak_source,
             "schedule": str(pipeline.schedule),
-            "micro_batch": np.array([m[2] for m in marks], dtype=np.int32),
+            "micro_batch": np.array([run.micro_batch for run in unit_runs], dtype=np.int32),
             "stage_device": pipeline.stages.device,
         },
     )

@@ -103,8 +103,8 @@ def write(request: Request) -> Written:
     split = f" -sm layer -ts {','.join(map(str, shares))}" if gpus else ""
     options = "".join(f' -ot "{pattern}"' for pattern in overrides)
     text = f"-ngl {999 if gpus else 0}{split}{options}\n"
-    before = [u.device if "rotary" in u.name else _embedding_device(request, u.device) for u in stack.before]
-    unit_devices = before + layers + [head] * len(stack.after)
+    embedding_devices = [u.device if "rotary" in u.name else _embedding_device(request, u.device) for u in stack.before]
+    unit_devices = embedding_devices + layers + [head] * len(stack.after)
     written_device = spread(request, stack.units, unit_devices)
     index = {gpu: device for device, gpu in gpus.items()}
     for k, ops_of in enumerate(tensor_ops if gpus else ()):
@@ -151,13 +151,13 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
     graph = request.graph
     if len({int(request.device[i]) for i in unit.ops}) == 1:
         return {"": list(unit.ops)}
-    inside = [stem(graph.names[i]).partition("/")[0].removeprefix(unit.name).removeprefix(".") for i in unit.ops]
-    moe = any("experts" in path for path in inside)
-    norm = _norm_after_attention(inside)
+    module_paths = [stem(graph.names[i]).partition("/")[0].removeprefix(unit.name).removeprefix(".") for i in unit.ops]
+    has_experts = any("experts" in path for path in module_paths)
+    norm = _norm_after_attention(module_paths)
     has_sizes = graph.persistent_bytes.any()
     names: dict[int, str | None] = {}
-    for op, path in zip(unit.ops, inside, strict=True):
-        names[op] = _tensor_name(path, moe, norm)
+    for op, path in zip(unit.ops, module_paths, strict=True):
+        names[op] = _tensor_name(path, has_experts, norm)
         if is_call(graph, op) and names[op] == ATTENTION and graph.persistent_bytes[op] > 0:
             names[op] = "attn_sinks"
     reads = {op: bool(graph.persistent_bytes[op] > 0) if has_sizes else not is_call(graph, op) for op in unit.ops}
@@ -172,28 +172,31 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
     names = {op: None if name in too_wide else name for op, name in names.items()}
     tensor_ops: dict[str | None, list[int]] = defaultdict(list)
     tensor: str | None = None
-    for op, path in zip(unit.ops, inside, strict=True):
+    for op, path in zip(unit.ops, module_paths, strict=True):
         if reads[op] or names[op] in reading_names:
             tensor = names[op]
         tensor_ops[None if is_call(graph, op) and not path else tensor].append(op)
     return dict(tensor_ops)
 
 
-def _norm_after_attention(inside: Sequence[str]) -> str:
+def _norm_after_attention(module_paths: Sequence[str]) -> str:
     """Returns the tensor of `post_attention_layernorm` in a layer of these modules.
 
     Where the layer has no other norm behind its attention, llama.cpp's name depends on the architecture, so that either fits.
     """
-    if any(re.search("pre_(feedforward|mlp)_layernorm", path) for path in inside):
+    if any(re.search("pre_(feedforward|mlp)_layernorm", path) for path in module_paths):
         return "post_attention_norm"
-    return "ffn_norm" if any("post_self_attn_layernorm" in path for path in inside) else "(ffn|post_attention)_norm"
+    return (
+        "ffn_norm" if any("post_self_attn_layernorm" in path for path in module_paths) else "(ffn|post_attention)_norm"
+    )
 
 
-def _tensor_name(path: str, moe: bool, norm: str) -> str | None:
+def _tensor_name(path: str, has_experts: bool, norm: str) -> str | None:
+    """Returns what llama.cpp calls the tensors of the module `path` of a layer; None if that is not known."""
     if re.search(r"(^|\.)post_attention_layernorm$", path):
         return norm
     if re.search(r"(^|\.)gate(\.wg)?$", path):
-        return ROUTER if moe else "ffn_gate"
+        return ROUTER if has_experts else "ffn_gate"
     fits = ((re.search(pattern, path), name) for pattern, name in _TENSORS)
     return next((match.expand(name) for match, name in fits if match), None)
 
@@ -247,6 +250,7 @@ def _alternatives(names: tuple[str, ...]) -> str:
 
 
 def _buffer(gpu: int | None) -> str:
+    """Returns the name that -ot has for the memory of a GPU, or of the CPU (None)."""
     return "CPU" if gpu is None else f"CUDA{gpu}"
 
 

@@ -92,7 +92,7 @@ def folder_files(
                 "batch",
                 stacklevel=3,
             )
-        if division.cut is not None:
+        if division.pipelined_step is not None:
             return pipeline_files(step, model, division, torch_devices(placed_model.cluster, devices))
     else:
         refuse_replicas(placement, "bl.export")

@@ -14,7 +14,7 @@ from torch.package import sys_importer
 
 from ...errors import InvalidInput
 from ...executors.torch.execution import StepDivision
-from ...executors.torch.pipelined import Cut
+from ...executors.torch.pipelined import PipelinedStep
 from ...torch_runtime.tree import tensors
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines import worker
@@ -26,8 +26,9 @@ from .sources import Sources, flat, runtime_files, saved_bytes
 def pipeline_files(
     step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
 ) -> dict[str, str | bytes]:
-    """File name -> text or bytes."""
-    assert division.cut is not None  # noqa: S101  (the caller has checked it)
+    """Returns the files of the export: name -> text or bytes."""
+    pipelined_step = division.pipelined_step
+    assert pipelined_step is not None  # noqa: S101  (the caller has checked it)
     sources = Sources()
     for module in model.modules():
         sources.add(type(module), "a module of the model")
@@ -45,38 +46,38 @@ def pipeline_files(
     readme = (
         PIPELINE_README.replace("<NAME>", step.name)
         .replace("<NEEDS>", sources.needs())
-        .replace("<PROCESSES>", str(len(division.cut.processes)))
+        .replace("<PROCESSES>", str(len(pipelined_step.processes)))
     )
     args, kwargs = step.arguments(model)
     # Per input tensor, the argument that it is or is a part of, by position or name.
     inputs_by_name = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
-    kinds = {torch.device(devices[d]).type for d in division.cut.processes}
+    kinds = {torch.device(devices[d]).type for d in pipelined_step.processes}
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
     stages = [
         {**stage_module.spec, "processes": ranks, "uses": _used_names(stage_module.module.graph)}
-        for stage_module, ranks in zip(division.cut.stage_modules, division.cut.stage_ranks, strict=True)
+        for stage_module, ranks in zip(pipelined_step.stage_modules, pipelined_step.stage_ranks, strict=True)
     ]
     return {
         "train.py": script,
         "README.md": readme,
-        "stages.py": _stages(division.cut),
+        "stages.py": _stages(pipelined_step),
         "pipeline.json": json.dumps(
             {
                 "inputs": [name for name, value in inputs_by_name for _ in tensors(value)],
-                "schedule": str(division.cut.schedule),
-                "micro_batches": division.cut.micro_batches,
+                "schedule": str(pipelined_step.schedule),
+                "micro_batches": pipelined_step.micro_batches,
                 "mean": division.adding.mean,
                 "device": kinds.pop(),
-                "template": division.cut.program.template,
+                "template": pipelined_step.program.template,
                 "stages": stages,
-                "tied": division.cut.tied,
+                "tied": pipelined_step.tied,
                 "batch_shapes": division.adding.shapes if division.counts else [],
             },
             indent=1,
         ),
         "weights.pt": saved_bytes(model.state_dict()),
-        "constants.pt": saved_bytes(division.cut.program.constants),
+        "constants.pt": saved_bytes(pipelined_step.program.constants),
         "batch.pt": saved_bytes({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
         "placed_pipeline.py": flat(Path(inspect.getfile(worker)).read_text()),
         **sources.files,
@@ -85,16 +86,16 @@ def pipeline_files(
 
 
 def _used_names(graph: fx.Graph) -> list[str]:
-    """Names of the layers, parameters and buffers that a stage uses."""
+    """Returns the names of the layers, parameters and buffers that a stage uses."""
     named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     return [name for name in dict.fromkeys(named) if name != "device"]
 
 
-def _stages(cut: Cut) -> str:
+def _stages(pipelined_step: PipelinedStep) -> str:
     """Returns the source of one class per stage, with its forward written out."""
     classes = []
     imports = dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"])
-    for s, stage_module in enumerate(cut.stage_modules):
+    for s, stage_module in enumerate(pipelined_step.stage_modules):
         code = stage_module.module.graph.python_code("self")
         imports.update(dict.fromkeys(_format_import_block(code.globals, sys_importer).splitlines()))
         body = indent(code.src.strip(), "    ")

@@ -92,20 +92,20 @@ COUNTING = {
 """,
     "        for part, labels in parts:\n": """        # means over what counts: every micro-batch divides as the whole batch does
         divisors = model.divisors((inputs, targets), parts)
-        for (part, labels), instead in zip(parts, divisors):
-            model.session.divisors = instead
+        for (part, labels), part_divisors in zip(parts, divisors):
+            model.session.divisors = part_divisors
 """,
-    "            waiting.append(loss_of(outputs, labels))\n": """            with dividing(instead):
+    "            waiting.append(loss_of(outputs, labels))\n": """            with dividing(part_divisors):
                 waiting.append(loss_of(outputs, labels))
 """,
 }
-"""Lines of the script -> what they are where means divide by a number that depends on the batch."""
+"""Lines of the script -> their replacement in a step whose means divide by a number that depends on the batch."""
 
 OFFLOAD_IMPORT = "from placed_optimizer_offload import offload_state_groups"
 OFFLOAD = """    groups = json.loads((HERE / "placed_plan.json").read_text())["offloaded_state"]
     offload_state_groups(optimizer, model, groups)  # the state of these parameters waits on the host
 """
-"""What scripts have where optimizer state is on a host."""
+"""Lines of a script whose optimizer state waits on a host."""
 
 README = """# <NAME>, placed
 
@@ -161,8 +161,8 @@ def split_batch(inputs, targets):
     return [tuple(tuple(t[k] for t in tensors) for tensors in parts) for k in range(count)]
 
 
-def pipeline(rank, device):
-    """The stages of this process, with the model's initial parameters."""
+def make_pipeline(rank, device):
+    """Return the stages of this process, with the model's initial parameters."""
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     constants = torch.load(HERE / "constants.pt", weights_only=True)
@@ -194,16 +194,16 @@ def train(steps, device):
     # the processes of one machine meet in a file, so that nothing listens to other machines
     meeting = HERE / f".meeting-{os.getppid()}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     connect(rank, int(os.environ["WORLD_SIZE"]), device, str(meeting) if here else None)
-    placed = pipeline(rank, device)
-    placed.observed = False
-    parameters, losses = placed.parameters, []
+    pipeline = make_pipeline(rank, device)
+    pipeline.observed = False
+    parameters, losses = pipeline.parameters, []
     optimizer = <OPTIMIZER> if parameters else None
     torch.manual_seed(<SEED>)
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
         for parameter in parameters:
             parameter.grad = None
-        loss = placed.step(split_batch(inputs, targets))
+        loss = pipeline.step(split_batch(inputs, targets))
         if optimizer is not None:
             optimizer.step()
         if loss is not None:

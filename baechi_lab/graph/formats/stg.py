@@ -19,6 +19,7 @@ from ..opgraph import CONTROL_BYTES, OpGraph
 
 _Number = int | float
 _Line = tuple[int, list[_Number]]
+"""A line's number in the file, from 1, and the numbers on it."""
 
 
 @dataclass
@@ -38,11 +39,12 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
     [0.0, 7.0, 0.0]
     """
     lines = _numbered_lines(text)
-    first = next(lines, None)
-    if first is None:
+    first_line = next(lines, None)
+    if first_line is None:
         raise FormatError("the file is empty; its first line must hold the number of tasks")
-    if len(first[1]) not in (1, 2):
-        raise FormatError(f"line {first[0]} has {len(first[1])} numbers; the first line must hold the number of tasks")
+    header_line, header = first_line
+    if len(header) not in (1, 2):
+        raise FormatError(f"line {header_line} has {len(header)} numbers; the first line must hold the number of tasks")
     tasks = []
     for number, values in lines:
         if len(values) < 3:
@@ -75,8 +77,8 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
                 f"it must list {count}, or {2 * count} with communication costs"
             )
         tasks.append(task)
-    announced = _whole_number(first[1][0], first[0], "number of tasks")
-    has_dummies = bool(tasks) and tasks[0].time == 0 and len(first[1]) != 2
+    announced = _whole_number(header[0], header_line, "number of tasks")
+    has_dummies = bool(tasks) and tasks[0].time == 0 and len(header) != 2
     expected = [announced + 2] if has_dummies else [announced, announced + 2]
     if len(tasks) not in expected:
         raise FormatError(

@@ -145,14 +145,14 @@ class _BackwardBuilder:
         """Adds the op that updates the parameters that op `i` holds."""
         op = self.program.ops[i]
         values = [v for v in values if v in self.gradients]
-        read = [g for v in values for g in self.gradients[v]]
-        if read:
+        gradients = [g for v in values for g in self.gradients[v]]
+        if gradients:
             size = sum(self.program.size_bytes.get(v, 0) for v in values)
             moved_bytes = float(size * self.precision.update_share(states))
             kernel = Kernel(flops=size / 2.0 * (1 + states), moved_bytes=moved_bytes)
             state_bytes, name = size * self.precision.state_share(states), f"{op.name}/update"
             self.ops.append(
-                ProgramOp(name, "Update", (kernel,), tuple(read), (), owner=op.name, persistent_bytes=state_bytes)
+                ProgramOp(name, "Update", (kernel,), tuple(gradients), (), owner=op.name, persistent_bytes=state_bytes)
             )
 
     def order_updates_last(self) -> None:

@@ -136,9 +136,10 @@ class _Reader:
         self.symbols: dict[str, Any] = {}
         self.alias: dict[str, str] = {}  # names in a nested graph, and what it returns -> values outside
         self.prefix, self.detached = "", False
-        self._note(graph)
+        self._add_values(graph)
 
     def program(self, signature: Any) -> Program:
+        """Reads the whole graph; `signature` says which inputs are parameters, buffers and constants."""
         parameters = {}
         for spec in signature["input_specs"]:
             for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
@@ -154,9 +155,10 @@ class _Reader:
         outputs = [label for entry in self.graph["outputs"] for label in self.labels(entry)]
         return self.builder.program(parameters, outputs)
 
-    def _note(self, graph: Any) -> None:
-        for label, noted in graph["tensor_values"].items():
-            self.tensor_values.setdefault(self._value_name(label), noted)
+    def _add_values(self, graph: Any) -> None:
+        """Adds the descriptions of a graph's tensors, and its symbols, to those that are known."""
+        for label, description in graph["tensor_values"].items():
+            self.tensor_values.setdefault(self._value_name(label), description)
         self.symbols = {**self.symbols, **graph.get("sym_int_values", {})}
 
     def _value_name(self, label: str) -> str:
@@ -164,6 +166,7 @@ class _Reader:
         return self.alias.get(self.prefix + label, self.prefix + label)
 
     def call(self, node: Any) -> None:
+        """Adds the op of a node, or the ops of the graph that it wraps."""
         target = str(node["target"])
         if target.endswith(WRAPPERS):
             # The operators of a nested graph are read as those of the graph itself.
@@ -177,7 +180,7 @@ class _Reader:
             self.prefix += f"{node.get('name') or output_labels[0]}."
             names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _tensors_in(entry)]
             self.alias.update(zip(names, argument_labels, strict=True))
-            self._note(inner)
+            self._add_values(inner)
             for call in inner["nodes"]:
                 self.call(call)
             inner_labels = [label for entry in inner["outputs"] for label in self.labels(entry)]
@@ -198,18 +201,18 @@ class _Reader:
         if target.endswith("getitem>") or (not labels and not reads):
             return
         outputs = {label: self.tensor(label) for label in labels}
-        first = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
+        op_name = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
         module = innermost((node.get("metadata") or {}).get("nn_module_stack"))
-        self.builder.add(first, module, target, (func, args, kwargs), reads, outputs, self.detached)
+        self.builder.add(op_name, module, target, (func, args, kwargs), reads, outputs, self.detached)
 
     def tensor(self, label: str) -> torch.Tensor:
         """Returns a meta tensor with the shape and type that the graph stores for a value."""
         if label not in self.value:
-            noted = self.tensor_values[label]
-            number = noted["dtype"]
+            description = self.tensor_values[label]
+            number = description["dtype"]
             if type(number) is not int or not 0 < number < len(_TYPES):
                 raise FormatError(f"value {label!r:.80} has the data type {in_short(number, 40)}, which is not known")
-            shape = [self.size(d, label, k) for k, d in enumerate(noted["sizes"])]
+            shape = [self.size(d, label, k) for k, d in enumerate(description["sizes"])]
             elements = 1
             for d in shape:
                 elements *= d
@@ -232,10 +235,12 @@ class _Reader:
         return evaluate_size(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
 
     def labels(self, argument: object) -> Iterator[str]:
+        """Yields the names of the values that are tensors of an argument."""
         for value in _tensors_in(argument):
             yield self._value_name(_label(value))
 
     def argument(self, argument: object) -> object:
+        """Returns an argument as the operator takes it, with meta tensors."""
         kind, value = _entry(argument)
         if kind == "as_tensor":
             return self.tensor(self._value_name(value["name"]))
@@ -260,6 +265,6 @@ class _Reader:
         kind, value = _entry(entry)
         if kind != "as_name":
             return value
-        noted = self.symbols.get(value, {})
-        is_size = "as_expr" in noted or "as_int" in noted
-        return self.size(noted if is_size else {"as_expr": {"expr_str": value}}, value, 0)
+        symbol = self.symbols.get(value, {})
+        is_size = "as_expr" in symbol or "as_int" in symbol
+        return self.size(symbol if is_size else {"as_expr": {"expr_str": value}}, value, 0)

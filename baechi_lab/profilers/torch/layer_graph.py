@@ -435,6 +435,7 @@ class _TensorWriter:
         return [ops[call] for ops in (self.backward, self.weights) if call in ops]
 
     def add_forward(self) -> None:
+        """Adds what forward ops make: values, saved activations, and control tensors for the order of calls."""
         readers = _readers(self.profile, self.backward)
         for k, ops in readers.items():
             if self.trace.values[k].storage in self.outputs.storages:
@@ -461,6 +462,7 @@ class _TensorWriter:
             self.table.add(i, "control", CONTROL_BYTES, result_backward_ops)
 
     def add_backward(self) -> None:
+        """Adds the gradients of the values that calls have read."""
         for j, op in self.backward.items():
             for k in self.trace.calls[j].reads:
                 value = self.trace.values[k]
@@ -482,6 +484,7 @@ class _TensorWriter:
             self.table.add(op, "control", CONTROL_BYTES, [updates[k] for k in following])
 
     def add_loss(self, op: int, loss_backward: int) -> None:
+        """Adds what the loss reads and saves, and the gradients that it sends."""
         memory = self.profile.loss.memory  # type: ignore[union-attr]
         for k, position in self.trace.returned.items():
             value = self.trace.values[k]
@@ -494,6 +497,7 @@ class _TensorWriter:
         self.table.add(op, "control", CONTROL_BYTES, [loss_backward])
 
     def loss_temporary(self, loss: dict[int, int]) -> list[int]:
+        """Returns the temporary bytes of the loss op and its backward op; none without a loss."""
         if self.profile.loss is None:
             return []
         (loss_backward,) = loss.values()

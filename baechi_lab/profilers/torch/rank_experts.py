@@ -30,7 +30,7 @@ class _SumForward(torch.autograd.Function):
 
 
 class _SumBackward(torch.autograd.Function):
-    """Passes as it is; gradients are added up over ranks."""
+    """Passes tensors as they are; gradients are added up over ranks."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, group: str) -> torch.Tensor:
@@ -100,6 +100,7 @@ class RankExperts(nn.Module):
         return _SumForward.apply(outputs, self.tp_group) if self.tp_group else outputs
 
     def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sends each of the ranks that divide the experts its equal part of the rows (all-to-all)."""
         if not self.ep_group:
             return rows
         return functional.all_to_all_single_autograd(rows, None, None, self.ep_group)

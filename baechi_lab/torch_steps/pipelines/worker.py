@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,11 +37,18 @@ except ImportError as error:
 from ...torch_runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
 from ...torch_runtime.tree import Args
 
-Marks = list[tuple[int, str, int, float, float]]
-"""(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""
-
 SECONDS = 300
 """How long a process waits for another before it gives up."""
+
+
+class UnitRun(NamedTuple):
+    """One run of a unit such as `0F3`: stage, kind and micro-batch, and its start and end in seconds (`Pipeline.read_clock`)."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+    start: float
+    end: float
 
 
 def connect(rank: int, world: int, device: str, file: str | None, seconds: float = SECONDS) -> None:
@@ -102,7 +109,7 @@ def with_transfers(lines: Sequence[Sequence[str]], stage_ranks: Sequence[Sequenc
 
 
 def _unit(word: str) -> tuple[int, str, int]:
-    """Stage, kind and micro-batch of a word such as 0F3."""
+    """Returns stage, kind and micro-batch of a word such as 0F3."""
     stage, kind, k = re.fullmatch(r"(\d+)([A-Z])(\d+)", word).groups()  # type: ignore[union-attr]
     return int(stage), kind, int(k)
 
@@ -147,7 +154,7 @@ class Pipeline:
         }
         self.replicas = groups.get(tuple(stage_ranks[next(iter(stage_modules))]))
         self.inputs = {name for _, spec in stage_modules.values() for name in spec["inputs"]}
-        self.marks: Marks = []
+        self.unit_runs: list[UnitRun] = []
         self.modules = {s: module.to(self.device) for s, (module, _) in stage_modules.items()}
         self.tied: list[tuple[nn.Parameter, object]] = []
         for copies, ranks in zip(tied, holders, strict=True):
@@ -185,7 +192,7 @@ class Pipeline:
         for stage in stages:
             stage.has_backward = True
             stage.clear_runtime_states()
-        self.marks = []
+        self.unit_runs = []
         stage_inputs = [
             {name: t.to(self.device) for i, t in enumerate(inputs) if (name := f"input_{i}") in self.inputs}
             for inputs, _ in batches
@@ -244,14 +251,14 @@ class Pipeline:
 
     def _loss(self, outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: Sequence[torch.Tensor]) -> torch.Tensor:
         output_tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-        stage, kind, k, start, _ = self.marks.pop()  # the loss belongs to the forward unit of the outputs
-        with dividing(self.divisors[k]):
+        forward = self.unit_runs.pop()  # the loss belongs to the forward unit of the outputs
+        with dividing(self.divisors[forward.micro_batch]):
             loss = self.loss(rebuild_output(self.template, output_tensors), *targets)
-        self.marks.append((stage, kind, k, start, self.read_clock()))
+        self.unit_runs.append(forward._replace(end=self.read_clock()))
         return loss
 
     def read_clock(self) -> float:
-        """Seconds. While units are observed, the GPU's work is finished first."""
+        """Returns seconds of the machine's monotonic clock. While units are observed, the GPU's work is finished first."""
         if self.observed and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -322,7 +329,7 @@ class _Stage(PipelineStage):
         self, fwd_chunk_id: int, args: Args, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         stage_inputs = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
-        return self._run_and_mark(
+        return self._run_unit(
             "F", fwd_chunk_id, super().forward_one_chunk, fwd_chunk_id, args, stage_inputs, save_forward_output
         )
 
@@ -336,7 +343,7 @@ class _Stage(PipelineStage):
             gradients = self.bwd_cache.get(bwd_chunk_id, ())
             self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in gradients)
 
-        return self._run_and_mark("B", bwd_chunk_id, backward)
+        return self._run_unit("B", bwd_chunk_id, backward)
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -349,12 +356,13 @@ class _Stage(PipelineStage):
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> object:
-        return self._run_and_mark("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
+        return self._run_unit("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
 
-    def _run_and_mark(self, kind: str, k: int, run: Callable[..., object], *args: object) -> object:
+    def _run_unit(self, kind: str, k: int, run: Callable[..., object], *args: object) -> object:
         start = self.pipeline.read_clock()
         result = run(*args)
-        self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.read_clock()))
+        end = self.pipeline.read_clock()
+        self.pipeline.unit_runs.append(UnitRun(self.stage_index, kind, k, start, end))
         return result
 
 
