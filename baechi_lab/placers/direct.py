@@ -93,17 +93,17 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
     """Returns a placement that fits when it is simulated, else raises a refusal without a proof."""
     objective = getattr(placer, "objective", "latency")
 
-    def peak_as_simulated(on: Cluster, placed: Placement) -> NDArray[np.int64]:
+    def peak_as_simulated(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":
             pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
-            return simulate(graph, on, placed, **pipeline).peak_bytes
+            return simulate(graph, on, candidate, **pipeline).peak_bytes
         # In one micro-batch each replica holds what the first of its group holds.
-        return simulate_step(graph, on, placed.replace(replicas=())).peak_bytes
+        return simulate_step(graph, on, candidate.replace(replicas=())).peak_bytes
 
-    def peak_as_counted(on: Cluster, placed: Placement) -> NDArray[np.int64]:
+    def peak_as_counted(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":
-            return peak_as_simulated(on, placed)
-        return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
+            return peak_as_simulated(on, candidate)
+        return makespan_and_peak(graph, on, candidate.replace(replicas=()))[1]
 
     attempts = TRIES // 2 if placer.anytime else TRIES
     fitting = place_with_smaller_limits(

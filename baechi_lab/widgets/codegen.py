@@ -43,7 +43,7 @@ def to_code(
     placed = bl.place(coarse, cluster, 'm-etf')
     timeline = bl.simulate(graph, cluster, placed, scheduler=None)
     """
-    placed, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
+    graph_name, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
     lines = [
         "import baechi_lab as bl",
         *_source_lines(setting, variable, built, is_torch),
@@ -54,7 +54,7 @@ def to_code(
     if setting.passes:
         options = f"passes={setting.passes!r}, forward_only={setting.forward_only!r}"
         lines.append(f"coarse = bl.optimize(graph, {devices}, {options})")
-    lines += _placing_lines(setting, placed, devices)
+    lines += _placing_lines(setting, graph_name, devices)
     if setting.replicas > 1:
         copies = f"tuple(range(d, {setting.cluster.n}, {setting.share.n}))"
         lines.append(f"placed = placed.replace(replicas=[{copies} for d in sorted(set(placed.device.tolist()))])")
@@ -66,11 +66,13 @@ def to_code(
     return "\n".join(lines)
 
 
-def _placing_lines(setting: Setting, placed: str, devices: str) -> list[str]:
+def _placing_lines(setting: Setting, graph_name: str, devices: str) -> list[str]:
     """Returns the lines that place and move, after those of the placement from which the placer starts."""
-    lines = [] if setting.start is None else _placing_lines(setting.start, placed, devices)
+    lines = [] if setting.start is None else _placing_lines(setting.start, graph_name, devices)
     start = "" if setting.start is None else ", start=placed"
-    lines.append(f"placed = bl.place({placed}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})")
+    lines.append(
+        f"placed = bl.place({graph_name}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})"
+    )
     if setting.moves:
         lines.append(f"placed = bl.move(placed, graph, {devices}, {list(setting.moves)!r})")
     return lines

@@ -80,10 +80,10 @@ def test_bug_writes_from_another_device_were_lost(kind, odd):
     assign(model, traced, bl.Placement(device=device), bl.Cluster.uniform(2, kind="cpu"))
     session = distribution(model).session
     session.transport, session.plain = Copying(session.plan.devices), False
-    placed = trained(model, x)
-    assert placed.keys() == plain.keys()
+    distributed_values = trained(model, x)
+    assert distributed_values.keys() == plain.keys()
     for name, values in plain.items():
-        torch.testing.assert_close(placed[name], values, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(distributed_values[name], values, rtol=1e-12, atol=1e-15)
 
 
 def test_bug_writes_in_inference_mode_were_lost():

@@ -135,10 +135,10 @@ def _measure(
     if np.any(held_bytes > cluster.memory_bytes):
         return np.inf
     try:
-        placed = candidate.placement(units)
-        measurement = objective.measure(graph, cluster, placed)
+        placement = candidate.placement(units)
+        measurement = objective.measure(graph, cluster, placement)
         if measurement.feasible and measurement.us < best_us:
-            return objective.improved_us(graph, cluster, placed, measurement, best_us)
+            return objective.improved_us(graph, cluster, placement, measurement, best_us)
     except InvalidInput:  # no pipeline for this schedule, or more replicas than micro-batches
         return np.inf
     return measurement.us if measurement.feasible else np.inf
