@@ -77,6 +77,10 @@ class Handler:
     def abort(self, frame: Frame, error: BaseException) -> None:
         """Called when the forward raised."""
 
+    def run_alone(self, name: str, run: Function, args: Args, kwargs: Kwargs) -> object:
+        """Runs layer `name`, which was called outside any forward of the model: by the user, or by recomputation."""
+        return run(*args, **kwargs)
+
 
 class Frame:
     """One running forward: which containers are running, and how often each key was called."""
@@ -130,7 +134,7 @@ class LayerForward(Intercepted):
             try:
                 handler = self.interceptor.handler
                 if frame is None:
-                    return self.original(*args, **kwargs)
+                    return handler.run_alone(self.name, self.original, args, kwargs)
                 key = frame.key(self.name or type(self.module).__name__)
                 return handler.call(frame, key, self.original, args, kwargs, self.module)
             finally:

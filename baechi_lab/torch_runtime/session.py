@@ -161,7 +161,8 @@ class Session(Handler):
             state.gate.release()
             state.wait_for_calls()
 
-    def lone(self, name: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
+    def run_alone(self, name: str, run: Function, args: Args, kwargs: Kwargs) -> object:
+        """Runs the layer on its device, with its inputs there."""
         layer_device = torch.device(self.plan.devices[self.plan.layer_device.get(name, 0)])
         args, kwargs = resolve((args, kwargs))
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(layer_device))

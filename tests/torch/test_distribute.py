@@ -168,6 +168,18 @@ def test_activation_checkpointing(reentrant):
         assert same(train(model, (x,)), train(original, (x,)))
 
 
+def test_bug_a_layer_called_alone_ran_where_its_inputs_were():
+    """As recomputation calls it. The device "meta" stands for a second one: layer 1 and its inputs are there."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.ones(5, 4)
+    assign(model, trace(model, x), bl.Placement(device=[0, 1]), cpus(2))
+    session = distribution(model).session
+    session.plan = dataclasses.replace(session.plan, devices=("cpu", "meta"))
+    model[1].to("meta")
+    assert model[0](x).device.type == "cpu"
+    output = model[1](torch.ones(5, 3))
+    assert output.device.type == "meta" and output.shape == (5, 2)
+
+
 def test_python_between_layers_runs_in_code_order_with_real_values():
     """Prints, branches on data and item() see what code order gives, although layers were to be reordered."""
 
