@@ -3,7 +3,8 @@
 Units: FLOP/s count a multiply-add as two; bandwidth in bytes/s; times in microseconds; memory in bytes. Peaks are
 those of the vendor's tables, dense (without the doubling for structured sparsity). `matmul_flops` is what float32
 matrix products and convolutions reach in TensorFlow by default: TF32 tensor cores from Ampere on, else the float32
-units. `half_flops` is for float16/bfloat16 products, accumulated in float32. float64 counts as float32.
+units. `half_flops` is for float16/bfloat16 products, accumulated in float32; devices without units for bfloat16 or TF32
+compute those with the units of float32 (`Hardware.uses_float32_units`). float64 counts as float32.
 
 Launch overhead: NVIDIA's "Getting Started with CUDA Graphs" (A. Gray, 2019) times a 2.9 us kernel on a V100 at 9.6 us
 when each launch is waited for, so a launch costs 6.7 us; it is a property of host and driver, and the same figure is
@@ -35,8 +36,14 @@ HOST_OP_US = 0.25
 DEFAULT_HARDWARE = "rtx2080"
 """Hardware of an estimate that names none."""
 
-PRECISIONS = ("fp32", "tf32", "fp16", "fp8", "int8")
-"""Of the operands of matrix products; bfloat16 products run at the rate of float16 ones."""
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+"""Of the operands of matrix products."""
+UNITS_OF_GENERATIONS = {"kepler": (), "pascal": (), "volta": ("fp16",), "turing": ("fp16",)}
+"""Generation -> precisions for whose products its devices have units besides those of float32; those that are not here have all.
+By NVIDIA's architecture whitepapers: matrix units since Volta, for TF32 and bfloat16 since Ampere."""
+CONVERTED_SHARE = 0.57
+"""Share of the rate of float32 products that bfloat16 products reach on units of float32: between 0.51 and 0.73 on nine devices
+(`python -m studies.kernels.products`)."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +150,27 @@ class Hardware(Params):
 
         >>> a100 = Hardware.named("a100")    # has no units for 8-bit floats
         >>> [a100.product_flops(p) / 1e12 for p in PRECISIONS]
-        [19.5, 156.0, 312.0, 312.0, 624.0]
+        [19.5, 156.0, 312.0, 312.0, 312.0, 624.0]
         """
         return {
             "fp32": self.peak_flops,
             "tf32": self.matmul_flops,
             "fp16": self.half_flops,
+            "bf16": CONVERTED_SHARE * self.peak_flops if self.uses_float32_units("bf16") else self.half_flops,
             "fp8": self.fp8_flops or self.half_flops,
             "int8": self.int8_ops or self.half_flops,
         }[precision]
+
+    def uses_float32_units(self, precision: str) -> bool:
+        """Whether products of operands in one of `PRECISIONS` run on the units of float32, for want of others.
+
+        >>> t4 = Hardware.named("t4")    # Turing has matrix units for float16, none for bfloat16
+        >>> t4.uses_float32_units("fp16"), t4.uses_float32_units("bf16"), t4.product_flops("bf16") < t4.peak_flops
+        (False, True, True)
+        """
+        if precision in ("tf32", "fp16", "bf16"):
+            return precision not in UNITS_OF_GENERATIONS.get(self.generation, PRECISIONS)
+        return precision == "fp32"
 
     if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.device`
 
@@ -253,18 +272,28 @@ def _read_table() -> dict[str, Hardware]:
 HARDWARE = _read_table()
 """Known devices by name."""
 
-_NAMES = {_plain(name): name for name in HARDWARE} | {
-    "a10080gb": "a100",
-    "a10080": "a100",
-    "a10040": "a100-40gb",
-    "a100sxm480gb": "a100",
-    "a100sxm440gb": "a100-40gb",
-    "h10080gbhbm3": "h100",
-    "p100pcie16gb": "p100",
-    "v100sxm216gb": "v100",
-    "v100pcie": "v100-pcie-32gb",
-    "v100sxm232gb": "v100-32gb",
-    "a6000": "rtx-a6000",
-    "rtx6000adageneration": "rtx-6000-ada",
-    "gh200480gb": "gh200",
+_OTHER_NAMES = {
+    "a100": "a100-80gb a100-80 a100-sxm a100-sxm4 a100-sxm-80gb a100-sxm4-80gb a100-80gb-sxm a100-80gb-sxm4",
+    "a100-40gb": "a100-40 a100-sxm4-40gb a100-sxm-40gb a100-40gb-sxm a100-40gb-sxm4",
+    "a100-pcie-40gb": "a100-pcie a100-40gb-pcie",
+    "a100-80gb-pcie": "a100-pcie-80gb",
+    "h100": "h100-sxm h100-sxm5 h100-80gb h100-sxm-80gb h100-sxm5-80gb h100-80gb-hbm3",
+    "h100-pcie": "h100-pcie-80gb h100-80gb-pcie",
+    "h200": "h200-sxm h200-sxm5 h200-141gb",
+    "gh200": "gh200-480gb",
+    "k40": "k40m k40c",
+    "p100": "p100-pcie p100-pcie-16gb",
+    "quadro-rtx-8000": "rtx8000",
+    "rtx-6000-ada": "rtx-6000-ada-generation",
+    "rtx-a5000": "a5000",
+    "rtx-a6000": "a6000",
+    "rtx-pro-6000": "rtx-pro-6000-blackwell rtx-pro-6000-blackwell-workstation-edition",
+    "v100": "v100-sxm2 v100-16gb v100-sxm2-16gb",
+    "v100-32gb": "v100-sxm2-32gb v100-sxm3 v100-sxm3-32gb",
+    "v100-pcie-32gb": "v100-pcie",
+}
+"""Name in the table -> what vendors, drivers and clouds call the device besides."""
+
+_NAMES = {_plain(other): name for name, others in _OTHER_NAMES.items() for other in others.split()} | {
+    _plain(name): name for name in HARDWARE
 }

@@ -19,17 +19,15 @@ _CPU_ERRORS = {"step": 0.50}
 HOST_OPERATOR_US = 23.0
 """Microseconds in which a host runs one operator of a PyTorch step that is not compiled, views among them: the model's Python,
 dispatch and autograd. Median of ten passes of `transformers` models that waited for the host of an H200 (13 to 32 us)."""
-HALF = "bf16 or fp16"
-"""Stands for a 16-bit type that is not known."""
 
 
 def estimate_record(
-    kinds: Mapping[str, Hardware], precision: Precision, kernels: Iterable[Kernel], half: str = HALF
+    kinds: Mapping[str, Hardware], precision: Precision, kernels: Iterable[Kernel]
 ) -> dict[str, object]:
     """Returns the entry of `OpGraph.info` under "estimate", as JSON has it.
 
     `hardware` maps device kinds to names of hardware. `precision` is the chosen one; if none is chosen, that of most
-    FLOPs of matrix products, with `half` as the name of 16-bit types. `constants` maps names of hardware to the constants of
+    FLOPs of matrix products. `constants` maps names of hardware to the constants of
     their generation, and to the devices that these were fitted on. `expected_error` maps names of hardware to mean relative
     errors by kind of kernel, and of whole models, on measured rows of the generation that were not fitted; it is empty for
     generations that were never measured.
@@ -40,7 +38,7 @@ def estimate_record(
     """
     return {
         "hardware": {kind: hardware.name for kind, hardware in kinds.items()},
-        "precision": precision.name or main_precision(kernels, half),
+        "precision": precision.name or main_precision(kernels),
         **({"gradients": precision.gradients} if precision.gradients else {}),
         "constants": {hardware.name: constants_of(hardware) for hardware in kinds.values()},
         "expected_error": {hardware.name: expected_error(hardware) for hardware in kinds.values()},
@@ -129,11 +127,10 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
     return description
 
 
-def main_precision(kernels: Iterable[Kernel], half: str = HALF) -> str:
-    """Returns the precision of most FLOPs of matrix products; `half` is the name of 16-bit ones."""
+def main_precision(kernels: Iterable[Kernel]) -> str:
+    """Returns the precision of most FLOPs of matrix products."""
     flops: dict[str, float] = {}
     for kernel in kernels:
         if kernel.matrix:
             flops[kernel.precision] = flops.get(kernel.precision, 0.0) + kernel.flops
-    main = max(flops, key=lambda name: flops[name], default="fp32")
-    return half if main == "fp16" else main
+    return max(flops, key=lambda name: flops[name], default="fp32")

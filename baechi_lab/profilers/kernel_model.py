@@ -20,6 +20,9 @@ F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 
 convolution of float32 also needs `convolution_us` for choosing its algorithm and changing layouts. On matrix units,
 `layout_bytes` change their order in memory, and the kernels that do so need `LAYOUT_US`.
 
+Boards whose matrix units run at a part of their generation's speed (`is_halved`) reach all of that part: operands arrive in time.
+Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`).
+
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
 the peak.
 
@@ -94,6 +97,9 @@ products, and no kernels of Winograd's algorithm. Measured on an H200."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
+HALVED_RATIOS = {"turing": 5.0, "ampere": 2.5, "ada": 2.5, "rtx-blackwell": 2.5, "hopper": 5.0}
+"""Generation -> FLOPs in half precision per FLOP in float32, by data sheets, below which a board's matrix units run at a part of
+the speed of others. Boards of games and the A10G, L40 and H20 do; the others have twice as many at least."""
 FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 
 
@@ -152,8 +158,10 @@ def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
 def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
     """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
     calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
-    full_precision, is_recent = work.precision == FP32, hardware.generation in ("hopper", "blackwell")
-    reached = np.where(full_precision, constants.product_share, constants.matrix_unit_share)
+    full_precision = np.array([hardware.uses_float32_units(p) for p in PRECISIONS])[work.precision]
+    is_recent = hardware.generation in ("hopper", "blackwell")
+    matrix_unit_share = 1.0 if is_halved(hardware) else constants.matrix_unit_share
+    reached = np.where(full_precision, constants.product_share, matrix_unit_share)
     if hardware.multiprocessors:
         for alignment, hopper_share in UNALIGNED_SHARES.items():
             share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
@@ -195,6 +203,11 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     return np.where(has_shape, shaped, np.where(work.vector_flops > 0, 0.0, unshaped)) + vector_us
 
 
+def is_halved(hardware: Hardware) -> bool:
+    """Whether the matrix units of a board run at a part of the speed of its generation's others, by its data sheet."""
+    return hardware.half_flops / hardware.peak_flops < HALVED_RATIOS.get(hardware.generation, 0.0)
+
+
 def _busy_multiprocessors(work: Work, hardware: Hardware) -> Floats:
     """Returns on how many multiprocessors each kernel runs: all, but for norms of few rows."""
     return np.minimum(np.where(work.row_count > 0, work.row_count, hardware.multiprocessors), hardware.multiprocessors)
@@ -229,7 +242,8 @@ def _products_us(
         best = np.where((splits <= most_splits) & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:
-        best = np.maximum(best, np.where(full_precision, 1e-6 * flops * constants.product_pj / hardware.power_w, 0.0))
+        power_us = 1e-6 * flops * constants.product_pj / hardware.power_w * float32_rate / rates
+        best = np.maximum(best, np.where(full_precision, power_us, 0.0))
     return best
 
 

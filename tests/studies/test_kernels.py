@@ -11,6 +11,8 @@ from baechi_lab.profilers.generations import GENERATIONS, Generation
 from studies.kernels.fit import TARGETS, fit_generation
 from studies.kernels.measurements import KINDS, Measurements, read_measurements
 from studies.kernels.models import ModelRun, right_orders
+from studies.kernels.products import errors as errors_of_products
+from studies.kernels.products import read_best_products
 from studies.kernels.study import FITTED_ON, errors
 from studies.results import result
 
@@ -21,6 +23,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "estimate-errors.md"
 @pytest.fixture(scope="module")
 def table():
     return read_measurements(DATA)
+
+
+def test_the_largest_products_are_as_stored():
+    stored = result("kernel_products")
+    assert errors_of_products(read_best_products(DATA.parent / "products")) == stored["errors"]
+    every = [abs(error) for by_precision in stored["errors"].values() for error in by_precision.values()]
+    assert len(every) == 96 and np.mean(every) == pytest.approx(stored["mean_error"], abs=1e-4)
+    assert stored["mean_error"] < 0.11
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"
+    ]
+    page = {cells[0].strip("`"): cells[1:] for cells in rows if len(cells) == 5}
+    for device, by_precision in stored["errors"].items():
+        cells = [
+            f"{100 * by_precision[p]:+.0f}" if p in by_precision else "-" for p in ("fp32", "tf32", "fp16", "bf16")
+        ]
+        assert page[device] == cells
 
 
 @pytest.mark.slow
@@ -119,7 +138,9 @@ def test_the_page_shows_the_stored_errors():
     page, stored, gpu = PAGE.read_text(encoding="utf-8"), result("kernels")["errors"], result("gpu")
     rows = [f"| `{device}` | {percents(by_kind, KINDS)} |" for device, by_kind in stored["half"].items()]
     rows += [f"` | {percents(by_kind, KINDS)} |" for by_kind in stored["device"].values()]
-    shown = [name for name in stored["roofline"] if page.count(f"| `{name}` |") == 3]
+    shown = [
+        name for name in stored["roofline"] if page.count(f"| `{name}` | {percents(stored['roofline'][name], KINDS)} |")
+    ]
     assert shown == ["a100-pcie-40gb", "v100-pcie-32gb"]
     rows += [f"| `{name}` | {percents(stored['roofline'][name], KINDS)} |" for name in shown]
     models: dict[str, list[float]] = {}

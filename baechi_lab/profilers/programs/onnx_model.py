@@ -58,7 +58,7 @@ _WIDTH = {
     "COMPLEX128": 16,
 }
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
-_PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
+_PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")

@@ -21,6 +21,14 @@ def float_types() -> frozenset[int]:
     return frozenset(getattr(tf, name).as_datatype_enum for name in FLOAT_NAMES)
 
 
+@cache
+def half_precisions() -> dict[int, str]:
+    """Returns DataType number -> precision of products, for types of 16 bits."""
+    import tensorflow as tf
+
+    return {getattr(tf, _NAMES[precision]).as_datatype_enum: precision for precision in ("fp16", "bf16")}
+
+
 def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:
     """Returns a copy in which all floating-point types are `dtype` ("fp32", "fp16" or "bf16"), those of functions included."""
     import tensorflow as tf

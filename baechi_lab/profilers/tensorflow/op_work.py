@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ...internal_warnings import outer_stacklevel
 from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
+from .float_types import half_precisions
 from .flops import (
     METADATA_OPS,
     flops,
@@ -56,9 +57,7 @@ def count_work(structure: Structure) -> Work:
 
     Warns with `GuessedCosts` of loops whose rounds or sizes are not known.
     """
-    import tensorflow as tf
-
-    halves, width = {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}, bytes_per_element()
+    halves, width = half_precisions(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
     library = Library(structure.graph_def)
     rows: list[tuple[int, Kernel]] = []
@@ -117,18 +116,18 @@ def _is_on_host(node: NodeDef, has_host_inputs: bool) -> bool:
 
 
 def _kernel(
-    node: NodeDef, inputs: Shapes, outputs: Shapes, input_bytes: Sizes, output_bytes: Sizes, halves: set[int]
+    node: NodeDef, inputs: Shapes, outputs: Shapes, input_bytes: Sizes, output_bytes: Sizes, halves: dict[int, str]
 ) -> Kernel:
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
-    half = "T" in node.attr and node.attr["T"].type in halves
+    half = halves.get(node.attr["T"].type) if "T" in node.attr else None
     number_bytes, moved_bytes = 2 if half else 4, _moved_bytes(node.op, inputs, input_bytes, output_bytes)
     products = product_shapes(node, inputs, outputs)
     convolution = is_convolution(node.op) and bool(products)
     return Kernel(
         flops=flops(node, inputs, outputs),
         moved_bytes=moved_bytes,
-        precision="fp16" if half else "fp32",
+        precision=half or "fp32",
         matrix=is_matrix_product(node.op),
         batched=not convolution and any(product.count > 1 for product in products),
         products=products,

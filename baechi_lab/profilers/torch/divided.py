@@ -35,7 +35,7 @@ from ...torch_runtime.storage import storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.records import UPDATE
 from ..precision import Precision
-from .fake_tensors import half_name, types_of_estimate
+from .fake_tensors import types_of_estimate
 from .layer_estimate import EstimateOptions
 from .layers import mode_of, run_once
 from .operator_counter import is_model_operator
@@ -136,8 +136,7 @@ def profile_divided(
     if options.optimizer is not None:
         add_updates(recorder, precision.update_share(states))
     name = type(model).__name__.lower()
-    half = half_name(model, types.values())
-    graph = make_operator_graph(recorder, kinds, states, name, precision, half)
+    graph = make_operator_graph(recorder, kinds, states, name, precision)
     columns = {kind: us.copy() for kind, us in graph.duration_by_kind.items()}
     for kind, hardware in kinds.items():
         collectives = Collectives(_rank_cluster(hardware, layout.tp * layout.ep))

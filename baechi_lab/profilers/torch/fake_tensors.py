@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -110,11 +110,6 @@ def types_of_estimate(precision: Precision, dtype: object, autocast: object) -> 
     if named_field is None or precision.dtype is None:
         return types | ({"dtype": named_dtype(precision.dtype)} if named_field is None else {})
     raise InvalidInput(f"precision is {precision.name!r} and {named_field} is given too; give one of them")
-
-
-def half_name(model: nn.Module, types: Iterable[torch.dtype | None]) -> str:
-    """Returns the 16-bit type that a model computes in, by its parameters and the `types` that it is estimated in."""
-    return "bf16" if torch.bfloat16 in {*types, *(p.dtype for p in model.parameters())} else "fp16"
 
 
 @contextmanager

@@ -265,7 +265,9 @@ def _precision(inputs: list[torch.Tensor]) -> str:
     kinds = {t.dtype for t in inputs if t.dim()}
     if any(kind.itemsize == 1 and kind.is_floating_point for kind in kinds):
         return "fp8"
-    if kinds & {torch.float16, torch.bfloat16}:
+    if torch.bfloat16 in kinds:
+        return "bf16"
+    if torch.float16 in kinds:
         return "fp16"
     if kinds and kinds <= {torch.int8, torch.uint8}:
         return "int8"

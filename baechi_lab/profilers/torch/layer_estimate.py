@@ -25,11 +25,11 @@ from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
-from ..estimate_record import HALF, estimate_record, host_record
+from ..estimate_record import estimate_record, host_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
-from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
+from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once, warn_about_inner_backward
 from .named_tensors import named_tensors
@@ -91,13 +91,12 @@ class LayerEstimate:
     """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.
 
     `kernels` are ((phase, call), kernel) in the order in which they ran, with phase "f" or "b". Recomputed calls have their
-    forward kernels in both phases. `precision` is that of the estimate, `half` the name of its 16-bit type.
+    forward kernels in both phases. `precision` is that of the estimate.
     """
 
     layers: LayerProfile
     kernels: tuple[tuple[tuple[str, int], Kernel], ...]
     precision: Precision = field(default_factory=Precision)
-    half: str = HALF
 
     @property
     def flops(self) -> float:
@@ -117,7 +116,7 @@ class LayerEstimate:
             states = optimizer_states(optimizer)
         layers_by_kind = {kind: self._layers_with_times(hardware, optimizer) for kind, hardware in kinds.items()}
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
-        record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
+        record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels))
         duration_by_kind = {kind: durations(layers) for kind, layers in layers_by_kind.items()}
         record |= host_record(len(self.kernels), kinds, duration_by_kind)
         return graph.replace(
@@ -207,7 +206,7 @@ def estimate_layers(
         outputs_named=step is not None,
         loss_returned=has_loss,
     )
-    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision, half_name(model, kinds.values()))
+    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision)
 
 
 def _recomputed_kernels(

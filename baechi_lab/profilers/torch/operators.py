@@ -36,7 +36,7 @@ from ..estimate_record import estimate_record, host_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
-from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
+from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_estimate import EstimateOptions, update_share
 from .layers import in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
@@ -235,8 +235,8 @@ def profile_operators(
     warn_about_unused_parameters(model, model_trace)
     if options.optimizer is not None:
         add_updates(recorder, update_share(options.optimizer, precision))
-    name, half = type(model).__name__.lower(), half_name(model, types.values())
-    graph = make_operator_graph(recorder, kinds, options.state_count, name, precision, half)
+    name = type(model).__name__.lower()
+    graph = make_operator_graph(recorder, kinds, options.state_count, name, precision)
     return graph.replace(temp_bytes=graph.temp_bytes + batch_bytes)
 
 
@@ -256,7 +256,7 @@ def add_updates(recorder: Recorder, moved_share: int) -> None:
 
 
 def make_operator_graph(
-    recorder: Recorder, kinds: Mapping[str, Hardware], states: int, name: str, precision: Precision, half: str
+    recorder: Recorder, kinds: Mapping[str, Hardware], states: int, name: str, precision: Precision
 ) -> OpGraph:
     """Builds the graph of the recorded operators."""
     ops, n, size, gradients = recorder.ops, len(recorder.ops), recorder.size, recorder.gradients
@@ -300,8 +300,5 @@ def make_operator_graph(
         colocation_names=tuple(ops[group[0]].name for group in groups),
         forward_of=np.array([op.forward_of for op in ops]),
         name=name,
-        info={
-            "estimate": estimate_record(kinds, precision, kernels, half)
-            | host_record(recorder.operators, kinds, columns)
-        },
+        info={"estimate": estimate_record(kinds, precision, kernels) | host_record(recorder.operators, kinds, columns)},
     )
