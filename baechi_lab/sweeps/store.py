@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..errors import FormatError, in_short
@@ -188,7 +188,7 @@ class Store:
 
 def as_stored(row: Mapping[str, object]) -> dict[str, object]:
     """Returns a row as SQLite returns it: all columns, each of its type, None for NaN, zero without a sign."""
-    types = {"INTEGER": int, "REAL": lambda value: float(value) + 0.0, "TEXT": str}
+    types: dict[str, Callable[..., object]] = {"INTEGER": int, "REAL": lambda value: float(value) + 0.0, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}
     return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}
 

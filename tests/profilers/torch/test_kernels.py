@@ -117,7 +117,9 @@ def test_looked_up_rows():
     assert kernels(lambda: torch.nn.functional.embedding(index, table))["embedding"].moved_bytes == 2 * 32 + 16
 
 
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")]
+)
 def test_a_batch_of_products_has_flops_and_precision(dtype, precision):
     a, b = torch.ones(2, 8, 16, dtype=dtype), torch.ones(2, 16, 4, dtype=dtype)
     kernel = kernels(lambda: torch.bmm(a, b))["bmm"]
