@@ -41,6 +41,9 @@ from .tree import Args, Function, Kwargs, map_tensors, outline, tensors
 from .waiting_calls import Threads, WaitingCall
 
 
+_DIFFERENTIATING = (torch.autograd.grad, torch.Tensor.backward)
+
+
 class Session(Handler):
     """The handler of a distributed model.
 
@@ -217,6 +220,7 @@ class Session(Handler):
 
     def submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a call on its device: lines 4-15 of Algorithm 1."""
+        differentiates = run in _DIFFERENTIATING
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
         if self.plain:
@@ -224,7 +228,7 @@ class Session(Handler):
                 return run(*args, **kwargs)
             return run_observed(self.observer, op, run, args, kwargs)
         device = self.plan.device[op] if op >= 0 else self.transport.device_of_value(state, (args, kwargs))
-        if device is None:
+        if device is None or differentiates:  # gradients are those of the tensors themselves, not of copies
             return run(*args, **kwargs)
         originals = (args, kwargs)
         args, kwargs = self.transport.arrive(state, originals, device)

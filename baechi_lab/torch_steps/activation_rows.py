@@ -124,6 +124,8 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
     for index, call in enumerate(trace.calls):
         if call.recomputed:
             reasons.setdefault(index, "a checkpointed region of the model's own")
+        if call.module is None and call.op_type in ("grad", "backward"):
+            reasons.setdefault(index, "it differentiates what ran before it")
         if call.inplace:
             reasons.setdefault(index, "it writes in place")
         reads = {trace.values[v].storage for v in call.reads}

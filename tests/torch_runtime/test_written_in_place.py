@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -111,3 +112,38 @@ def test_bug_buffers_of_a_layer_were_where_a_function_reads_them():
     assert [call.key for call in traced.calls] == ["sub", "norm"]
     plan = make_plan(traced, bl.Placement(device=[0, 1]), ("cpu", "cpu"))
     assert plan.parameters["norm.running_mean"] == 1
+
+
+class Penalized(nn.Module):
+    """A gradient penalty, computed in the forward pass. A gradient that is not there would be left out without a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = x.detach().clone().requires_grad_(True)
+        y = self.b(torch.tanh(self.a(x)))
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True, allow_unused=True)
+        return y if gradient is None else y + (gradient.norm(dim=1, keepdim=True) - 1) ** 2
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_bug_gradients_within_a_forward_pass_were_taken_of_copies(recomputed):
+    torch.manual_seed(0)
+    model, x = Penalized().double(), torch.randn(6, 4, dtype=torch.float64)
+    plain = trained(copy.deepcopy(model), x)
+    traced = trace(model, x)
+    placement, graph = bl.Placement(device=[i % 2 for i in range(len(traced.calls))]), None
+    if recomputed:
+        profile = bl.torch.profile(model, x, runs=1, warmup=0)
+        assert "grad" in profile.info["unrepeatable"]["it differentiates what ran before it"]
+        dropped = [c.key for c in traced.calls if c.key not in ("clone", "grad")]
+        graph = bl.recompute(profile, drop=dropped)
+        call_of = np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)
+        placement = bl.Placement(device=call_of % 2, graph_key=graph.key)
+    assign(model, traced, placement, bl.Cluster.uniform(2, kind="cpu"), graph=graph)
+    session = distribution(model).session
+    session.transport, session.plain = Copying(session.plan.devices), False
+    for name, values in trained(model, x).items():
+        torch.testing.assert_close(values, plain[name], rtol=1e-12, atol=1e-15)

@@ -198,7 +198,7 @@ def train(steps, device):
     pipeline.observed = False
     parameters, losses = pipeline.parameters, []
     optimizer = <OPTIMIZER> if parameters else None
-    torch.manual_seed(<SEED>)
+    torch.manual_seed(<SEED> + rank)  # with one seed, all processes would draw the same dropout masks
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
         for parameter in parameters:

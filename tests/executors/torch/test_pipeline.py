@@ -785,6 +785,18 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processe
         assert [run.timeline.op_names[i] for i in run.timeline.op[own_rows]] == line.split()
 
 
+@pytest.mark.slow
+def test_bug_all_stages_drew_the_same_dropout_masks(processes):
+    """The gradient of a slope is not zero where both masks let it pass: at a quarter of the places, not at half of them."""
+    layers = [nn.PReLU(2048, init=1.0), nn.Dropout(0.5), nn.PReLU(2048, init=1.0), nn.Dropout(0.5)]
+    step = TorchStep("masks", partial(nn.Sequential, *layers), -torch.ones(1, 2048), loss=torch.sum)
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    placed = in_stages(graph, [0, 1])
+    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 1, "gpipe", steps=1, warmup=0)
+    for gradient in run.info["gradients"].values():
+        assert np.count_nonzero(gradient) / 2048 == pytest.approx(0.25, abs=0.05)
+
+
 class Turning(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 3), Transpose(), nn.Linear(2, 2))
