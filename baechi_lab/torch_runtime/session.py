@@ -40,7 +40,6 @@ from .transport import HostTransport, make_transport
 from .tree import Args, Function, Kwargs, map_tensors, outline, tensors
 from .waiting_calls import Threads, WaitingCall
 
-
 _DIFFERENTIATING = (torch.autograd.grad, torch.Tensor.backward)
 
 

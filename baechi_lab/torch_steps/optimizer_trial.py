@@ -1,14 +1,17 @@
 """Trials of a step's optimizer: whether it can update without a closure, and whether it updates the ranks of a pipeline alike.
 
 A process of a pipeline updates the parameters of its own stages. That equals the update of the whole model only if each
-parameter is updated by itself, as by all optimizers of torch. One that scales by the norm of all gradients, or groups
-parameters by their position, updates those of some stages otherwise. So both are tried, with random gradients.
+parameter is updated by itself, as by all optimizers of torch. One that scales by the norm of all gradients, groups parameters
+by their position, or updates nothing if any gradient is infinite, updates those of some stages otherwise. So all are tried,
+with random gradients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -19,7 +22,10 @@ from ..torch_runtime.storage import is_wrapper
 from .step import FAILURES, TorchStep
 
 _SIZES = (1e3, 1.0, 1e-3)
-"""Sizes of the gradients of successive updates, so that a limit of their norm holds in some and not in others."""
+"""Sizes of the gradients of successive updates, so that a limit of their norm holds in some and not in others.
+
+A last update has one infinite gradient.
+"""
 
 
 def new_optimizer(step: TorchStep, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
@@ -87,13 +93,17 @@ def updates_ranks_alike(
     def updated_copies(groups: Sequence[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
         copies = _copies_of_parameters(model)
         for optimizer in [new_optimizer(step, [copies[p] for p in group]) for group in groups]:
-            for size in _SIZES:
+            for size in (*_SIZES, math.inf):
                 generator = torch.Generator().manual_seed(0)
-                for p in copies.values():  # the same numbers for all optimizers
-                    if p.requires_grad:
-                        p.grad = (size * torch.randn(p.shape, generator=generator)).to(p.device, p.dtype)
+                trained = [p for p in copies.values() if p.requires_grad]
+                for p in trained:  # the same numbers for all optimizers
+                    random_numbers = torch.randn(p.shape, generator=generator)
+                    p.grad = (random_numbers * (size if math.isfinite(size) else 1.0)).to(p.device, p.dtype)
+                if math.isinf(size) and trained:  # one gradient overflows; some optimizers then update nothing
+                    trained[0].grad.view(-1)[:1] = size  # type: ignore[union-attr]
                 if optimizer is not None:
-                    update(step, optimizer)
+                    with contextlib.suppress(*((InvalidInput,) if math.isinf(size) else ())):
+                        update(step, optimizer)
         return list(copies.values())
 
     try:

@@ -33,6 +33,22 @@ class LimitedAdam(torch.optim.Adam):
         return super().step(closure)
 
 
+class SkipsOverflow(torch.optim.SGD):
+    """Updates nothing where a gradient is infinite, as a loss scaler does."""
+
+    def step(self, closure=None):
+        if all(p.grad.isfinite().all() for group in self.param_groups for p in group["params"]):
+            super().step(closure)
+
+
+class SkipsOverflowOfEach(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = p.grad if p.grad.isfinite().all() else None
+        super().step(closure)
+
+
 def by_position(parameters):
     parameters = list(parameters)
     return torch.optim.SGD([{"params": parameters[:1], "lr": 0.5}, {"params": parameters[1:], "lr": 0.1}])
@@ -87,6 +103,8 @@ class Two(nn.Sequential):
         (partial(Limited, lr=0.1), False),
         (LimitedAdam, False),
         (by_position, False),
+        (partial(SkipsOverflow, lr=0.1), False),
+        (partial(SkipsOverflowOfEach, lr=0.1), True),
     ],
 )
 def test_an_optimizer_of_all_parameters_is_told_from_one_of_each(optimizer, alike):

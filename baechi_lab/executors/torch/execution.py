@@ -315,8 +315,9 @@ def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, pipelined_step: Pip
     if not updates_ranks_alike(step, model, [list(dict.fromkeys(ps)) for ps in parameters_of_ranks if ps]):
         raise InvalidInput(
             f"optimizer of step {step.name!r} updates the parameters of a pipeline stage otherwise than together with all "
-            "others (as a limit on the norm of all gradients does, or groups by position), and each process of a pipeline "
-            "updates its own: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+            "others (as a limit on the norm of all gradients does, groups by position, or no update where any gradient is "
+            "infinite), and each process of a pipeline updates its own: run the placement in the session (pipeline=False, "
+            "schedule 'gpipe' or '1f1b')"
         )
 
 
