@@ -111,11 +111,11 @@ RETRY_SECONDS = 0.05
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Raises a Ctrl-C again that arrived in a callback of C code, where Python only prints its traceback."""
-    before = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-            before(unraisable)
+            previous_hook(unraisable)
             return
         main_thread = threading.main_thread().ident
         retry = threading.Timer(RETRY_SECONDS, signal.pthread_kill, [main_thread, signal.SIGINT])
@@ -126,14 +126,15 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a file that cannot be written: its disk is full or broken."""
 
 
 def _drop_output() -> None:
-    """Sends what standard output still holds nowhere, so that the end of Python does not fail to write it."""
+    """Discards what standard output still holds, so that Python does not fail to write it when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

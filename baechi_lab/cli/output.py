@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,9 +114,11 @@ def print_comparison(table: pandas.DataFrame) -> None:
         print(f"note: {note}")
 
 
-def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
-    def cell(key: str, form: Any) -> str:
-        return "-" if row.get(key) is None else form(row[key])
+def _comparison_row(row: Mapping[str, Any], has_measurements: bool) -> list[str]:
+    """Returns the cells of a row of `bl.compare`; those of real runs if the table has any."""
+
+    def cell(key: str, format_value: Callable[[Any], str]) -> str:
+        return "-" if row.get(key) is None else format_value(row[key])
 
     cells = [
         str(row["placer"]),
@@ -131,7 +133,7 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
         cell("place_seconds", lambda s: format_us(s * 1e6)),
     ]
     ratio = [cell("native_ratio", lambda ratio: f"{ratio:.2f}")] * ("native_ratio" in row)
-    run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * measured
+    run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * has_measurements
     return cells + run + ratio
 
 

@@ -400,7 +400,7 @@ class _StepRunner:
             self.gradients = {n: gradient_values(p.grad) for n, p in parameters if p.grad is not None}
         if self.optimizer is not None:
             if measurement is not None:
-                measurement.updating()
+                measurement.begin_update()
             update(self.micro_steps[0], self.optimizer)
             if measurement is not None:
                 measurement.end_update()

@@ -70,7 +70,7 @@ class Measurement(Observer):
         )
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
-        self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
+        self.row_of_op = np.broadcast_to(np.arange(graph.n), (1, graph.n))
         groups = offloaded_state_groups(traced, graph)
         # parameter -> the device that has its optimizer state between steps
         self.state_device = {name: int(placement.device[op]) for op, names in groups for name in names}
@@ -79,18 +79,18 @@ class Measurement(Observer):
         self.copies = rerun_ops(len(traced.calls), graph)
         per_batch = graph
         if unrolled_graph is not None and unrolled_graph is not graph:
-            # The op of the unrolled graph that each op is in each micro-batch, int64[micro-batches, n].
+            # int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch.
             origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
-            number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
+            row_of_op = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
             once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
-            number[:, origin[once]] = once
-            number[batch[each], origin[each]] = each
-            self.number = number
+            row_of_op[:, origin[once]] = once
+            row_of_op[batch[each], origin[each]] = each
+            self.row_of_op = row_of_op
             graph, placement = unrolled_graph, placement.on(unrolled_graph)
         self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, placed_model.cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
-        self.backward = backward_ops(traced) if self.number.shape[1] > len(traced.calls) else {}
+        self.backward = backward_ops(traced) if self.row_of_op.shape[1] > len(traced.calls) else {}
         self.loss = next((op for op, kind in enumerate(per_batch.op_types) if kind == LOSS), None)
         if self.loss is not None:
             self.backward = {**self.backward, self.loss: self.loss + 1}
@@ -100,48 +100,54 @@ class Measurement(Observer):
         self.lock = threading.Lock()
         self.local = threading.local()
         self.bases: dict[int, torch.cuda.Event] = {}
-        self.base_ns, self.updating_ns = 0, sys.maxsize
+        self.base_ns, self.update_start_ns = 0, sys.maxsize
         self.update_start_marks, self.update_stop_marks = {}, {}  # type: dict[int, Mark], dict[int, Mark]
         self.session.observer = self
         self.transport, self.plain = self.session.transport, self.session.plain
         if storages is not None and type(self.transport) is HostTransport:
             self.session.transport = CopyingTransport(self.session.plan.devices, storages)
             self.session.plain = False
-        self.extra: Interceptor | None = None
+        self.own_interceptor: Interceptor | None = None
         if self.distribution.interceptor is None:  # one device only: the model is not intercepted yet
-            self.extra = Interceptor(model, traced.layers, self.session).install()
+            self.own_interceptor = Interceptor(model, traced.layers, self.session).install()
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = self._on_send
 
     def remove(self) -> None:
+        """Ends the observation: the session is as it was before."""
         self.session.observer = None
         self.session.transport, self.session.plain = self.transport, self.plain
-        if self.extra is not None:
-            self.extra.remove()
+        if self.own_interceptor is not None:
+            self.own_interceptor.remove()
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = None
 
     @property
     def on_gpus(self) -> bool:
+        """Whether any device is a GPU; the memory of GPUs is measured by their allocator."""
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
     def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: object = ()) -> None:
         """Starts the observation of a step. What the optimizer and the batch hold in memory is counted."""
         if self.storages is not None:
-            calls = self.session.plan.device
-            first = calls[0] if calls else 0
+            device_of_call = self.session.plan.device
+            first_device = device_of_call[0] if device_of_call else 0
             parameter_device = self.session.plan.parameters
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-                device = parameter_device.get(name, first)
+                device = parameter_device.get(name, first_device)
                 self.storages.add([tensor], device, persistent=True)
                 if optimizer is not None:
                     self.storages.add(
                         optimizer_state_tensors(optimizer, tensor), self.state_device.get(name, device), persistent=True
                     )
-            self.storages.add(tensors(batch), first, persistent=True)
-            self.storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
+            self.storages.add(tensors(batch), first_device, persistent=True)
+            self.storages.add(
+                [] if optimizer is None else all_optimizer_tensors(optimizer), first_device, persistent=True
+            )
             if (lent := offloaded_state_of(optimizer)) is not None:
-                device_of = {id(p): parameter_device.get(name, first) for name, p in self.model.named_parameters()}
+                device_of = {
+                    id(p): parameter_device.get(name, first_device) for name, p in self.model.named_parameters()
+                }
                 lent.copy = lambda state, parameter: receive_copy(state, self.storages, device_of[id(parameter)])
                 self.modes.callback(setattr, lent, "copy", None)
             if not self.on_gpus:
@@ -154,19 +160,19 @@ class Measurement(Observer):
             self.bases[index].record(torch.cuda.current_stream(device))
         self.base_ns = time.perf_counter_ns()
 
-    def updating(self) -> None:
-        """The backward pass is over. What is allocated now belongs to no call."""
-        self.updating_ns = time.perf_counter_ns()
+    def begin_update(self) -> None:
+        """Called when the backward pass is over. What is allocated from now on belongs to no call."""
+        self.update_start_ns = time.perf_counter_ns()
         self.update_start_marks = self._marks()
         if self.storages is not None:
             self.storages.call(-1, self.storages.default_device)
 
     def end_update(self) -> None:
-        """The optimizer's call is over."""
+        """Called when the optimizer's call is over."""
         self.update_stop_marks = self._marks()
 
     def finish(self) -> None:
-        """The step is over. The gradients that exist belong to their parameters."""
+        """Called when the step is over. The gradients that exist belong to their parameters."""
         if self.storages is not None:
             self.storages.keep(p.grad for p in self.model.parameters() if p.grad is not None)
         self.modes.close()
@@ -197,7 +203,7 @@ class Measurement(Observer):
         return loss
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        """The backward pass of a loss.
+        """Runs the backward pass of a loss.
 
         Autograd adds up gradients in place, and its formulas write in place, except where a dispatch mode is active. So no mode
         is active between nodes and in nodes of autograd's own.
@@ -226,11 +232,11 @@ class Measurement(Observer):
             else:
                 add_mark(op, storages.local.device if op >= 0 else storages.device_of(gradients))
 
-        def after(into: object, outof: object) -> None:
+        def after(input_gradients: object, output_gradients: object) -> None:
             if is_function:
                 local.node_mode.__exit__(None, None, None)
             else:
-                storages.assign(tensors(into), storages.node_marks[-1][1])
+                storages.assign(tensors(input_gradients), storages.node_marks[-1][1])
             add_mark(-1, getattr(local, "node_device", storages.default_device))
 
         node.register_prehook(before)
@@ -242,7 +248,8 @@ class Measurement(Observer):
         return calls[op] if op < len(calls) else calls[self.traced.results[0]]
 
     def _row(self, op: int) -> int:
-        return int(self.number[self.micro_batch, op])
+        """Returns the op of the graph of all micro-batches that `op` is in the present one."""
+        return int(self.row_of_op[self.micro_batch, op])
 
     def stop(self, op: int, nodes: set[Node], outputs: object) -> None:
         if self.storages is not None:
@@ -255,7 +262,7 @@ class Measurement(Observer):
                 self._hook(node, op)
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
-        rows = self.number[self.micro_batch]
+        rows = self.row_of_op[self.micro_batch]
 
         @contextlib.contextmanager
         def around(op: int, run: int) -> Iterator[None]:
@@ -295,7 +302,7 @@ class Measurement(Observer):
             if self.storages is not None:
                 self.storages.call(backward_row, self._device(op))
 
-        def after(into: object, outof: object) -> None:
+        def after(input_gradients: object, output_gradients: object) -> None:
             self.stop_marks[backward_row] = self._mark(op)
             if self.storages is not None:  # autograd adds gradients between nodes, and some nodes belong to no call
                 self.storages.call(-1, self.storages.default_device)
@@ -331,6 +338,7 @@ class Measurement(Observer):
     # -- reading it out ------------------------------------------------------------------------------
 
     def _us(self, mark: Mark) -> float:
+        """Returns the microseconds of a mark since the step began."""
         if isinstance(mark, tuple):
             event, index = mark
             return float(self.bases[index].elapsed_time(event)) * 1e3
@@ -354,11 +362,11 @@ class Measurement(Observer):
         start = np.array([max(spans[op][0], 0.0) for op in ops.tolist()])
         end = np.maximum([spans[op][1] for op in ops.tolist()], start)
         device = self.placement.device[ops]
-        ended = np.zeros(self.graph.n)
-        ended[ops] = end
-        transfers = self._transfers(ended, set(ops.tolist()))
+        end_of_op = np.zeros(self.graph.n)
+        end_of_op[ops] = end
+        transfers = self._transfers(end_of_op, set(ops.tolist()))
         if observed is None or not len(ops):  # a model that is one layer has no calls of its own
-            memory = self._memory(ops, start, ended, transfers)
+            memory = self._memory(ops, start, end_of_op, transfers)
             peak, source = self._peak(memory)
         else:
             memory = observed.alive(self)
@@ -382,7 +390,7 @@ class Measurement(Observer):
             info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
         )
 
-    def _transfers(self, ended: NDArray[np.float64], executed: set[int]) -> Transfers:
+    def _transfers(self, end_of_op: NDArray[np.float64], executed: set[int]) -> Transfers:
         """Returns every tensor that another device reads, once per target."""
         graph, device = self.graph, self.placement.device.tolist()
         rows: dict[tuple[int, int], tuple[int, int, int, float, float]] = {}
@@ -394,7 +402,7 @@ class Measurement(Observer):
             if source == target or producer not in executed or graph.tensor_names[tensor] == "control":
                 continue
             marks = marks_of.get((producer, target, int(graph.tensor_bytes[tensor])))
-            start_us = end_us = ended[producer]  # between CPU devices, or of a gradient that autograd sends
+            start_us = end_us = end_of_op[producer]  # between CPU devices, or of a gradient that autograd sends
             if marks is not None:
                 start_us = self._us(marks[0])
                 end_us = max(start_us, self._us(marks[1]))
@@ -405,22 +413,22 @@ class Measurement(Observer):
         return Transfers(column[0], column[1], column[2], column[3], column[3], column[4])
 
     def _memory(
-        self, ops: NDArray[np.int32], start: NDArray[np.float64], ended: NDArray[np.float64], transfers: Transfers
+        self, ops: NDArray[np.int32], start: NDArray[np.float64], end_of_op: NDArray[np.float64], transfers: Transfers
     ) -> MemoryLog:
         """Returns the log of persistent bytes, outputs and copies, from the times of ops and transfers."""
         persistent, outputs, _, copies = range(len(MEMORY_CATEGORIES))
         rows: list[tuple[float, int, int, int, int, int]] = []  # time, frees first, device, category, delta, op
         persistent_bytes = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)
         rows += [(0.0, 0, d, persistent, int(persistent_bytes[d]), -1) for d in range(self.cluster.n)]
-        last = float(ended.max(initial=0.0))
+        last = float(end_of_op.max(initial=0.0))
         start_of = dict(zip(ops.tolist(), start.tolist(), strict=True))
-        for number in self.number.tolist():
+        for rows_of_batch in self.row_of_op.tolist():
             for i, call in enumerate(self.traced.calls):
-                row = number[i]
+                row = rows_of_batch[i]
                 if row in start_of and call.output_bytes:
                     device = int(self.placement.device[row])
                     rows.append((start_of[row], 1, device, outputs, call.output_bytes, row))
-                    freed = float(ended[number[self.backward[i]]]) if i in self.backward else last
+                    freed = float(end_of_op[rows_of_batch[self.backward[i]]]) if i in self.backward else last
                     rows.append((max(freed, start_of[row]), 0, device, outputs, -call.output_bytes, row))
         if self.bases:
             for k in range(len(transfers)):
@@ -429,7 +437,7 @@ class Measurement(Observer):
                 readers = [
                     r for r in self.graph.tensor_consumers(tensor).tolist() if self.placement.device[r] == device
                 ]
-                freed = max(float(transfers.end_us[k]), *(float(ended[r]) for r in readers))
+                freed = max(float(transfers.end_us[k]), *(float(end_of_op[r]) for r in readers))
                 producer = int(self.graph.tensor_producer[tensor])
                 rows.append((float(transfers.receive_us[k]), 1, device, copies, size, producer))
                 rows.append((freed, 0, device, copies, -size, producer))
@@ -438,12 +446,14 @@ class Measurement(Observer):
         return MemoryLog(device_of, time_of, category_of, delta_of, op_of)
 
     def _peak(self, memory: MemoryLog) -> tuple[NDArray[np.int64], str]:
+        """Returns int64[devices], the peaks, and where they come from: the allocator if every device is a GPU of its own."""
         devices = [torch.device(d) for d in self.session.plan.devices]
         if all(d.type == "cuda" for d in devices) and len(set(devices)) == len(devices):
             return np.array([torch.cuda.max_memory_allocated(d) for d in devices], dtype=np.int64), "allocator"
         return self._levels_peak(memory), "accounted from the sizes of parameters and outputs"
 
     def _levels_peak(self, memory: MemoryLog) -> NDArray[np.int64]:
+        """Returns int64[devices]: the highest level of each device in a log."""
         levels = [memory.levels(d)[1].sum(axis=1) for d in range(self.cluster.n)]
         return np.array([level.max(initial=0) for level in levels], dtype=np.int64)
 
@@ -465,11 +475,16 @@ class Measurement(Observer):
         persistent, outputs, temporary, copies = range(len(MEMORY_CATEGORIES))
         rows = []
         for interval in self.storages.records if self.storages is not None else ():
-            ended = self.stop_marks.get(interval.op, -1)
-            brief = 0 <= interval.end_ns <= ended or (interval.end_ns >= 0 and interval.start_ns >= self.updating_ns)
-            category = (
-                persistent if interval.persistent else copies if interval.received else temporary if brief else outputs
+            op_end_ns = self.stop_marks.get(interval.op, -1)
+            is_temporary = 0 <= interval.end_ns <= op_end_ns or (
+                interval.end_ns >= 0 and interval.start_ns >= self.update_start_ns
             )
+            if interval.persistent:
+                category = persistent
+            elif interval.received:
+                category = copies
+            else:
+                category = temporary if is_temporary else outputs
             rows.append((interval.start_ns, 1, interval.device, category, interval.size, max(interval.op, -1)))
             if interval.end_ns >= 0:
                 rows.append((interval.end_ns, 0, interval.device, category, -interval.size, max(interval.op, -1)))

@@ -107,6 +107,7 @@ class Program:
         return first_readers
 
     def microseconds(self, hardware: Hardware) -> list[float]:
+        """Returns the estimated duration of each operator on the hardware."""
         rows = ((i, kernel) for i, op in enumerate(self.ops) for kernel in op.kernels)
         return [float(us) for us in estimated_us(work_of(len(self.ops), rows), hardware)]
 

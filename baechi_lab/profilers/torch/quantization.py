@@ -67,9 +67,9 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
     config = next(section[field] for section in sections if section.get(field))
     if not isinstance(config, Mapping):
         raise InvalidInput(f"{field} of {source} is {in_short(config)}; it must be an object")
-    in_bits = config.get("load_in_4bit") or config.get("load_in_8bit")
+    loads_in_bits = config.get("load_in_4bit") or config.get("load_in_8bit")
     default = "compressed-tensors" if field == "compression_config" else None
-    method = "bitsandbytes" if in_bits else str(config.get("quant_method", default))
+    method = "bitsandbytes" if loads_in_bits else str(config.get("quant_method", default))
     if method not in _SCHEMES:
         named_method = "no method" if method == "None" else f"the method {in_short(method)}, whose bytes are not known"
         raise InvalidInput(
@@ -185,8 +185,8 @@ def _fp8(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """
     default = [1, 32] if config["quant_method"] == "mxfp8" else [128, 128]
     block = config.get("weight_block_size", default)
-    fine = config.get("scale_fmt", "ue8m0" if config["quant_method"] == "mxfp8" else "float") == "ue8m0"
-    scale, static = 1 if fine else _FLOAT32, _FLOAT32 * (config.get("activation_scheme") == "static")
+    has_byte_scales = config.get("scale_fmt", "ue8m0" if config["quant_method"] == "mxfp8" else "float") == "ue8m0"
+    scale, static = 1 if has_byte_scales else _FLOAT32, _FLOAT32 * (config.get("activation_scheme") == "static")
     blocks = None if block is None else (int(block[0]), int(block[1]))
     if config.get("expert_dtype", "fp8") == "fp4":
         yield Scheme(
@@ -213,25 +213,25 @@ def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[
         if not config.get("llm_int8_has_fp16_weight"):
             yield Scheme(lambda rows, columns: rows * columns + _FLOAT32 * rows, experts=False)
         return
-    double = bool(config.get("bnb_4bit_use_double_quant"))
+    nests_scales = bool(config.get("bnb_4bit_use_double_quant"))
 
     def size(rows: int, columns: int) -> int:
         scales = ceil(rows * columns / _BITSANDBYTES_BLOCK)
         nested = scales + _FLOAT32 * (ceil(scales / _NESTED_BLOCK) + 1) + _NESTED_CODE_BYTES
-        return ceil(rows * columns / 2) + _CODE_BYTES + (nested if double else _FLOAT32 * scales)
+        return ceil(rows * columns / 2) + _CODE_BYTES + (nested if nests_scales else _FLOAT32 * scales)
 
     yield Scheme(size, experts=False)
 
 
-def _packed_weight_size(bits: int, group: int, zeros: bool, order: bool) -> Size:
-    """Columns packed into int32; a float16 per row and group, packed zero points, a group number (int32) per column."""
+def _packed_weight_size(bits: int, group: int, has_zero_points: bool, has_column_groups: bool) -> Size:
+    """Columns packed into int32, and a float16 per row and group; packed zero points, and a group number (int32) per column."""
     if not 1 <= bits <= 16:
         raise ValueError(f"{bits} bits")
 
     def size(rows: int, columns: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
-        words = ceil(columns * bits / 32) * rows + zeros * groups * ceil(rows * bits / 32)
-        return 4 * (words + order * columns) + _FLOAT16 * groups * rows
+        words = ceil(columns * bits / 32) * rows + has_zero_points * groups * ceil(rows * bits / 32)
+        return 4 * (words + has_column_groups * columns) + _FLOAT16 * groups * rows
 
     return size
 
