@@ -70,3 +70,15 @@ def test_arrays_that_are_stacked_hold_one_item_per_round_and_zeros_of_a_list_hav
     for i in zeros:
         assert structure.list_bytes[structure.output_tensors[i][0]] == ROUNDS * WIDTH * 4
         assert reuse[i] == bl.graph.opgraph.OWN
+
+
+def test_a_product_of_a_tensor_with_itself_takes_memory_of_its_own():
+    """Two arguments are two references, and TensorFlow overwrites an input with one reference only."""
+
+    def step(x):
+        y = tf.tanh(x)
+        return tf.reduce_sum(tf.multiply(y, y, name="square")), tf.multiply(y, 2.0, name="double")
+
+    structure = read_structure(bl.trace(step, np.ones((4, 4), np.float32)))
+    reuse = dict(zip([node.name for node in structure.nodes], reuse_of(structure).tolist(), strict=True))
+    assert (reuse["square"], reuse["double"]) == (bl.graph.opgraph.OWN, bl.graph.opgraph.OVERWRITES)

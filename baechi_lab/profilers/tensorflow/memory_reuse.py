@@ -42,7 +42,15 @@ def _reuse(structure: Structure, op: int) -> int:
     if kind in VIEWS or (kind == "Unpack" and _cuts(structure, op)):
         return VIEW
     is_list = structure.list_bytes.keys() & set(structure.output_tensors[op]) if kind == "ZerosLike" else False
-    return OVERWRITES if kind in IN_PLACE and not is_list else OWN
+    return OVERWRITES if kind in IN_PLACE and not is_list and not _reads_twice(structure, op) else OWN
+
+
+def _reads_twice(structure: Structure, op: int) -> bool:
+    """Whether each input of the output's size is read as two arguments, as in `x * x`: both are references to its memory."""
+    inputs, outputs = structure.data_inputs[op], list(structure.output_tensors[op])
+    sizes = {int(size) for size in structure.tensor_bytes[outputs]}
+    fitting = [tensor for tensor in inputs if int(structure.tensor_bytes[tensor]) in sizes]
+    return bool(fitting) and all(inputs.count(tensor) > 1 for tensor in fitting)
 
 
 def _cuts(structure: Structure, op: int) -> bool:
