@@ -92,9 +92,9 @@ def with_shared_caches(
     graph: OpGraph, placement: Placement, calibration: Calibration, beside_us: NDArray[np.float64] | None = None
 ) -> tuple[OpGraph, Placement]:
     """As `with_messages`, plus the extra time of messages after kernels and of kernels while other devices work."""
-    warm, extended_placement = with_messages(graph, placement, calibration)
-    extended_graph, message_wire_us = warm, wire_us(warm, graph.n, calibration)
-    longer = np.zeros(warm.n)
+    warm_graph, extended_placement = with_messages(graph, placement, calibration)
+    extended_graph, message_wire_us = warm_graph, wire_us(warm_graph, graph.n, calibration)
+    longer = np.zeros(warm_graph.n)
     if beside_us is not None:
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
@@ -109,7 +109,9 @@ def with_shared_caches(
             for kind in ((graph.n <= op) & (op < receives), op >= receives):
                 extra_us[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
         extra_us += longer * share_beside_others(*execution, extended_placement.device)
-        extended_graph = warm.replace(duration_us=np.maximum(warm.duration_us + extra_us, 0.0), duration_by_kind={})
+        extended_graph = warm_graph.replace(
+            duration_us=np.maximum(warm_graph.duration_us + extra_us, 0.0), duration_by_kind={}
+        )
     return extended_graph, extended_placement
 
 

@@ -58,7 +58,7 @@ PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurement:
     """Measurements of a model. Per placement: runs, CPU share of the workers and of other programs."""
 
     model: str
@@ -137,8 +137,8 @@ def study(
 
 
 def measure_undisturbed(
-    wait: float | None, own_seconds: Callable[[], float], measure: Callable[[], _Measured]
-) -> _Measured:
+    wait: float | None, own_seconds: Callable[[], float], measure: Callable[[], _Measurement]
+) -> _Measurement:
     """Measures a model, and repeats the measurement if other programs disturbed it."""
     if wait is None:
         return measure()
@@ -168,7 +168,7 @@ def _measure(
     calibration: Calibration | None,
     counts: tuple[int, int, int],
     progress: bool,
-) -> _Measured:
+) -> _Measurement:
     """Profiles, calibrates and runs the placements in several rounds, so that changes of the machine affect all."""
     from tqdm.auto import tqdm
 
@@ -209,7 +209,7 @@ def _measure(
     profile_us = [float(graph.duration_us.sum()) for graph in profiles]
     drift = max(profile_us) / max(min(profile_us), 1e-9)
     mean = mean_calibration(costs)
-    return _Measured(
+    return _Measurement(
         model=case.name,
         graph=mean_graph(profiles),
         beside_us=busy_us,
@@ -245,7 +245,7 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     return Placement(device=device[graph.device_unit].astype(np.int32), placer="random", graph_key=graph.key)
 
 
-def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
+def _row(measurement: _Measurement, name: str, local: LocalCluster) -> Row:
     """Returns one row of the report: prediction, measurement, and the parts of the error."""
     runs_of_placement, costs = measurement.runs_by_placement[name], measurement.costs
     graph, placement, longer_us = graph_under_placement(

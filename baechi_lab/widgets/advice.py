@@ -260,7 +260,7 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
     count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_OPS), 0)
     if not count:
         return
-    changes = _pipelined(count)
+    changes = _pipeline_changes(count)
     report(f"is it faster with {count} micro-batches?", 0.98)
     after = _step_us(setting.replace(**changes), outcome, memo, report)
     cause = f"one device works at a time; {count} such steps as micro-batches under 1F1B instead of one after the other"
@@ -278,7 +278,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_OPS), 0)
     if not count or not works_one_at_a_time(outcome):
         return
-    changes = _pipelined(count)
+    changes = _pipeline_changes(count)
     try:
         report("building the model for a smaller batch")
         after = compute(setting.replace(**changes), subject, memo, report).timeline
@@ -289,7 +289,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
         yield Advice(cause, f"Use {count} micro-batches", changes, outcome.timeline.makespan_us, after.makespan_us)
 
 
-def _pipelined(count: int) -> dict[str, object]:
+def _pipeline_changes(count: int) -> dict[str, object]:
     """Returns the changes of a setting that divide the step into `count` micro-batches in pipeline stages."""
     stages: dict[str, object] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
     return {**stages, "micro_batches": count, "schedule": "1f1b"}
@@ -336,14 +336,16 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittingChange:
     """A changed setting that fits, in place of one that does not: its outcome, and the field that was changed."""
 
     outcome: Outcome
     changed: str
 
 
-def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Fitted | None:
+def find_fitting_change(
+    setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
+) -> FittingChange | None:
     """Finds the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
     for changed, changes in _fitting_changes(setting):
         try:
@@ -351,7 +353,7 @@ def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report
         except BaechiLabError:
             continue
         if outcome.timeline.feasible:
-            return Fitted(outcome, changed)
+            return FittingChange(outcome, changed)
     return None
 
 

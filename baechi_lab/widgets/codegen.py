@@ -187,7 +187,7 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
         return
     if not isinstance(value, ast.Call):
         raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r:.80} is not a call that the workbench writes")
-    name = _called(value)
+    name = _function_name(value)
     if name in ("Cluster", "Cluster.uniform"):
         shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
         fields["share" if shared else "cluster"] = _value(value)
@@ -210,7 +210,7 @@ _CUT = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
 """The code of the micro-batch of a PyTorch step that is profiled."""
 
 
-def _called(call: ast.Call) -> str:
+def _function_name(call: ast.Call) -> str:
     name = ast.unparse(call.func)
     return name.removeprefix("bl.") if name.startswith("bl.") else name
 
@@ -218,7 +218,7 @@ def _called(call: ast.Call) -> str:
 def _value(node: ast.expr) -> object:
     """Returns the value of a literal, or of a record that is part of a cluster."""
     if isinstance(node, ast.Call):
-        name = _called(node)
+        name = _function_name(node)
         makers: dict[str, Any] = {
             "Link": Link,
             "Device": Device,

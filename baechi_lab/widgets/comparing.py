@@ -84,12 +84,12 @@ def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:
     shares = np.zeros((len(timeline.device_names), bins))
     for device in np.unique(timeline.device).tolist():
         on_device = timeline.device == device
-        busy_us = _elapsed(timeline.start_us[on_device], edges) - _elapsed(timeline.end_us[on_device], edges)
+        busy_us = _elapsed_sum(timeline.start_us[on_device], edges) - _elapsed_sum(timeline.end_us[on_device], edges)
         shares[device] = np.diff(busy_us) / max(timeline.makespan_us / bins, 1e-12)
     return np.clip(shares.round(6), 0.0, 1.0)
 
 
-def _elapsed(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def _elapsed_sum(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns, for every edge, the sum of the times that have passed since each instant before it."""
     sorted_instants = np.sort(instants)
     count = np.searchsorted(sorted_instants, edges)

@@ -43,10 +43,10 @@ def tip(word: str) -> str:
     return "" if definition is None else meaning(definition)
 
 
-def explained(text: str) -> str:
+def with_term_tooltips(text: str) -> str:
     """Returns a plain text as HTML in which the first use of every term has its meaning as tooltip.
 
-    >>> explained("<the makespan>")
+    >>> with_term_tooltips("<the makespan>")
     '&lt;the <abbr title="The time from the start of a step to the end of its last op: the step time.">makespan</abbr>&gt;'
     """
     explained_terms: set[str] = set()

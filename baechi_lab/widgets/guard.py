@@ -50,11 +50,11 @@ class Problem:
         return cls(text, "".join(traceback.format_exception(error)), getattr(error, "remedy", None))
 
 
-def refused(show: Callable[[Problem], None]) -> Guard:
+def guard_change(show: Callable[[Problem], None]) -> Guard:
     """Returns a guard for a change of the setting; the sentence of an error adds that the setting stays as it was.
 
     >>> messages = []
-    >>> with refused(messages.append):
+    >>> with guard_change(messages.append):
     ...     raise ValueError("no")
     >>> messages[0].sentence
     'ValueError: no; the setting stays as it was'

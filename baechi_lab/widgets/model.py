@@ -33,7 +33,7 @@ from ..graph import Cluster, OpGraph, Step
 from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..placers.registry import make_placer, placer_class
-from .advice import STAGES, Advice, all_advice, fitted, quick_advice
+from .advice import STAGES, Advice, all_advice, find_fitting_change, quick_advice
 from .background import Background, Ticket
 from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, Subject, compute, is_step, is_torch_step, silent, source, time_limit
@@ -270,7 +270,7 @@ class WorkbenchModel:
                 return outcome
         except InfeasiblePlacement as error:
             refusal = error
-        fitting = fitted(self.setting, self.subject, self.memo)
+        fitting = find_fitting_change(self.setting, self.subject, self.memo)
         if fitting is None:
             if refusal is not None:
                 raise refusal

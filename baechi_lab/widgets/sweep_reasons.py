@@ -50,10 +50,12 @@ def surprises(table: pandas.DataFrame) -> list[str]:
             )
         )
     sorted_reasons = sorted((sorted(settings, reverse=True), why) for why, settings in settings_by_reason.items())
-    return [f"{_listed([setting for _, setting in settings])}: {why}" for settings, why in reversed(sorted_reasons)]
+    return [
+        f"{_list_settings([setting for _, setting in settings])}: {why}" for settings, why in reversed(sorted_reasons)
+    ]
 
 
-def _listed(settings: list[str]) -> str:
+def _list_settings(settings: list[str]) -> str:
     more_count = len(settings) - MOST_SETTINGS
     remainder = [] if more_count <= 0 else [f"{more_count} more setting{'s' if more_count > 1 else ''} likewise"]
     return "; ".join(settings[:MOST_SETTINGS] + remainder)

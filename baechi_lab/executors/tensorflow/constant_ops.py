@@ -33,7 +33,7 @@ def _slice(
     return x[first : last : int(steps[0])]
 
 
-def _converted(x: NDArray[np.generic], kind: int) -> NDArray[Any]:
+def _convert(x: NDArray[np.generic], kind: int) -> NDArray[Any]:
     import tensorflow as tf
 
     return np.asarray(x).astype(tf.dtypes.as_dtype(kind).as_numpy_dtype)
@@ -41,7 +41,7 @@ def _converted(x: NDArray[np.generic], kind: int) -> NDArray[Any]:
 
 CONSTANT_OPS: dict[str, Callable[..., Any]] = {
     "Identity": lambda node, x: x,
-    "Cast": lambda node, x: _converted(x, node.attr["DstT"].type),
+    "Cast": lambda node, x: _convert(x, node.attr["DstT"].type),
     "Neg": lambda node, x: -x,
     "Prod": lambda node, x, axes: np.prod(
         x, axis=tuple(int(a) for a in np.ravel(axes)), keepdims=node.attr["keep_dims"].b

@@ -45,7 +45,7 @@ class StepResult:
 
 
 @dataclass
-class _Collected:
+class _WorkerMessages:
     """The messages of the worker so far."""
 
     devices: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ def execute(
     }
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (op_placement.device, *step_arrays(step), *fed))
-    collected = _Collected()
+    collected = _WorkerMessages()
     peers = Peers(device_choice["workers"], secret=device_choice["secret"], local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     count, disable = warmup + traced + steps, None if options.get("progress", True) else True
@@ -181,7 +181,7 @@ def _answer_of_worker(
 def _collect_answers(
     worker: Worker,
     request: Message,
-    collected: _Collected,
+    collected: _WorkerMessages,
     timeout: float | None,
     cancel: threading.Event | None,
     advance_bar: Callable[[], object],
@@ -231,7 +231,7 @@ def _run(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster | None,
-    collected: _Collected,
+    collected: _WorkerMessages,
     status: str,
     message: str,
 ) -> Run:
@@ -261,7 +261,7 @@ def _run(
 
 
 def _timeline(
-    step: Step, graph: OpGraph, placement: Placement, cluster: Cluster | None, collected: _Collected
+    step: Step, graph: OpGraph, placement: Placement, cluster: Cluster | None, collected: _WorkerMessages
 ) -> Timeline | None:
     if collected.trace is None:
         return None

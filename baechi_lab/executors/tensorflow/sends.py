@@ -88,7 +88,7 @@ def _producer(nodes: Mapping[str, NodeDef], tensor: str, op_at: Mapping[str, int
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedTensor:
     """A received tensor: its bytes, and start and end by the receiver's clock."""
 
     edge: Edge
@@ -99,7 +99,7 @@ class Received:
 
 def received_transfers(
     metadata: RunMetadata, sends: Mapping[Edge, Send], device_at: Mapping[str, int]
-) -> Iterator[Received]:
+) -> Iterator[ReceivedTensor]:
     """Yields every RecvTensor row of `sends`."""
     for rows in metadata.step_stats.dev_stats:
         for stats in rows.node_stats:
@@ -108,7 +108,7 @@ def received_transfers(
             if edge in sends:
                 size = stats.output[0].tensor_description.allocation_description.requested_bytes if stats.output else 0
                 start = float(stats.all_start_micros)
-                yield Received(edge, size, start, start + stats.all_end_rel_micros)
+                yield ReceivedTensor(edge, size, start, start + stats.all_end_rel_micros)
 
 
 def copies_held_until(

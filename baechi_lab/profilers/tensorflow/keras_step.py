@@ -95,7 +95,11 @@ def _in_replica(model: keras.Model, step: Callable[..., object]) -> Callable[...
     return step if strategy is None else lambda *data: strategy.run(step, data)
 
 
-def keras_objects(function: object, depth: int = 4) -> list[object]:
+FOLLOWED_REFERENCES = 4
+"""Closures, attributes or containers between a function and the Keras objects that are looked for."""
+
+
+def keras_objects(function: object) -> list[object]:
     """Returns the Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
     keras = sys.modules.get("keras")
     if keras is None:
@@ -103,7 +107,7 @@ def keras_objects(function: object, depth: int = 4) -> list[object]:
     objects: dict[int, object] = {}
     visited: set[int] = set()
     level: list[Any] = [function]
-    for _ in range(depth):
+    for _ in range(FOLLOWED_REFERENCES):
         following: list[Any] = []
         for item in level:
             if id(item) in visited:

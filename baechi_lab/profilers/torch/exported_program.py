@@ -65,10 +65,12 @@ class _Reader:
         self.detached = False
 
     def input(self, node: torch.fx.Node) -> None:
+        """Reads an input of the program as meta tensors."""
         self.value[node] = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
         self.builder.size[node.name] = sum(t.numel() * t.element_size() for t in tensors(self.value[node]))
 
     def read(self, module: torch.fx.GraphModule) -> None:
+        """Adds the operators of a graph, and those of its nested graphs where they are called."""
         for node in module.graph.nodes:
             if node.op != "call_function" or _is_item(node):
                 continue
@@ -94,8 +96,8 @@ class _Reader:
             return
         args, kwargs = torch.fx.node.map_aggregate((node.args, dict(node.kwargs)), self._argument)
         target = node.target if isinstance(node.target, torch._ops.OpOverload) else None
-        name, several = self.name_of(node), isinstance(value, (list, tuple))
-        outputs = {f"{name}.{k}" if several else name: t for k, t in enumerate(tensors(value))}
+        name, is_sequence = self.name_of(node), isinstance(value, (list, tuple))
+        outputs = {f"{name}.{k}" if is_sequence else name: t for k, t in enumerate(tensors(value))}
         reads = {self.name_of(n): self._argument(n) for n in node.all_input_nodes}
         module = innermost(node.meta.get("nn_module_stack"))
         self.builder.add(node.name, module, str(node.target), (target, args, kwargs), reads, outputs, self.detached)

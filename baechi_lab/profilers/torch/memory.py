@@ -111,6 +111,14 @@ def measure_memory(
     return watch.result()
 
 
+class _BackwardWindow(NamedTuple):
+    """A window of the backward pass: its start in the list of changes, its call, and whether it is that of an output's view."""
+
+    start: int
+    op: int
+    is_view: bool
+
+
 class _CallStorages(NamedTuple):
     """A call with the storages of its arguments, mapped to their positions, and the storages of its results."""
 
@@ -127,9 +135,8 @@ class MemoryWatch(Handler):
         self.index, self.training = {**trace.index, LOSS_KEY: len(trace.calls)}, training
         self.recomputed = [*(call.recomputed for call in trace.calls), 0]
         self.memory = [CallMemory() for _ in range(len(trace.calls) + 1)]  # the loss comes last
-        # start of each window in the list of changes, its op, and whether it is of a view
-        self.backward_windows: list[tuple[int, int, bool]] = []
-        self.forward_windows: list[tuple[int, int]] = []
+        self.backward_windows: list[_BackwardWindow] = []
+        self.forward_windows: list[tuple[int, int]] = []  # start of each window in the list of changes, and its call
         # CUDA: backward pass of a call -> bytes at the start of its first window
         self.bytes_at_start: dict[int, int] = {}
         self.earlier_gradient_bytes = 0  # gradients from before the step, to which it adds
@@ -173,8 +180,8 @@ class MemoryWatch(Handler):
                 views, node = [], tensor.grad_fn
                 while node is not None and _OWNER not in node.metadata:
                     views.append(node)
-                    behind = [into for into, _ in node.next_functions if into is not None]
-                    node = behind[0] if len(behind) == 1 else None
+                    parents = [parent for parent, _ in node.next_functions if parent is not None]
+                    node = parents[0] if len(parents) == 1 else None
                 for view in views if node is not None else ():
                     view.metadata[_OWNER] = node.metadata[_OWNER]
                     self._hook(view, node.metadata[_OWNER], "v")
@@ -322,7 +329,7 @@ class MemoryWatch(Handler):
         if phase == "f":
             self.forward_windows.append((start, op))
         else:
-            self.backward_windows.append((start, op, phase == "v"))
+            self.backward_windows.append(_BackwardWindow(start, op, is_view=phase == "v"))
 
     def read_windows(self, changes: list[int]) -> None:
         """Reads the peaks of backward passes, and the most that the step holds during each call and backward pass.
@@ -352,9 +359,9 @@ class MemoryWatch(Handler):
         are live.
         """
         windows = self.backward_windows
-        may_begin_pass = [not view for _, _, view in windows]
+        may_begin_pass = [not window.is_view for window in windows]
         for k in reversed(range(len(windows) - 1)):
-            may_begin_pass[k] |= may_begin_pass[k + 1] and windows[k][1] == windows[k + 1][1]
+            may_begin_pass[k] |= may_begin_pass[k + 1] and windows[k].op == windows[k + 1].op
         blocks: list[tuple[int, int]] = []
         for (start, op, _), may_begin in zip(windows, may_begin_pass, strict=True):
             if not blocks or (may_begin and op != blocks[-1][1]):

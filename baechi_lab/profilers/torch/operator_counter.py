@@ -65,11 +65,12 @@ _CHOOSING_LOSSES = frozenset(
     "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward multi_margin_loss_backward "
     "multilabel_margin_loss_backward".split()
 )
-"""Operators that copy inputs whose numbers lie apart on a CPU, such as those of a transposed tensor.
+"""The operators of these three sets copy inputs whose numbers lie apart on a CPU, such as those of a transposed tensor.
 
-`_CHOOSING_LOSSES` copy every such tensor, others the first one, and backward passes of `_ROW_OPERATORS` the second, too.
+`_CHOOSING_LOSSES` copy every such tensor, the others the first one, and backward passes of `_ROW_OPERATORS` the second, too.
 """
 _UPSAMPLING = frozenset("upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d".split())
+"""Operators that copy both tensors, unless channels come last or the picture is large."""
 LARGEST_UPSAMPLED = 128
 """Height and width together up to which PyTorch upsamples pictures with channels last, other ones in copies."""
 _CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
@@ -307,9 +308,9 @@ def _copies_of_transposed(
         return out.nbytes
     samples, few = tensor.shape[0], weight.shape[1] < BLOCK
     if weight.shape[-1] > LARGEST_WINDOW:
-        weight_bytes = weight.nbytes // weight.shape[1] * _rounded(weight.shape[1], BLOCK // 2)
+        weight_bytes = weight.nbytes // weight.shape[1] * _round_up(weight.shape[1], BLOCK // 2)
     else:
-        weight_bytes = weight.nbytes // prod(weight.shape[:2]) * prod(_rounded(c, BLOCK) for c in weight.shape[:2])
+        weight_bytes = weight.nbytes // prod(weight.shape[:2]) * prod(_round_up(c, BLOCK) for c in weight.shape[:2])
         weight_bytes += weight_bytes // 2 * few
     return int(max(2 * out.nbytes, tensor.nbytes + (tensor.nbytes + out.nbytes) // samples + weight_bytes))
 
@@ -341,7 +342,7 @@ def _copied_weight_bytes(args: Args) -> int:
         positions = (tensor if transposed else gradient).shape[2:][-2:]
         unfolded_bytes = int(weight[0].numel() * prod(positions) * tensor.itemsize)
         return PRODUCT_COPIES * int(weight.nbytes) + unfolded_bytes
-    blocked = [_rounded(channels, BLOCK) if channels >= BLOCK else channels for channels in weight.shape[:2]]
+    blocked = [_round_up(channels, BLOCK) if channels >= BLOCK else channels for channels in weight.shape[:2]]
     return int(prod(blocked) * prod(window) * weight.itemsize)
 
 
@@ -353,10 +354,10 @@ def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def _blocked_bytes(tensor: torch.Tensor) -> int:
     channels = int(tensor.shape[1])
-    return tensor.nbytes // max(channels, 1) * _rounded(channels, BLOCK)
+    return tensor.nbytes // max(channels, 1) * _round_up(channels, BLOCK)
 
 
-def _rounded(channels: int, block: int) -> int:
+def _round_up(channels: int, block: int) -> int:
     return -(-channels // block) * block
 
 

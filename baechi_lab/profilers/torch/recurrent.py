@@ -104,8 +104,8 @@ def lstm_workspace_bytes(input: torch.Tensor, hidden: int, on_cpu: bool) -> int:
     if not on_cpu:
         return steps * batch * 5 * hidden * input.itemsize
     rows = 2 * (steps + 1) * batch
-    gates, results = steps * batch * _padded(4 * hidden), steps * batch * _padded(hidden)
-    tensors = gates, results, *(2 * [rows * hidden]), *(3 * [rows * _padded(max(width, hidden))])
+    gates, results = steps * batch * _padded_length(4 * hidden), steps * batch * _padded_length(hidden)
+    tensors = gates, results, *(2 * [rows * hidden]), *(3 * [rows * _padded_length(max(width, hidden))])
     return sum(_in_pages(numbers * input.itemsize) for numbers in tensors)
 
 
@@ -127,13 +127,15 @@ def lstm_scratch_bytes(
     gates, hidden = weight_hh.shape
     bias_bytes, size = gates * input.itemsize, input.itemsize
     scratch_bytes = (
-        _in_pages(steps * batch * _padded(gates) * size) + 2 * _in_pages(batch * _padded(hidden) * size) + 2 * _PAGE
+        _in_pages(steps * batch * _padded_length(gates) * size)
+        + 2 * _in_pages(batch * _padded_length(hidden) * size)
+        + 2 * _PAGE
     )
-    scratch_bytes += (width + hidden) * _padded(gates) * size + bias_bytes
+    scratch_bytes += (width + hidden) * _padded_length(gates) * size + bias_bytes
     if output_gradient is None:
         return scratch_bytes
     scratch_bytes += 2 * batch * hidden * size + bias_bytes
-    scratch_bytes += sum(gates * _padded(row) * size for row in (width, hidden) if _padded(row) != row)
+    scratch_bytes += sum(gates * _padded_length(row) * size for row in (width, hidden) if _padded_length(row) != row)
     return scratch_bytes + output_gradient.nbytes * (not output_gradient.is_contiguous())
 
 
@@ -142,7 +144,7 @@ def _in_pages(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 
 
-def _padded(numbers: int) -> int:
+def _padded_length(numbers: int) -> int:
     """Returns the length of a row in oneDNN's recurrent layers: whole cache lines, and one more against aliasing."""
     rounded = -(-numbers // _LINE) * _LINE
     return rounded + _LINE * (rounded % 256 == 0)

@@ -35,7 +35,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, eq=False)
-class Arranged:
+class Arrangement:
     """The middles of the boxes, the size of the frame, and the points of each edge's arrow, `upright` if it leaves vertically."""
 
     x: Floats
@@ -48,7 +48,7 @@ class Arranged:
 
 def arrange(
     boxes: Boxes, source: Ints, target: Ints, weight: Floats, aspect: float, mirrored: bool = False
-) -> Arranged:
+) -> Arrangement:
     """Positions boxes and arrows; `aspect` is the wanted width per height, and with `mirrored` time runs to the left.
 
     >>> three, flat = np.full(3, 40.0), np.full(3, 20.0)
@@ -57,7 +57,7 @@ def arrange(
     [20.0, 86.0, 152.0]
     """
     if len(boxes.order) == 0:
-        return Arranged(np.zeros(0), np.zeros(0), 0.0, 0.0, (), np.zeros(0, np.bool_))
+        return Arrangement(np.zeros(0), np.zeros(0), 0.0, 0.0, (), np.zeros(0, np.bool_))
     if boxes.backward.any() and not boxes.backward.all():
         band = boxes.backward.astype(np.int64)
         column = np.zeros(len(band), dtype=np.int64)
@@ -108,7 +108,7 @@ class _Frame:
         self.through: dict[int, list[Point]] = {}
         self.band_ends: list[tuple[float, float]] = []
 
-    def arrangement(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
+    def arrangement(self, source: Ints, target: Ints, weight: Floats) -> Arrangement:
         """Positions the boxes, band below band, and routes the arrows between them."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
@@ -153,7 +153,7 @@ class _Frame:
                 BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
             )
         paths, upright = self._paths(source, target)
-        return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
+        return Arrangement(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
 
     def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
         """Returns the points of each edge, with ends spread along the sides of the boxes."""

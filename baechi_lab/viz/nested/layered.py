@@ -69,7 +69,7 @@ def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class _Pointed:
+class _LayersWithPoints:
     """Boxes, followed by the points of long arrows. Links join neighbouring layers from `left` to `right`."""
 
     layer: Ints
@@ -81,7 +81,9 @@ class _Pointed:
     chains: tuple[tuple[int, ...], ...]
 
 
-def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> _Pointed:
+def _with_points(
+    layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats
+) -> _LayersWithPoints:
     """Adds a point on every layer that an edge passes, so that edges join neighbours; edges from one box share points."""
     layers, heights, orders = layer.tolist(), height.tolist(), order.tolist()
     links: dict[tuple[int, int], float] = {}
@@ -106,7 +108,7 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
             links[previous, right_end] = links.get((previous, right_end), 0.0) + edge_weight
         chains.append(tuple(chain if forward else chain[::-1]))
     link_ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
-    return _Pointed(
+    return _LayersWithPoints(
         layer=np.array(layers),
         height=np.array(heights),
         order=np.array(orders),
@@ -117,7 +119,7 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
     )
 
 
-def _order_layers(graph: _Pointed) -> list[Ints]:
+def _order_layers(graph: _LayersWithPoints) -> list[Ints]:
     """Returns the boxes and points of each layer from top to bottom, after the sweep with fewest crossings."""
     rank = _ranks(graph.layer, graph.order)
     best_rank, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
@@ -162,7 +164,7 @@ def crossings(layer: Ints, rank: Floats, left: Ints, right: Ints) -> int:
     return total
 
 
-def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
+def _heights(graph: _LayersWithPoints, layers: Sequence[Ints]) -> Floats:
     """Returns the middle of every box and point, after sweeps that move each layer towards its neighbours in its order."""
     y = np.zeros(len(graph.layer))
     for column in layers:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...graph import OpGraph, Timeline
 from ...graph.kernels.csr import Integers
 from ...graph.units import format_us
-from .arrange import Arranged, Boxes, arrange
+from .arrange import Arrangement, Boxes, arrange
 from .scopes import updates
 from .tree import OP, ROOT, Tree
 
@@ -111,7 +111,7 @@ class _Builder:
         self.position = np.concatenate([[0.0], np.cumsum(timed * graph.position[tree.ops])])
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.edge_of = np.full(len(graph.consumers), -1, dtype=np.int32)
-        self.inside: dict[int, Arranged] = {}
+        self.inside: dict[int, Arrangement] = {}
         self.arrows: dict[int, tuple[Any, ...]] = {}
         self.count = 0
 

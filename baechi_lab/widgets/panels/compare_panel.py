@@ -235,7 +235,7 @@ def same_in_words(pinned: Outcome, current: Outcome) -> str:
     """Describes two placements with every op on the same device, whose steps may still differ."""
     if pinned.timeline.makespan_us == current.timeline.makespan_us:
         return "the two placements are the same"
-    before, after = scheduled(pinned), scheduled(current)
+    before, after = schedule_name(pinned), schedule_name(current)
     why = f"{before} against {after}" if before != after else "each has an order of its own"
     return (
         f"every op is on the same device; the steps differ by the order in which devices work ({why}): "
@@ -243,7 +243,7 @@ def same_in_words(pinned: Outcome, current: Outcome) -> str:
     )
 
 
-def scheduled(outcome: Outcome) -> str:
+def schedule_name(outcome: Outcome) -> str:
     """Names the scheduler or schedule that orders the ops of a device."""
     setting = outcome.setting
     if setting.schedule:
@@ -261,7 +261,7 @@ def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
         fits = "yes" if line.feasible else "no"
         return [
             name_of(o),
-            scheduled(o),
+            schedule_name(o),
             format_us(line.makespan_us),
             format_bytes(int(line.peak_bytes.max(initial=0))),
             format_bytes(line.moved_bytes),

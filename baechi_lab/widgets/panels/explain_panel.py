@@ -11,7 +11,7 @@ from ..controls import IntSlider
 from ..explaining import Log, logs_decisions
 from ..guard import Guard
 from ..tasks import Tasks
-from .parts import WIDE, button, hinted, note, row, say, table
+from .parts import WIDE, add_hint, button, note, row, say, table
 
 INTRODUCTION = "One group is placed after the other: see which could start where, what was ruled out, and why."
 REPLAYED = (
@@ -32,7 +32,7 @@ class ExplainPanel:
         self.first = button("|<", "first step", lambda: self._go(0))
         self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
         self.after = button(">", "one step on", lambda: self._go(self.slider.value))
-        self.slider = hinted(
+        self.slider = add_hint(
             IntSlider(value=1, min=1, max=1, description="step", layout=WIDE), "the decision that is shown"
         )
         self.next = button(

@@ -22,7 +22,7 @@ from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
 from ..views.table_view import PERCENT, Column, TableView, quantity
-from .parts import MOST_DEVICES, WIDE, Quiet, button, count_up_to, hinted, note, row, say
+from .parts import MOST_DEVICES, WIDE, Quiet, add_hint, button, count_up_to, note, row, say
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +58,7 @@ class ExplorePanel:
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
         self.stop.disabled = True
-        self.axis = hinted(
+        self.axis = add_hint(
             Dropdown(description="along", options=list(AXES), style=NARROW), "what differs between columns of the map"
         )
         by = Dropdown(
@@ -67,8 +67,8 @@ class ExplorePanel:
             value="",
             style=NARROW,
         )
-        self.by = hinted(by, "what differs between rows of the map")
-        self.measure = hinted(
+        self.by = add_hint(by, "what differs between rows of the map")
+        self.measure = add_hint(
             Dropdown(description="show", options=list(MEASURES), style=NARROW), "the number in the cells of the map"
         )
         for control in (self.axis, self.by, self.measure):
@@ -202,7 +202,7 @@ class ExplorePanel:
         setting = self.model.setting
         scheduler_changed = swept.scheduler != setting.scheduler and not table["schedule"].notna().any()
         count = setting.cluster.n
-        return scheduler_changed or unvaried(swept, count) != unvaried(setting, count)
+        return scheduler_changed or without_varied_fields(swept, count) != without_varied_fields(setting, count)
 
     def _table_in_words(self) -> str:
         """Describes the rows of the table; empty without one."""
@@ -227,7 +227,7 @@ class ExplorePanel:
         try:
             best_row, current = best(self.table), self.model.outcome
             slower = "" if current is None or self.outdated else against_current(best_row, current)
-            say(self.verdict, f"Best that fits: {described(best_row)}{slower}", "note" if slower else "good")
+            say(self.verdict, f"Best that fits: {describe_row(best_row)}{slower}", "note" if slower else "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
             message = str(error).replace("no setting fits", "nothing fits so far", 1) if self.sweeping else str(error)
@@ -290,7 +290,7 @@ UNVARIED: dict[str, Any] = {
 }
 
 
-def unvaried(setting: Setting, count: int) -> Setting:
+def without_varied_fields(setting: Setting, count: int) -> Setting:
     """Returns the setting without what a sweep varies or leaves out: `count` devices of 1 byte, no placer, no batch."""
     return setting.replace(cluster=setting.cluster.resized(count).with_memory(1), **UNVARIED)
 
@@ -316,7 +316,7 @@ def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
     return changes
 
 
-def described(values: Any) -> str:
+def describe_row(values: Any) -> str:
     """Describes a row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if is_known(size) else ""
@@ -382,7 +382,7 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
 def _text(label: str, value: str, example: str = "", hint: str = "") -> Text:
     widget = Text(value=value, description=label, placeholder=example, style=STYLE)
     widget.layout.width = "250px"
-    return hinted(widget, hint)
+    return add_hint(widget, hint)
 
 
 def _words(label: str, text: str) -> list[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import ipywidgets
 
 from ..controls import Text, Textarea
-from ..guard import Guard, refused
+from ..guard import Guard, guard_change
 from ..running import copies_nothing
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
-from .parts import WIDE, button, hinted, note, row, say
+from .parts import WIDE, add_hint, button, note, row, say
 from .plan_form import PlanForm
 
 STEPLESS = (
@@ -29,11 +29,11 @@ class ExportPanel:
         self.read = button(
             "Read this code",
             "set the workbench to what the code says",
-            refused(self.model.fail)(lambda: self.model.load_code(self.code.value)),
+            guard_change(self.model.fail)(lambda: self.model.load_code(self.code.value)),
         )
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))
-        self.folder = hinted(Text(value="placed_training", description="folder"), "where the script is written")
+        self.folder = add_hint(Text(value="placed_training", description="folder"), "where the script is written")
         write = Guard(self.model.fail)(lambda: tasks.export(self.folder.value))
         self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
         preview = Guard(self.model.fail)(tasks.preview_script)

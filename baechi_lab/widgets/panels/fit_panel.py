@@ -47,7 +47,7 @@ class FitPanel:
             placement = shown.placement if shown is not None and plain else None
 
             def work(ticket: Ticket) -> Fit:
-                subject = fitted(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
+                subject = fit_subject(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
                 return fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
 
@@ -67,7 +67,7 @@ class FitPanel:
         self.rows.value = table(HEAD, [option.texts() for option in answer.options], marked)
 
 
-def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
+def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
     """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for an estimated model."""
     undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)

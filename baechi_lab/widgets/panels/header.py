@@ -14,7 +14,7 @@ from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_
 from ..advice import MOST_ADVICE, Advice
 from ..comparing import name_of
 from ..compute import Outcome
-from ..glossary import explained
+from ..glossary import with_term_tooltips
 from ..guard import Guard, Problem
 from ..model import FIRST_PLACER, WorkbenchModel
 from ..setting import Setting
@@ -131,11 +131,11 @@ class Header:
         self.verdict.clear()
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
-        spans = [f"<span>{explained(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
+        spans = [f"<span>{with_term_tooltips(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
         spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
         spans += [] if fits else [f'<span class="bl-bad">{html.escape(line.violations[0].message)}</span>']
         won = why_won(outcome) or why_other(outcome)
-        spans += [f'<span class="bl-note">{explained(won)}</span>'] if won else []
+        spans += [f'<span class="bl-note">{with_term_tooltips(won)}</span>'] if won else []
         measured = outcome.graph.info.get("measured", {})
         if measured.get("busy"):
             load = f"busy machine: others used {measured['others_share']:.2g} of {measured['cores']} cores"

@@ -14,7 +14,7 @@ import ipywidgets
 from ...errors import InvalidInput
 from ..controls import Text, ToggleButton
 from ..glossary import tip
-from .parts import WIDE, hinted, switch
+from .parts import WIDE, add_hint, switch
 
 HIDDEN = (
     *("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up"),
@@ -58,8 +58,8 @@ class ParamsForm:
             if isinstance(widget, ToggleButton):
                 widget.tooltip = hint
             else:
-                hinted(widget, hint)
-            widget.value = shown(values.get(name, default_of(field)), widget)
+                add_hint(widget, hint)
+            widget.value = control_value(values.get(name, default_of(field)), widget)
             widget.observe(lambda _: self.changed(), "value")
         self.widget.children = [widget for _, widget in self._fields.values()]
 
@@ -111,7 +111,7 @@ def control(field: Field) -> object:
     return Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
 
 
-def shown(value: object, widget: object) -> object:
+def control_value(value: object, widget: object) -> object:
     """Returns a value as its control shows it."""
     if isinstance(widget, ToggleButton):
         return bool(value)
@@ -138,13 +138,13 @@ def parse(field: Field, value: object) -> object:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = text
-    return _listed(value) if "tuple" in str(field.type) else value
+    return _as_tuple(value) if "tuple" in str(field.type) else value
 
 
-def _listed(value: object) -> tuple[object, ...]:
+def _as_tuple(value: object) -> tuple[object, ...]:
     """Returns a tuple of the values of a parameter that takes several.
 
-    >>> _listed("m-etf, m-topo"), _listed(1.5)
+    >>> _as_tuple("m-etf, m-topo"), _as_tuple(1.5)
     (('m-etf', 'm-topo'), (1.5,))
     """
     if isinstance(value, str):

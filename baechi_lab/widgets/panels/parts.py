@@ -11,7 +11,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ..controls import Button, ToggleButton
-from ..glossary import explained
+from ..glossary import with_term_tooltips
 from ..views.folder import Folder
 
 WIDE = {"width": "100%", "margin": "1px 0"}
@@ -28,7 +28,7 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
     """Makes the title of a part, with a grey hint behind it."""
-    note_html = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
+    note_html = f' <span class="bl-note">{with_term_tooltips(hint)}</span>' if hint else ""
     title_html = f'<span role="heading" aria-level="3">{html.escape(text)}</span>'
     return ipywidgets.HTML(f'<div class="bl-heading">{title_html}{note_html}</div>', layout=WIDE)
 
@@ -42,7 +42,7 @@ def note(text: str = "") -> ipywidgets.HTML:
 
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
     """Sets the text of a note, with tooltips for its terms; `kind` is `note`, `good` or `bad`."""
-    target.value = f'<div class="bl-{kind}">{explained(text)}</div>' if text else ""
+    target.value = f'<div class="bl-{kind}">{with_term_tooltips(text)}</div>' if text else ""
 
 
 def for_people(note: str) -> str:
@@ -85,10 +85,10 @@ def switch(text: str, tooltip: str, value: bool = False) -> ToggleButton:
     return widget
 
 
-def hinted(control: Any, hint: str) -> Any:
+def add_hint(control: Any, hint: str) -> Any:
     """Adds a tooltip to the name of a control, since controls with a name show no tooltip of their own.
 
-    >>> hinted(ipywidgets.Text(description="link"), "a latency").description
+    >>> add_hint(ipywidgets.Text(description="link"), "a latency").description
     '<span title="a latency">link</span>'
     """
     control.tooltip = hint
@@ -115,10 +115,10 @@ def count_up_to(label: str, value: object, limit: int) -> int:
     return int(text)
 
 
-def shortened(text: str, limit: int = 36) -> str:
+def shorten(text: str, limit: int = 36) -> str:
     """Shortens a text to `limit` letters by leaving out its middle, since paths differ at their ends.
 
-    >>> shortened("data/a-very-long-folder/graph.json.gz", 20)
+    >>> shorten("data/a-very-long-folder/graph.json.gz", 20)
     'data/a…graph.json.gz'
     """
     if len(text) <= limit:
@@ -131,7 +131,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
     """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked` is bold."""
     if not rows:
         return f'<div class="bl-note">{html.escape(empty)}</div>'
-    top = "".join(f"<th>{explained(h)}</th>" for h in head)
+    top = "".join(f"<th>{with_term_tooltips(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked else ""}">'
         + "".join(f"<td>{_breakable(c)}</td>" for c in cells)

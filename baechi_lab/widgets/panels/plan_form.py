@@ -15,7 +15,7 @@ from ..controls import Dropdown, Text
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
-from .parts import WIDE, button, hinted, note, row, say
+from .parts import WIDE, add_hint, button, note, row, say
 
 RUNTIMES = {
     "chakra": "an execution trace per device (MLCommons Chakra)",
@@ -38,16 +38,16 @@ class PlanForm:
     def __init__(self, model: WorkbenchModel):
         self.model = model
         options = [(f"{name}: {RUNTIMES.get(name, name)}", name) for name in FORMATS]
-        self.format = hinted(
+        self.format = add_hint(
             Dropdown(options=options, value="dot", description="plan for", layout={"width": "530px"}),
             "the program that shall run the placement",
         )
         self.show = button("Show the plan", "the placement as this runtime takes it", self._show)
         self.copy = CopyButton(label="Copy the plan")
-        self.onnx_file = hinted(
+        self.onnx_file = add_hint(
             Text(description="ONNX file", placeholder="model.onnx"), "path to the model whose nodes are placed"
         )
-        self.folder = hinted(Text(value="placed_plan", description="folder"), "where the plan is written")
+        self.folder = add_hint(Text(value="placed_plan", description="folder"), "where the plan is written")
         self.save = button("Save the plan", "write the plan, and its binary files, into the folder", self._save)
         self.state, self.unsupported = note(), ipywidgets.HTML(layout=WIDE)
         self.text = ipywidgets.HTML(layout=WIDE)

@@ -14,11 +14,11 @@ from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome, is_torch_step
 from ..controls import Dropdown, IntText
-from ..guard import Guard, refused
+from ..guard import Guard, guard_change
 from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, count_up_to, hinted, note, row, say, switch
+from .parts import WIDE, add_hint, button, count_up_to, note, row, say, switch
 
 STYLE = {"description_width": "60px"}
 MOST_STEPS = 10_000
@@ -31,10 +31,10 @@ class RunPanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.kind = hinted(
+        self.kind = add_hint(
             Dropdown(description="devices", options=KINDS, style=STYLE), "on which devices of this machine it runs"
         )
-        self.steps = hinted(
+        self.steps = add_hint(
             IntText(value=20, description="steps", continuous_update=False, style=STYLE),
             "how many are measured, after a few that are not",
         )
@@ -117,7 +117,7 @@ class RunPanel:
 
     def _counted(self, change: Any) -> None:
         """Checks a typed number of steps; an invalid one is replaced by the previous one, with a note."""
-        with refused(self.model.fail) as guard:
+        with guard_change(self.model.fail) as guard:
             count_up_to("steps", change["new"], MOST_STEPS)
         if guard.failed:
             self.steps.value = change["old"]

@@ -15,7 +15,7 @@ from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
 from ..controls import Dropdown, IntSlider, SelectionSlider, Text
-from ..guard import Guard, refused
+from ..guard import Guard, guard_change
 from ..model import WorkbenchModel
 from ..setting import (
     GIVEN_SUBJECT,
@@ -31,7 +31,7 @@ from ..setting import (
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import MOST_DEVICES, WIDE, Fold, Quiet, button, count_up_to, hinted, note, row, say, shortened, switch
+from .parts import MOST_DEVICES, WIDE, Fold, Quiet, add_hint, button, count_up_to, note, row, say, shorten, switch
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -101,8 +101,8 @@ class SettingPanel:
         from ...models.registry import model_names
 
         subject = self.model.subject
-        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN_SUBJECT)]
-        stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
+        first = [] if subject is None else [(f"{shorten(subject.name, 30)} (given)", GIVEN_SUBJECT)]
+        stored = [(shorten(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         self.source = _drop(
             "model / graph",
             [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored],
@@ -232,7 +232,7 @@ class SettingPanel:
         if self.quiet.active:
             return
         before = self.model.setting
-        with refused(self.model.fail):
+        with guard_change(self.model.fail):
             self.model.change(**make())
         if self.model.setting is before:  # rejected, or equal: the control shows the setting that is in force
             self.show(before)
@@ -292,7 +292,7 @@ class SettingPanel:
             if setting.source not in [value for _, value in self.source.options]:
                 self.source.options = [
                     *self.source.options,
-                    (shortened(setting.source.partition(":")[2]), setting.source),
+                    (shorten(setting.source.partition(":")[2]), setting.source),
                 ]
             self.source.value = setting.source
             size = setting.batch_size
@@ -310,8 +310,8 @@ class SettingPanel:
             self.devices.max = max(SLIDER_DEVICES, cluster.n)
             self.devices.value = cluster.n
             self.count.value = str(cluster.n)
-            self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])
-            self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
+            self.memory.value = _join_unless_equal([exact_bytes(d.memory_bytes) for d in cluster.devices])
+            self.speeds.value = _join_unless_equal([f"{d.speed:g}" for d in cluster.devices])
             name = link_name(cluster)
             link = cluster.link
             link_text = link_in_words(link) if isinstance(link, Link) else "one per pair, as given"
@@ -332,7 +332,7 @@ class SettingPanel:
             self.scheduler.value = "" if setting.scheduler in (None, "planned") else setting.scheduler
             self.micro.value = "" if setting.micro_batches is None else str(setting.micro_batches)
             if setting.schedule and setting.schedule not in [value for _, value in self.schedule.options]:
-                self.schedule.options = [*self.schedule.options, (shortened(setting.schedule, 24), setting.schedule)]
+                self.schedule.options = [*self.schedule.options, (shorten(setting.schedule, 24), setting.schedule)]
             self.schedule.value = setting.schedule or ""
             self.replicas.value = str(setting.replicas)
 
@@ -356,16 +356,16 @@ def link_in_words(link: Link) -> str:
 
 
 def _drop(label: str, options: object, hint: str) -> Dropdown:
-    return hinted(Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
+    return add_hint(Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
 
 
 def _text(label: str, example: str, hint: str) -> Text:
     widget = Text(description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE)
-    return hinted(widget, hint)
+    return add_hint(widget, hint)
 
 
 def _slider(cls: type, label: str, hint: str, **options: object) -> Any:
-    return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
+    return add_hint(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
 
 
 def _each(value: str) -> str | list[str]:
@@ -392,5 +392,5 @@ def _count(label: str, value: str) -> int | None:
         raise InvalidInput(f"{label} is {value!r}; it must be a whole number of at least 1") from error
 
 
-def _joined(texts: list[str]) -> str:
+def _join_unless_equal(texts: list[str]) -> str:
     return texts[0] if len(set(texts)) == 1 else ", ".join(texts)

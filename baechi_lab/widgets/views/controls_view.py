@@ -38,9 +38,9 @@ class ControlsView(View):
 
     def _draw(self, _: object = None) -> None:
         # A rejected input leaves all as it was; the number makes the page draw it again.
-        self.tree = {**(self._described(self.root) or {}), "answers": self._answers}
+        self.tree = {**(self._describe(self.root) or {}), "answers": self._answers}
 
-    def _described(self, widget: Any) -> dict[str, Any] | None:
+    def _describe(self, widget: Any) -> dict[str, Any] | None:
         """Returns the kind, state and children of a widget; None for one that is hidden or cannot be drawn."""
         if widget.model_id not in self._widgets:
             self._widgets[widget.model_id] = widget
@@ -58,7 +58,7 @@ class ControlsView(View):
             "disabled": bool(getattr(widget, "disabled", False)),
         }
         if isinstance(widget, ipywidgets.Box):
-            children = [child for child in map(self._described, widget.children) if child is not None]
+            children = [child for child in map(self._describe, widget.children) if child is not None]
             return {**shared, "kind": "row" if isinstance(widget, ipywidgets.HBox) else "column", "children": children}
         if isinstance(widget, ipywidgets.HTML):
             return {**shared, "kind": "text", "value": widget.value}

@@ -169,8 +169,8 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
             factor_labels, _, product_labels = self.node.attr["equation"].s.decode().partition("->")
             names = factor_labels.split(",")
             if "." in factor_labels:
-                names = [self._spelled(n, s) for n, s in zip(names, self.shapes, strict=True)]
-                product_labels = self._spelled(product_labels, self.batch_values.shape((self.node.name, 0)))
+                names = [self._replace_ellipsis(n, s) for n, s in zip(names, self.shapes, strict=True)]
+                product_labels = self._replace_ellipsis(product_labels, self.batch_values.shape((self.node.name, 0)))
             return names, product_labels
         ranks = [len(shape or (0, 0)) for shape in self.shapes]
         keys = ("transpose_a", "transpose_b") if self.node.op == "MatMul" else ("adj_x", "adj_y")
@@ -181,7 +181,7 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
         return [lead[len(lead) - rank + 2 :] + side for rank, side in zip(ranks, sides, strict=True)], lead + "mn"
 
     @staticmethod
-    def _spelled(labels: str, shape: Shape) -> str:
+    def _replace_ellipsis(labels: str, shape: Shape) -> str:
         """Replaces `...` by letters."""
         extra = len(shape or ()) - len(labels.replace("...", ""))
         return labels.replace("...", "ABCDEFGH"[8 - extra :])

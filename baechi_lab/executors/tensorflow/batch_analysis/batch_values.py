@@ -153,10 +153,10 @@ class BatchValues:
     def constant(self, tensor: Tensor) -> NDArray[Any] | None:
         """Returns the value of a tensor that follows from constants and shapes, else None."""
         if tensor not in self._constants:
-            self._constants[tensor] = self._evaluated(tensor)
+            self._constants[tensor] = self._evaluate(tensor)
         return self._constants[tensor]
 
-    def _evaluated(self, tensor: Tensor) -> NDArray[Any] | None:
+    def _evaluate(self, tensor: Tensor) -> NDArray[Any] | None:
         import tensorflow as tf
 
         node = self.nodes[tensor[0]]

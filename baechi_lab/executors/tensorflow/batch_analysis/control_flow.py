@@ -38,13 +38,13 @@ class ControlFlowRules(OpInputs):
 
     def _branch(self, name: str) -> list[Value]:
         """Returns the values of the outputs of a branch of a conditional, whose problems are those of the conditional."""
-        body = self._analyzed(name, self.inputs[1:], self.values[1:])  # the first input is the condition
+        body = self._analyze_body(name, self.inputs[1:], self.values[1:])  # the first input is the condition
         for tensor in body.shared_arguments():
             self.batch_values.shared[self.inputs[1:][body.arguments.index(tensor)]] = body.values.shared[tensor, 0]
         self._add_problems(body)
         return [body.values.of(tensor) for tensor in body.results]
 
-    def _analyzed(self, name: str, inputs: Sequence[Tensor], values: Sequence[Value]) -> Body:
+    def _analyze_body(self, name: str, inputs: Sequence[Tensor], values: Sequence[Value]) -> Body:
         """Returns the analysis of a body whose arguments are `inputs` and have these values."""
         batch_values = self.batch_values
         functions = {function.signature.name: function for function in batch_values.graph_def.library.function}
@@ -109,10 +109,11 @@ class ControlFlowRules(OpInputs):
         is_constant = [is_handed_on(function, k) for k in range(len(self.inputs))]
         values = self.values
         while True:
-            body = self._analyzed(names[0], self.inputs, values)
+            body = self._analyze_body(names[0], self.inputs, values)
             results = [body.values.of(tensor) for tensor in body.results]
             joined = [
-                self._carried(k, before, after) for k, (before, after) in enumerate(zip(values, results, strict=True))
+                self._loop_value(k, before, after)
+                for k, (before, after) in enumerate(zip(values, results, strict=True))
             ]
             trained = {t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained}
             if (
@@ -122,7 +123,7 @@ class ControlFlowRules(OpInputs):
                 break
             values, self._trained_arguments = joined, self._trained_arguments | trained
         self._add_problems(body)
-        condition = self._analyzed(names[1], self.inputs, values)
+        condition = self._analyze_body(names[1], self.inputs, values)
         self._add_problems(condition)
         if condition.values.of(condition.results[0]) is not None:
             nodes = condition.values.nodes
@@ -146,7 +147,7 @@ class ControlFlowRules(OpInputs):
             for value in values
         ]
 
-    def _carried(self, k: int, before: Value, after: Value) -> Value:
+    def _loop_value(self, k: int, before: Value, after: Value) -> Value:
         """Returns the value of an argument of a loop whose rounds turn `before` into `after`."""
         if before is None and isinstance(after, Total) and after.power == 1:
             initial = self.batch_values.constant(self.inputs[k])

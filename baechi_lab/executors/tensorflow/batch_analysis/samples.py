@@ -95,7 +95,7 @@ class SampleRules(OpInputs):
         if works_along_samples or (op.startswith(SPATIAL) and index == 0 and axis != 0):
             return "works along the samples of the batch"
         if op == "Reshape":
-            output_axis = _reshaped(axis, source, shape, batch)
+            output_axis = _axis_after_reshape(axis, source, shape, batch)
             rows = batch if output_axis is None or shape[output_axis] < 0 or batch == 1 else shape[output_axis]
             return "divides the samples of the batch among rows" if rows % batch else None
         if op == "StridedSlice" and index == 0 and self._slices_samples(axis, source):
@@ -165,7 +165,7 @@ class SampleRules(OpInputs):
         """Returns the axis of samples in the output; None if unknown."""
         op = self.node.op
         if op == "Reshape":
-            return _reshaped(axis, source, shape, self.batch_values.batch)
+            return _axis_after_reshape(axis, source, shape, self.batch_values.batch)
         if op in ("Transpose", "ConjugateTranspose"):
             order = self.batch_values.constant(self.inputs[1])
             return None if order is None else [int(a) for a in order].index(axis)
@@ -249,12 +249,14 @@ class SampleRules(OpInputs):
         return 2 * power if op == "Square" else power if op in HOMOGENEOUS else None
 
 
-def _reshaped(axis: int, source: Sequence[int], shape: Sequence[int], batch: int) -> int | None:
+def _axis_after_reshape(axis: int, source: Sequence[int], shape: Sequence[int], batch: int) -> int | None:
     """Returns the first output axis that can hold the batch and has as many entries before it as `axis` has.
 
-    >>> _reshaped(0, (2, 3, 5), (6, 5), 2), _reshaped(1, (3, 2, 5), (3, 10), 2), _reshaped(1, (3, 2, 5), (6, 5), 2)
-    (0, 1, None)
-    >>> _reshaped(0, (2, 5), (1, 2, 5), 2), _reshaped(0, (8,), (1, 8), 1)
+    >>> _axis_after_reshape(0, (2, 3, 5), (6, 5), 2), _axis_after_reshape(1, (3, 2, 5), (3, 10), 2)
+    (0, 1)
+    >>> _axis_after_reshape(1, (3, 2, 5), (6, 5), 2) is None
+    True
+    >>> _axis_after_reshape(0, (2, 5), (1, 2, 5), 2), _axis_after_reshape(0, (8,), (1, 8), 1)
     (1, 0)
     """
     before, outer = 1, prod(source[:axis])

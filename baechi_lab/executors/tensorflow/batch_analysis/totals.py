@@ -94,23 +94,23 @@ class TotalRules(OpInputs):
         if len(trained) == 1 and op in (PRODUCTS | DIVISIONS | MATRIX | {"Einsum"}):
             is_first = self.inputs[0][0] in self.batch_values.trained and self.values[0] is not None
             if is_first or op not in DIVISIONS:
-                return self._scaled(first, 1 if is_first else 0)
+                return self._scaled_total(first, 1 if is_first else 0)
         if all(v.exact for v in trained):
             return self.report_problem(
                 "is not linear in what it reads, which is added up over the batch", Total(None, exact=False)
             )
         return Total(None, exact=False)
 
-    def _scaled(self, total: Total, factor_index: int) -> Total:
+    def _scaled_total(self, total: Total, factor_index: int) -> Total:
         """Value of a trained total that is multiplied or divided by a constant or by a share of another total."""
         factor = self.values[factor_index]
         if not isinstance(factor, Total):
-            return self._divided(total, self.batch_values.constant(self.inputs[factor_index]))
+            return self._divided_total(total, self.batch_values.constant(self.inputs[factor_index]))
         if total.power is None or factor.power is None:
             return Total(None, exact=False)
         return replace(total, power=total.power + (-factor.power if self.node.op in DIVISIONS else factor.power))
 
-    def _divided(self, total: Total, constant: NDArray[np.generic] | None) -> Total:
+    def _divided_total(self, total: Total, constant: NDArray[np.generic] | None) -> Total:
         """Value of `total` divided by `constant`.
 
         A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a
