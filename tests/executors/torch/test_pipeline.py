@@ -791,8 +791,8 @@ def test_bug_all_stages_drew_the_same_dropout_masks(processes):
     layers = [nn.PReLU(2048, init=1.0), nn.Dropout(0.5), nn.PReLU(2048, init=1.0), nn.Dropout(0.5)]
     step = TorchStep("masks", partial(nn.Sequential, *layers), -torch.ones(1, 2048), loss=torch.sum)
     graph = bl.torch.profile(step, warmup=0, runs=1)
-    placed = in_stages(graph, [0, 1])
-    run, _ = train_as_pipeline(processes, step, graph, placed, cpus(2), 1, "gpipe", steps=1, warmup=0)
+    placement = in_stages(graph, [0, 1])
+    run, _ = train_as_pipeline(processes, step, graph, placement, cpus(2), 1, "gpipe", steps=1, warmup=0)
     for gradient in run.info["gradients"].values():
         assert np.count_nonzero(gradient) / 2048 == pytest.approx(0.25, abs=0.05)
 
