@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import BaechiLabError
 from ..graph import OpGraph, Placement, Step
 from ..graph.units import format_bytes
+from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
@@ -60,7 +61,8 @@ GROUPED_OPS = {
 class Advice:
     """A change of the setting in words, with the text of the button that applies it.
 
-    `before_us` and `after_us` are simulated steps; NaN where the previous setting had no placement.
+    `before_us` and `after_us` are simulated steps; NaN where the previous setting had no placement. `notes` are what the package
+    warned of under the changed setting.
     """
 
     cause: str
@@ -68,6 +70,7 @@ class Advice:
     changes: Mapping[str, Any]
     before_us: float = float("nan")
     after_us: float = float("nan")
+    notes: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -262,9 +265,11 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
         return
     changes = _pipeline_changes(count)
     report(f"is it faster with {count} micro-batches?", 0.98)
-    after = _step_us(setting.replace(**changes), outcome, memo, report)
+    with collected_notes() as notes:
+        after = _step_us(setting.replace(**changes), outcome, memo, report)
     cause = f"one device works at a time; {count} such steps as micro-batches under 1F1B instead of one after the other"
-    yield Advice(cause, f"Use {count} micro-batches", changes, count * outcome.timeline.makespan_us, after)
+    before = count * outcome.timeline.makespan_us
+    yield Advice(cause, f"Use {count} micro-batches", changes, before, after, tuple(notes))
 
 
 def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report) -> Iterator[Advice]:
@@ -281,12 +286,14 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     changes = _pipeline_changes(count)
     try:
         report("building the model for a smaller batch")
-        after = compute(setting.replace(**changes), subject, memo, report).timeline
+        with collected_notes() as notes:
+            after = compute(setting.replace(**changes), subject, memo, report).timeline
     except BaechiLabError:  # no stages, or they do not fit
         return
     cause = f"one device works at a time; {count} micro-batches under 1F1B"
     if after.feasible:
-        yield Advice(cause, f"Use {count} micro-batches", changes, outcome.timeline.makespan_us, after.makespan_us)
+        steps_us = outcome.timeline.makespan_us, after.makespan_us
+        yield Advice(cause, f"Use {count} micro-batches", changes, *steps_us, tuple(notes))
 
 
 def _pipeline_changes(count: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ Views subscribe with `on(event, call)`; `call` gets the event's argument:
 | `notes` | what this package warned of for the graph of the setting, a tuple of texts |
 | `selection` | the selected ops of the graph, ascending |
 | `history` | `(can undo, can redo)` |
+| `announced` | what a screen reader says of a result that is no outcome |
 | `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written` | see `tasks.py` |
 """
 
@@ -108,7 +109,14 @@ class WorkbenchModel:
     @property
     def notes(self) -> tuple[str, ...]:
         """What this package warned of for the graph of the setting, in order, each text once."""
-        return tuple(dict.fromkeys(text for setting, text in self._noted if setting.same_graph(self.setting)))
+        return tuple(
+            dict.fromkeys(
+                text
+                for setting, text in self._noted
+                if setting.same_graph(self.setting)
+                and (not setting.pipeline or setting.pipeline == self.setting.pipeline)
+            )
+        )
 
     def take_notes(self, notes: Iterable[str]) -> None:
         """Keeps warnings of an action for as long as its graph is shown: what is cached does not warn again."""
@@ -124,6 +132,11 @@ class WorkbenchModel:
             finally:
                 if notes:
                     self.take_notes(notes)
+
+    def apply(self, advice: Advice) -> None:
+        """Changes the setting as the advice says. Its notes are taken: what was computed for the advice does not warn again."""
+        self.change(**advice.changes)
+        self.take_notes(advice.notes)
 
     def clear_notes(self) -> None:
         """Removes the shown notes."""

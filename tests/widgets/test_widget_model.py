@@ -635,6 +635,27 @@ def test_what_a_trace_warns_of_is_on_the_screen_while_its_graph_is_shown(trace_f
     assert header.notes_row.layout.display == "flex"
 
 
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_bug_what_advice_tried_was_noted_of_the_setting_on_the_screen():
+    """Batch normalisations one after the other: micro-batches are advised, and are warned of once they are used."""
+    graph = bl.generators.pipeline([8.0, 8.0], [16.0, 16.0], output_bytes=4)
+    graph = graph.replace(op_types=("BatchNorm2d",) * graph.n)
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
+    model = WorkbenchModel(graph, Setting(cluster, placer="contiguous", passes=()), inline=True)
+    with model.noting():
+        model.compute_now()
+    (one,) = model.advice
+    assert model.notes == () and one.changes["micro_batches"] == 8
+    with model.noting():
+        model.apply(one)
+    (note,) = model.notes
+    assert "every micro-batch sees its own" in note
+    model.undo()
+    assert model.notes == ()
+    model.redo()
+    assert model.notes == (note,)
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_notes_of_background_jobs_are_taken_and_foreign_warnings_are_not(recwarn):
     notes: list[str] = []

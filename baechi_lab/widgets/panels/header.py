@@ -110,6 +110,7 @@ class Header:
             ("task", self._progress),
             ("advice", self._advise),
             ("fitted", self._fitted),
+            ("announced", self._announce),
             ("setting", lambda _: self._advise(())),
             ("waiting", lambda text: say(self.mark, text)),
         ):
@@ -165,13 +166,17 @@ class Header:
     def _apply(self, advice: Advice) -> None:
         with Guard(self.model.fail):
             self._applied = advice, self.model.setting.replace(**advice.changes)
-            self.model.change(**advice.changes)
+            self.model.apply(advice)
 
     def _fitted(self, sentence: str) -> None:
         self.chip_row.layout.display = "flex" if sentence else "none"
         if sentence:
             self.advice_rows[-1].show(None)  # two rows have room
         say(self.chip, sentence)
+
+    def _announce(self, sentence: str) -> None:
+        """Has screen readers say a sentence."""
+        self.verdict.said = sentence
 
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
