@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
 from ..graph import Timeline
+from ..graph.units import format_us
 from ..memo import Memo
 from ..step_summary import notes_on, speedup_of
 from .bars import only_renamed
@@ -107,6 +108,16 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
     keys = table.assign(broken=~table["feasible"].astype(bool))
     order = keys.sort_values(["broken", "makespan_us"], kind="stable", na_position="last").index
     return table.loc[order].reset_index(drop=True)
+
+
+def comparison_in_words(table: pandas.DataFrame) -> str:
+    """Names the fastest placement that fits."""
+    compared = f"{len(table)} placement{'' if len(table) == 1 else 's'} compared"
+    fitting_rows = best_first(table[table["feasible"].astype(bool)])
+    if not len(fitting_rows):
+        return f"{compared}: none fits"
+    placer, step = fitting_rows.loc[0, "placer"], format_us(float(fitting_rows.loc[0, "makespan_us"]))
+    return f"{compared}, the fastest that fits: {placer}, {step}"
 
 
 def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, object]:

@@ -14,7 +14,7 @@ from ..frameworks import framework_of, framework_part
 from ..graph import Run
 from .background import Background, Ticket
 from .codegen import torch_names
-from .comparing import CURRENT, compare_placers, name_of
+from .comparing import CURRENT, compare_placers, comparison_in_words, name_of
 from .compute import Outcome, TrainingStep, compute, is_torch_step, placed_parts, source
 from .explaining import Log, explain
 from .guard import Problem
@@ -116,10 +116,14 @@ class Tasks:
         def on_rows(table: pandas.DataFrame) -> None:
             self.worker.deliver(lambda: self.take_comparison(outcome, table))
 
+        def compared(table: pandas.DataFrame) -> None:
+            self._compared(outcome, table)
+            self.model.emit("announced", comparison_in_words(table))
+
         self.start(
             COMPARISON,
             lambda ticket: compare_placers(outcome, memo, names, ticket.report, on_rows),
-            lambda table: self._compared(outcome, table),
+            compared,
         )
 
     def take_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
@@ -388,6 +392,7 @@ class Tasks:
     def _swept(self, table: pandas.DataFrame) -> None:
         self.rows = table
         self.model.emit("sweep", table)
+        self.model.emit("announced", f"{len(table):,} combinations computed")
 
 
 def _alike(first: Outcome, second: Outcome) -> bool:

@@ -10,6 +10,9 @@ import jupyter_browser as jb
 import pytest
 from whole_screen import TABS, tab, themed
 
+import baechi_lab as bl
+from baechi_lab.graph.units import format_us
+
 AXE = jb.ROOT / "tests" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 if not AXE.is_file() and (package := find_spec("axe_core_python")) and package.origin:
     AXE = Path(package.origin).with_name("axe.min.js")
@@ -191,14 +194,117 @@ def test_bug_letters_are_no_commands_of_the_notebook(page):
 
 
 def test_results_and_errors_are_announced(page):
-    status = page.locator('.bl-verdict [role="status"]')
-    assert status.text_content().startswith("step ") and "placed by m-topo" in status.text_content()
+    ask(page, "Explore")
+    announced(page, "12 combinations computed")
     memory = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("memory each")) input')
     memory.fill("nonsense")
     memory.press("Enter")
     page.wait_for_selector('.bl-header [role="alert"]:has-text("is not an amount of memory")')
     page.click('.bl-header button:text-is("Dismiss")')
+    memory.fill("7GB")
+    memory.press("Enter")
+    announced(page, "^step .*, fits, placed by m-topo$")
     assert page.problems == []
+
+
+FOCUS = """() => {  // the label of what has the focus, and whether one sees that it has it
+  const at = document.activeElement, style = getComputedStyle(at), { top, bottom } = at.getBoundingClientRect();
+  const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1;
+  const marked = ring || (at.matches('.bl-splitter') && style.backgroundColor !== 'rgba(0, 0, 0, 0)');
+  const label = at.ariaLabel || at.labels?.[0]?.textContent || at.textContent;
+  return [label.trim(), marked && top >= 0 && bottom <= innerHeight];
+}"""
+
+
+def go_to(page, label, key="Tab", most=24):
+    """Presses a key until what has this label has the focus; all on the way shows that it has it. Returns the presses."""
+    stops = []
+    while len(stops) < most:
+        page.keyboard.press(key)
+        at, is_seen = page.evaluate(FOCUS)
+        assert is_seen, f"no mark of the focus on {at!r}"
+        stops.append(at)
+        if at == label:
+            return len(stops)
+    raise AssertionError(f"{label!r} is more than {most} times {key} away: {stops}")
+
+
+def announced(page, pattern):
+    """Waits until a status of the workbench matches, as a screen reader would say it, and returns the match."""
+
+    def said():
+        statuses = page.locator('.bl-workbench [role="status"], .bl-workbench [aria-live]').all_text_contents()
+        matches = [match for text in statuses if (match := re.search(pattern, text))]
+        assert matches, (pattern, statuses)
+        return matches[0]
+
+    return jb.eventually(page, said, 60)
+
+
+def test_all_is_done_with_keys_alone(page, lab):
+    """Opens the workbench, chooses a graph and a placer, inspects an op, moves it, undoes that, compares, and saves a plan."""
+    page.evaluate("() => document.querySelectorAll('.bl-workbench').forEach((e) => e.remove())")
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.content.activate()")
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_selector(f"{GRAPH}[data-frames]", timeout=60_000)
+    announced(page, "placed by m-topo")
+    page.evaluate("() => { const f = document.querySelector('.bl-workbench'); f.tabIndex = -1; f.focus(); }")
+    assert go_to(page, "Graph", most=10) and page.evaluate("() => document.activeElement.role") == "tab"
+    assert go_to(page, "Graph", most=8) and page.evaluate("() => document.activeElement.tagName") == "CANVAS"
+    # Another graph, and another placer.
+    go_to(page, "model / graph", most=4)
+    page.keyboard.press("End")
+    graph, cluster = bl.load_graph(jb.ROOT / "data" / "inception_v3-batch64.json.gz"), bl.Cluster.uniform(2)
+    assert page.evaluate("() => document.activeElement.selectedOptions[0].text") == "inception_v3-batch64.json.gz"
+    groups = bl.optimize(graph, cluster)
+    step_us = {name: _step_us(graph, cluster, bl.place(groups, cluster, name)) for name in ("m-topo", "m-etf")}
+    announced(page, f"step {format_us(step_us['m-topo'])}, fits, placed by m-topo")
+    go_to(page, "placer", most=8)
+    page.keyboard.type("m-etf")
+    announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
+    # An op is found by its name, its details are shown, and it goes to the other device and back.
+    go_to(page, "search ops by name", "Shift+Tab")
+    placement = bl.place(groups, cluster, "m-etf")
+    longest = int(graph.duration_us.argmax())
+    page.keyboard.type(graph.names[longest])
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[longest]}")')
+    go_to(page, "Graph", most=8)
+    announced(page, f"Selected: {graph.names[longest]}")
+    other = 1 - int(placement.on(graph).device[longest])
+    page.keyboard.press(str(other + 1))
+    moved = bl.move(placement, graph, cluster, [("@" + graph.names[longest], cluster.names[other])])
+    announced(page, f"step {format_us(_step_us(graph, cluster, moved))}, fits, placed by m-etf")
+    announced(page, rf"moved to {cluster.names[other]}.*Undo takes it back")
+    page.keyboard.press("Control+z")
+    announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
+    # The other parts are beside the tab of this one.
+    go_to(page, "Graph", "Shift+Tab", most=12)
+    for _ in range(TABS.index("Compare")):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector('.bl-panes.bl-at-compare button:text-is("Compare")')
+    go_to(page, "Placers", most=8)
+    page.keyboard.press("Enter")  # folds them away
+    page.wait_for_selector(".bl-pane-compare input[type=checkbox] >> nth=0", state="hidden")
+    go_to(page, "Compare", most=1)
+    page.keyboard.press("Enter")
+    placer, step = announced(page, r"placements compared, the fastest that fits: (\S+), (.*)").groups()
+    assert step == format_us(_step_us(graph, cluster, bl.place(groups, cluster, placer)))
+    go_to(page, "Compare", "Shift+Tab", most=10)
+    page.keyboard.press("End")
+    page.wait_for_selector('.bl-panes.bl-at-export button:text-is("Show the plan")')
+    go_to(page, "Show the plan", most=14)
+    page.keyboard.press("Enter")
+    page.wait_for_selector('.bl-pane-export button:text-is("Save the plan"):enabled')
+    go_to(page, "Save the plan", most=4)
+    page.keyboard.press("Enter")
+    file = lab.folder / announced(page, r"Written: (\S+)").group(1)
+    assert file.read_text().startswith("digraph")
+    assert page.problems == []
+
+
+def _step_us(graph, cluster, placement):
+    return bl.simulate(graph, cluster, placement).makespan_us
 
 
 def test_one_sentence_instead_of_broken_links_when_the_kernel_is_gone(page):

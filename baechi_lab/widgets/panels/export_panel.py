@@ -82,4 +82,6 @@ class ExportPanel:
             command = "torchrun, as its README.md says"
         elif outcome is not None and copies_nothing(outcome):
             command += f" --devices{' cpu' * outcome.setting.cluster.n}"
-        say(self.state, f"Written: {path}. Train with: {command}", "good")
+        sentence = f"Written: {path}. Train with: {command}"
+        say(self.state, sentence, "good")
+        self.model.emit("announced", sentence)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 
 import ipywidgets
 
@@ -61,10 +62,14 @@ class FitPanel:
             " ".join(filter(None, (answer.answer, unlike(answer, shown), for_people(answer.caveat)))),
             "good" if answer.fits else "bad",
         )
+        self.model.emit("announced", answer.answer)
         best = answer.best
         marked = -1 if best is None else answer.options.index(best)
         self.points.children = [FitView(answer)]
-        self.rows.value = table(HEAD, [option.texts() for option in answer.options], marked)
+        texts = [option.texts() for option in answer.options]
+        has_values = [any(row[k] != "-" for row in texts) for k in range(len(HEAD))]
+        head, *rows = (list(compress(cells, has_values)) for cells in (HEAD, *texts))
+        self.rows.value = table(head, rows, marked)
 
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:

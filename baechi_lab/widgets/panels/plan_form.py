@@ -129,4 +129,6 @@ class PlanForm:
                 raise InvalidInput(f"{folder / existing[0]} exists; choose another folder")
             for name, content in zip(names, [self.plan.text.encode(), *self.plan.files.values()], strict=True):
                 write_atomically(folder / name, content)
-            say(self.state, f"Written: {', '.join(str(folder / name) for name in names)}", "good")
+            sentence = f"Written: {', '.join(str(folder / name) for name in names)}"
+            say(self.state, sentence, "good")
+            self.model.emit("announced", sentence)

@@ -240,14 +240,16 @@ class GraphView(CanvasView):
         self.focus = covering(self.scene, op_list) if self.scene is not None else []
 
     def search(self, text: str, following: bool = False) -> list[int]:
-        """Lists and marks the ops whose name contains `text`, in any case; they are not selected.
+        """Lists and marks the ops whose name contains `text`, in any case, an equal name first; they are not selected.
 
         With `following`, each call reveals the next of them.
         """
         if self.graph is None:
             return []
         lowercase = text.lower()
-        hits = [i for i, name in enumerate(self.graph.names) if lowercase and lowercase in name.lower()]
+        names = self.graph.names
+        hits = [i for i, name in enumerate(names) if lowercase and lowercase in name.lower()]
+        hits.sort(key=lambda i: names[i].lower() != lowercase)
         self._hit_index = (
             (self._hit_index + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
