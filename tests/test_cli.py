@@ -314,6 +314,14 @@ raise SystemExit(cli.main(["place", "--list"]))
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "baechi-lab place: interrupted\n")
 
 
+def test_a_closed_standard_error_leaves_the_exit_code(monkeypatch, tmp_path):
+    """`2>&-` leaves a descriptor that cannot be written: the command ended with Python's own error, and exit code 1."""
+    with open(os.open(os.devnull, os.O_RDONLY), "w") as unwritable:
+        monkeypatch.setattr(sys, "stderr", unwritable)
+        assert main(["place", str(tmp_path / "nofile.json")]) == 2
+    sys.stderr.close()  # the null device in its place
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full")
 @pytest.mark.parametrize("words", [["place", "--list"], ["place", "--help"], ["--version"]])
 def test_a_full_disk_under_standard_output_is_one_sentence(words, monkeypatch, capsys):

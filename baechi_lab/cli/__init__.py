@@ -129,8 +129,8 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = previous_hook
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a file that cannot be written: its disk is full or broken."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of a file that cannot be written: its disk is full or broken, or it was closed."""
 
 
 def _drop_output() -> None:
@@ -138,8 +138,19 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _replace_closed_stderr() -> None:
+    """Sends messages to the null device if standard error was closed: the exit code is then the only message."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        try:
+            os.write(sys.stderr.fileno(), b"")
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (for the rest of the process)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    _replace_closed_stderr()
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
