@@ -13,8 +13,6 @@ raised. If such values are known, `transformers` takes the same path as with rea
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -46,7 +44,7 @@ from ..precision import Precision
 from .known_values import KnownValues
 from .recurrent import KINDS, PAD_PACKED, gru_workspace, lstm_workspace_bytes, pad_packed, run_layers
 from .routing import EvenRouting, expert_counts, experts_by_shape
-from .values_needed import NEEDS_VALUES, first_line, hook_without_values, lacks_values, refusal
+from .values_needed import NEEDS_VALUES, first_line, hook_without_values, lacks_values, refusal, skip_value_checks
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -57,7 +55,6 @@ DTYPES = {
     **dict.fromkeys(("fp16", "float16", "half"), torch.float16),
 }
 
-_SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _GROUPED = torch.ops.aten._grouped_mm.default
 _DEVICE = torch.ops.prim.device.default
 _ONE_AT_A_TIME = threading.RLock()
@@ -144,7 +141,7 @@ def use_fake_tensors(
         stack.enter_context(ModelSnapshot(model))  # enters before the fake mode, so that its copies of values are real
         stack.enter_context(mode)
         stack.enter_context(use_fused_kernels(on_cpu))
-        stack.enter_context(_skip_value_checks())
+        stack.enter_context(skip_value_checks())
         stack.enter_context(_use_known_values(observer.values))
         for tensor, twin in fake.twins.values():
             if not isinstance(tensor, nn.Parameter) and tensor.numel() <= MOST_BUFFER_ELEMENTS:
@@ -392,27 +389,6 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool
         return pad_packed(*args) if function is PAD_PACKED else run_layers(function, on_cpu, *args)
 
     return fused
-
-
-@contextmanager
-def _skip_value_checks() -> Iterator[None]:
-    """Disables checks of values in transformers (as many image tokens as images), and PyTorch's own log of failures."""
-    log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SKIP_CHECKS_VARIABLE)
-    disabled, log.disabled, os.environ[_SKIP_CHECKS_VARIABLE] = log.disabled, True, "1"
-    swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _replace_data  # within `module.to(...)`
-    try:
-        yield
-    finally:
-        log.disabled, torch.utils.swap_tensors = disabled, swap
-        if before is None:
-            del os.environ[_SKIP_CHECKS_VARIABLE]
-        else:
-            os.environ[_SKIP_CHECKS_VARIABLE] = before
-
-
-def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
-    """Replaces a parameter's data by the converted tensor, as for a real parameter."""
-    parameter.data = converted.data
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
+from .values_needed import RandomDecision
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -30,6 +31,7 @@ MOST_ELEMENTS = 1 << 24
 _aten = torch.ops.aten
 _INDEX = _aten.index.Tensor
 _SELECT = _aten.masked_select.default
+_NUMBER = _aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _CTC = _aten._ctc_loss.Tensor
 _FILLED: dict[OpOverload, int | None] = {
@@ -50,6 +52,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.twins: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        self.drawn: dict[int, StorageWeakRef] = {}  # memory of random numbers, and of what is computed of them alone
         self.spoiled: set[int] = set()  # real memory that a fake write has made invalid
         self.sweep_at = 1024
 
@@ -96,6 +99,13 @@ class KnownValues:
     def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
         written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        sources = [t for t in tensors((args, kwargs)) if not (draws and any(t is w for w in written))]
+        if (draws or (self.drawn and any(map(self._is_drawn, sources)))) and all(
+            self._is_drawn(t) or self.of(t) is not None for t in sources
+        ):
+            storages = [t.untyped_storage() for t in tensors(out) if t.layout is torch.strided]
+            self.drawn |= {storage._cdata: StorageWeakRef(storage) for storage in storages}
         if func.overloadpacket.__name__ in _EMPTY:
             return
         if func in _FILLED:
@@ -117,7 +127,11 @@ class KnownValues:
                 self.store(output, value)
 
     def answer(self, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Any] | None:
-        """Returns the result of an operator that depends on values (numbers or fake tensors), None if it is unknown."""
+        """Returns the result of an operator that depends on values (numbers or fake tensors), None if it is unknown.
+
+        Raises:
+            RandomDecision: it is a random number.
+        """
         if func is _SELECT and (mask := self.of(args[1])) is not None and self.of(args[0]) is None:
             with _without_modes():
                 shape = torch.broadcast_shapes(args[0].shape, mask.shape)
@@ -136,6 +150,8 @@ class KnownValues:
             )  # PyTorch's C++ code reads these
         real = self._compute(func, args, kwargs, None)
         if real is None:
+            if func is _NUMBER and self._is_drawn(args[0]):
+                raise RandomDecision(func)
             return None
         return (map_tensors(real[0], self._fake),)
 
@@ -158,6 +174,12 @@ class KnownValues:
         fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device="cpu")
         self.store(fake, real)
         return fake
+
+    def _is_drawn(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
+        reference = self.drawn.get(tensor.untyped_storage()._cdata)
+        return reference is not None and not reference.expired()
 
     def _fresh(self, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> bool:
         if tensor.layout is not torch.strided:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributions import Distribution
 
 from ...errors import InvalidInput, UncountedWork
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+
+
+class RandomDecision(DataDependentOutputException):
+    """Code reads a random number that it has drawn."""
 
 
 def lacks_values(error: BaseException | None) -> TypeGuard[BaseException]:
@@ -21,6 +30,12 @@ def lacks_values(error: BaseException | None) -> TypeGuard[BaseException]:
 
 def refusal(who: str, error: BaseException) -> InvalidInput:
     """Returns the error for `who`, a model or a layer, that reads values."""
+    if isinstance(error, RandomDecision):
+        return InvalidInput(
+            f"{who} decides by a random number what runs, as a layer drop does, and an estimate draws none: set the layer drop "
+            "to 0 (layerdrop, encoder_layerdrop, decoder_layerdrop in configurations of transformers), or estimate the model "
+            "in evaluation (mode='inference')"
+        )
     values_read = first_line(error) if isinstance(error, NEEDS_VALUES) else "the lengths of a nested tensor"
     return InvalidInput(
         f"{who} looks at the values of tensors ({values_read}), which an estimate does not have: profile the model "
@@ -31,6 +46,31 @@ def refusal(who: str, error: BaseException) -> InvalidInput:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or its type."""
     return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+
+
+@contextmanager
+def skip_value_checks() -> Iterator[None]:
+    """Disables checks of values, and PyTorch's own log of failures.
+
+    Such checks are in transformers (as many image tokens as images) and in `torch.distributions` (a scale above zero).
+    """
+    log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SKIP_CHECKS_VARIABLE)
+    disabled, log.disabled, os.environ[_SKIP_CHECKS_VARIABLE] = log.disabled, True, "1"
+    validated, Distribution._validate_args = Distribution._validate_args, False
+    swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _replace_data  # within `module.to(...)`
+    try:
+        yield
+    finally:
+        log.disabled, torch.utils.swap_tensors, Distribution._validate_args = disabled, swap, validated
+        if before is None:
+            del os.environ[_SKIP_CHECKS_VARIABLE]
+        else:
+            os.environ[_SKIP_CHECKS_VARIABLE] = before
+
+
+def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
+    """Replaces a parameter's data by the converted tensor, as for a real parameter."""
+    parameter.data = converted.data
 
 
 def hook_without_values(

@@ -89,17 +89,41 @@ def written(x, tokens):
     [
         lambda x, tokens: x.sum(),
         lambda x, tokens: (x.argmax(-1) * 0).sum(),
-        lambda x, tokens: torch.rand(3).sum(),
-        lambda x, tokens: torch.zeros(3).bernoulli_(0.5).sum(),
         lambda x, tokens: torch.ones(MOST_ELEMENTS + 1).sum(),
         lambda x, tokens: torch.empty(3).sum(),
         lambda x, tokens: x[x > 0].shape[0],
         written,
     ],
 )
-def test_values_that_depend_on_weights_or_chance_are_refused(count):
+def test_values_that_depend_on_weights_are_refused(count):
     with pytest.raises(InvalidInput, match="looks at the values of tensors"):
         bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda x, tokens: torch.rand([]) < 0.5,
+        lambda x, tokens: torch.rand(3).sum(),
+        lambda x, tokens: torch.zeros(3).bernoulli_(0.5).sum(),
+        lambda x, tokens: torch.bernoulli(torch.full((3,), 0.5)).sum() + tokens.sum(),
+    ],
+)
+def test_bug_layer_drop_was_refused_without_its_cause(count):
+    with pytest.raises(InvalidInput, match=r"decides by a random number .* set the layer drop to 0"):
+        bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
+
+
+def test_bug_checks_of_distributions_were_refused():
+    """That a scale is above zero is looked at only to raise an error."""
+
+    def count(x, tokens):
+        torch.distributions.Normal(x, x.exp()).log_prob(x)
+        return tokens.sum()
+
+    validates = torch.distributions.Distribution._validate_args
+    names = bl.torch.profile(Model(count), (X, TOKENS), hardware="a100", mode="inference").names
+    assert "exp" in names and torch.distributions.Distribution._validate_args is validates
 
 
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
