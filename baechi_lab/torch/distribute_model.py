@@ -83,7 +83,7 @@ def distribute(
         output_device = device_name("output_device", output_device)
     training = mode_of(model, mode)
     with in_mode(model, training):
-        traced = trace(model, sample_inputs, atomic=atomic)
+        model_trace = trace(model, sample_inputs, atomic=atomic)
     if isinstance(placer, Placement):
         placement = placer if graph is None else placer.on(graph)
     else:
@@ -95,11 +95,11 @@ def distribute(
                 mode="training" if training else "inference",
                 warmup=warmup,
                 runs=runs,
-                traced=traced,
+                traced=model_trace,
                 device=next((d for d in names if d.startswith("cuda")), None),
             )
             graph = layers.graph(optimizer_states=optimizer_states)
-        keys = [c.key for c in traced.calls]
+        keys = [c.key for c in model_trace.calls]
         if list(graph.names[: len(keys)]) != keys:
             wrong = next((k for k, name in zip(keys, graph.names, strict=False) if k != name), keys[-1] if keys else "")
             raise InvalidInput(
@@ -108,5 +108,12 @@ def distribute(
         # Fusing layers first would only take choices from the placer (`atomic` merges by module).
         placement = place(graph, cluster, placer, **placer_params)
     return assign(
-        model, traced, placement, cluster, reorder=reorder, devices=devices, output_device=output_device, graph=graph
+        model,
+        model_trace,
+        placement,
+        cluster,
+        reorder=reorder,
+        devices=devices,
+        output_device=output_device,
+        graph=graph,
     )

@@ -54,7 +54,7 @@ class Distribution:
 
 def assign(
     model: nn.Module,
-    traced: Trace,
+    model_trace: Trace,
     placement: Placement,
     cluster: Cluster,
     *,
@@ -73,13 +73,13 @@ def assign(
     `always` intercepts the calls even if all of them are on one device.
     """
     check_model(model)
-    plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
+    plan = make_plan(model_trace, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
     original_devices = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
     session, interceptor = launch(model, plan, output_device=output_device, transport=transport, always=always)
     before = model.__dict__.get("hf_device_map")
     model.__dict__["hf_device_map"] = device_map(model)
     model.__dict__["_baechi"] = Distribution(
-        plan, placement, traced, session, interceptor, original_devices, graph, before
+        plan, placement, model_trace, session, interceptor, original_devices, graph, before
     )
     return model
 

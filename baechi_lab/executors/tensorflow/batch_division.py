@@ -58,19 +58,21 @@ class BatchDivision:
         self,
         step: Step,
         graph: OpGraph,
-        unrolled: OpGraph,
+        unrolled_graph: OpGraph,
         axes: Mapping[str, int | None],
         reduction: str | None,
-        undivided: GraphDef | None,
+        undivided_def: GraphDef | None,
     ) -> None:
-        self.source, self.graph, self.undivided = step, graph, undivided
-        batch = np.asarray(unrolled.micro_batch).tolist()
+        self.source, self.graph, self.undivided_def = step, graph, undivided_def
+        batch = np.asarray(unrolled_graph.micro_batch).tolist()
         self.count = max([1, *(k + 1 for k in batch)])
         self.source_def = parse_graph(step.graph_def)
         self.nodes = {node.name: node for node in self.source_def.node}
         self.repeated = {
             graph.names[i]
-            for i, k, kind in zip(np.asarray(unrolled.copy_of).tolist(), batch, unrolled.op_types, strict=True)
+            for i, k, kind in zip(
+                np.asarray(unrolled_graph.copy_of).tolist(), batch, unrolled_graph.op_types, strict=True
+            )
             if k >= 0 and kind != ACCUMULATE
         }
         self.roles = roles(graph)
@@ -129,7 +131,9 @@ class BatchDivision:
                 follows.add(name)
         backward -= ancestors(self.nodes, names, backward & leads_to_loss & follows)
         self.forward = dict.fromkeys(name for name in names if name not in backward | update)
-        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count, undivided=self.undivided)
+        self.values = read_batch_values(
+            self.source_def, list(self.forward), axes, self.count, undivided=self.undivided_def
+        )
         share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
         self.trains = bool(differentiated)
         loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
@@ -148,7 +152,7 @@ class BatchDivision:
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
         """Warns about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
-        other_ops = None if self.undivided is None else other_number_of_ops(self.source_def, self.undivided)
+        other_ops = None if self.undivided_def is None else other_number_of_ops(self.source_def, self.undivided_def)
         while self.nodes[name].op == "Identity":
             name = next(data_inputs(self.nodes[name]))[0]
         if loss.problems or (
@@ -244,7 +248,7 @@ class BatchDivision:
         if self.count == 1 or not tensors:
             return
         forward = list(self.forward)
-        values = read_batch_values(self.source_def, forward, axes, self.count, axes, self.undivided)
+        values = read_batch_values(self.source_def, forward, axes, self.count, axes, self.undivided_def)
         statistic = unproven_statistic(values, forward, tensors)
         if statistic is not None:
             message = (
@@ -268,7 +272,7 @@ class BatchDivision:
             )
             adds = node.op.startswith("AssignAdd") or adds_to_itself
             added = [self.values.constant(tensor) for tensor in data_inputs(written)] if adds else []
-            if self.undivided is not None:
+            if self.undivided_def is not None:
                 reads_size = isinstance(self.values.of_batch_size((name, 0)), Total)
             else:
                 reads_size = any(
@@ -289,7 +293,7 @@ class BatchDivision:
         warnings.warn(message, stacklevel=stacklevel + 1)
 
     def compare_gradients(
-        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
+        self, unrolled_step: Step, undivided_step: Step | None, axes: Mapping[str, int | None], batch: object | None
     ) -> None:
         """Computes what updates read from the backward pass, and warns if it is not what the undivided batch gives.
 
@@ -298,7 +302,7 @@ class BatchDivision:
         if self.warned:
             return
         batches = [batch, None] if self.unproven and batch is not None else [batch]
-        differences = [self._gradient_difference(unrolled, undivided, axes, inputs) for inputs in batches]
+        differences = [self._gradient_difference(unrolled_step, undivided_step, axes, inputs) for inputs in batches]
         batch_name = "samples of the example inputs" if batch is None else "the first batch"
         if self.unproven:
             if not all(difference is not None and difference[1] == 0 for difference in differences):
@@ -311,12 +315,12 @@ class BatchDivision:
             )
             self._warn(message, 5)
         if not self.warned:
-            self._warn_of_outputs(unrolled, undivided, axes, batch, batch_name)
+            self._warn_of_outputs(unrolled_step, undivided_step, axes, batch, batch_name)
 
     def _warn_of_outputs(
         self,
-        unrolled: Step,
-        undivided: Step | None,
+        unrolled_step: Step,
+        undivided_step: Step | None,
         axes: Mapping[str, int | None],
         batch: object | None,
         batch_name: str,
@@ -326,14 +330,14 @@ class BatchDivision:
         scalars = [
             k
             for k, (spec, producer) in enumerate(zip(self.source.outputs, producers, strict=True))
-            if unrolled.outputs[k].shape == spec.shape == ()
+            if unrolled_step.outputs[k].shape == spec.shape == ()
             and producer in self.repeated
             and producer not in self.loss_terms
         ]
-        if undivided is None or not scalars or not self._is_comparable(undivided):
+        if undivided_step is None or not scalars or not self._is_comparable(undivided_step):
             return
         arrays, axis_of_input = self._sample_batches(axes, batch)
-        for k, share in output_differences(unrolled, undivided, arrays, axis_of_input, scalars).items():
+        for k, share in output_differences(unrolled_step, undivided_step, arrays, axis_of_input, scalars).items():
             label = self.source.output_names[k] if self.source.output_names else producers[k]
             message = (
                 f"the number {label!r} that step {self.source.name!r} returns is the mean or sum of those of the micro-batches, "
@@ -341,10 +345,10 @@ class BatchDivision:
             )
             self._warn(message, 6)
 
-    def _is_comparable(self, undivided: Step) -> bool:
+    def _is_comparable(self, undivided_step: Step) -> bool:
         """Whether the undivided step is small, and its statistics of the batch are not warned of already."""
         tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
-        return not self.values.normalizes and max(tensor_bytes, undivided.parameter_bytes) <= MOST_BYTES
+        return not self.values.normalizes and max(tensor_bytes, undivided_step.parameter_bytes) <= MOST_BYTES
 
     def _sample_batches(
         self, axes: Mapping[str, int | None], batch: object | None
@@ -354,10 +358,10 @@ class BatchDivision:
         return sample_batches(self.source, axis_of_input, self.count, batch), axis_of_input
 
     def _gradient_difference(
-        self, unrolled: Step, undivided: Step | None, axes: Mapping[str, int | None], batch: object | None
+        self, unrolled_step: Step, undivided_step: Step | None, axes: Mapping[str, int | None], batch: object | None
     ) -> tuple[str, float] | None:
         """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
-        if undivided is None or not self._is_comparable(undivided):
+        if undivided_step is None or not self._is_comparable(undivided_step):
             return None
         gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
         reads = [
@@ -367,7 +371,7 @@ class BatchDivision:
             if tensor[0] in self.repeated & gradients and self.is_float(tensor)
         ]
         arrays, axis_of_input = self._sample_batches(axes, batch)
-        return largest_difference(unrolled, undivided, arrays, axis_of_input, reads)
+        return largest_difference(unrolled_step, undivided_step, arrays, axis_of_input, reads)
 
     def is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.

@@ -104,11 +104,11 @@ def execute(
         workers,
         options.get("secret"),
     )
-    unrolled = None
+    pipeline_step = None
     if micro_batches is not None or schedule is not None:
-        unrolled = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
-        inputs = whole_batches(step, unrolled.micro_batches, inputs)
-        step, placement, graph = unrolled.step, unrolled.placement, unrolled.graph
+        pipeline_step = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
+        inputs = whole_batches(step, pipeline_step.micro_batches, inputs)
+        step, placement, graph = pipeline_step.step, pipeline_step.placement, pipeline_step.graph
     for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
         check_whole(name, value, low=0)
     step, graph, op_placement = step_to_run(step, placement, graph, cluster, "bl.execute")
@@ -142,7 +142,7 @@ def execute(
         )
         status, message = _answer_of_worker(options.get("worker"), exchange, peers, local, uses_peers=bool(workers))
     run = _run(step, graph, op_placement, cluster, collected, status, message)
-    return run if unrolled is None else unrolled.with_pipeline_info(run)
+    return run if pipeline_step is None else pipeline_step.with_pipeline_info(run)
 
 
 def _answer_of_worker(

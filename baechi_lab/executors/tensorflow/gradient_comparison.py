@@ -86,8 +86,8 @@ def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: o
 
 
 def largest_difference(
-    unrolled: Step,
-    undivided: Step,
+    unrolled_step: Step,
+    undivided_step: Step,
     micro_batches: Sequence[object],
     axes: Sequence[int | None],
     reads: Sequence[GradientRead],
@@ -97,12 +97,12 @@ def largest_difference(
     The difference is 0 if all gradients are compared, not all of them are 0, and they are equal within the tolerance.
 
     Args:
-        unrolled, undivided: the steps of all micro-batches and of the undivided batch.
+        unrolled_step, undivided_step: the steps of all micro-batches and of the undivided batch.
         micro_batches: the inputs of all micro-batches, as `sample_batches` returns them.
         axes: per input of a micro-batch, the axis along which micro-batches are joined.
         reads: the gradients that are compared.
     """
-    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided, unrolled))
+    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided_step, unrolled_step))
     nodes = [{node.name: node for node in graph.node} for graph in (undivided_graph, unrolled_graph)]
     compared = [
         (read, undivided_name, unrolled_name)
@@ -110,7 +110,7 @@ def largest_difference(
         if (undivided_name := _tensor_name(nodes[0], read)) and (unrolled_name := _tensor_name(nodes[1], read))
     ]
     names = [(undivided_name, unrolled_name) for _, undivided_name, unrolled_name in compared]
-    values = _values_of_both(unrolled, undivided, micro_batches, axes, names)
+    values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
     if values is None:
         return None
     expected, computed, tolerance = values
@@ -130,8 +130,8 @@ def largest_difference(
 
 
 def output_differences(
-    unrolled: Step,
-    undivided: Step,
+    unrolled_step: Step,
+    undivided_step: Step,
     micro_batches: Sequence[object],
     axes: Sequence[int | None],
     positions: Sequence[int],
@@ -140,9 +140,12 @@ def output_differences(
 
     An empty dict if they cannot be computed. The other arguments are those of `largest_difference`.
     """
-    nodes = {node.name: node for node in parse_graph(undivided.graph_def).node}
-    names = [(join(*behind_identities(nodes, undivided.outputs[k].name)), unrolled.outputs[k].name) for k in positions]
-    values = _values_of_both(unrolled, undivided, micro_batches, axes, names)
+    nodes = {node.name: node for node in parse_graph(undivided_step.graph_def).node}
+    names = [
+        (join(*behind_identities(nodes, undivided_step.outputs[k].name)), unrolled_step.outputs[k].name)
+        for k in positions
+    ]
+    values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
     if values is None:
         return {}
     expected, computed, tolerance = values
@@ -163,8 +166,8 @@ def behind_identities(nodes: Mapping[str, NodeDef], reference: str) -> tuple[str
 
 
 def _values_of_both(
-    unrolled: Step,
-    undivided: Step,
+    unrolled_step: Step,
+    undivided_step: Step,
     micro_batches: Sequence[object],
     axes: Sequence[int | None],
     names: Sequence[tuple[str, str]],
@@ -173,15 +176,15 @@ def _values_of_both(
 
     `names` has the name of each tensor in both. None if they cannot be computed.
     """
-    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided, unrolled))
+    undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided_step, unrolled_step))
     if not names or not _fix_draws(undivided_graph) or not _fix_draws(unrolled_graph):
         return None
-    arrays = checked_batch(unrolled, micro_batches)
+    arrays = checked_batch(unrolled_step, micro_batches)
     batch = tuple(
         arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
     )
-    expected = _compute_tensors(undivided, undivided_graph, [name for name, _ in names], batch)
-    computed = _compute_tensors(unrolled, unrolled_graph, [name for _, name in names], arrays)
+    expected = _compute_tensors(undivided_step, undivided_graph, [name for name, _ in names], batch)
+    computed = _compute_tensors(unrolled_step, unrolled_graph, [name for _, name in names], arrays)
     if expected is None or computed is None:
         return None
     halves = any(map(_is_half, unrolled_graph.node))

@@ -67,6 +67,8 @@ def pipelined_step(
     cluster_or_uniform = Cluster.uniform(op_placement.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
     pipe = make_pipelined_graph(graph, cluster_or_uniform, op_placement, count, schedule)
-    undivided = undivided_step(step, axes, count)
-    unrolled = unrolled_step(step, graph, op_placement, pipe, reduction, axes, undivided, first_batch(step, inputs))
-    return PipelinedStep(unrolled, pipe, count)
+    step_of_batch = undivided_step(step, axes, count)
+    step_of_micro_batches = unrolled_step(
+        step, graph, op_placement, pipe, reduction, axes, step_of_batch, first_batch(step, inputs)
+    )
+    return PipelinedStep(step_of_micro_batches, pipe, count)

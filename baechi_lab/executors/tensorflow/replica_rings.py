@@ -58,7 +58,7 @@ class Rings:
         self,
         graph_def: GraphDef,
         graph: OpGraph,
-        unrolled: OpGraph,
+        unrolled_graph: OpGraph,
         shares: Shares,
         sums: Sums,
         gradients: Mapping[Tensor, int],
@@ -68,7 +68,8 @@ class Rings:
         self.graph_def, self.shares, self.sums, self.gradients = graph_def, shares, sums, gradients
         self.copies, self.prefix = copies, prefix
         self.ops: dict[int, dict[tuple[int, int], str]] = {}  # group -> (round, replica) -> name in the unrolled graph
-        for name, kind, i in zip(unrolled.names, unrolled.op_types, unrolled.copy_of.tolist(), strict=True):  # type: ignore[union-attr]
+        copy_of = unrolled_graph.copy_of.tolist()  # type: ignore[union-attr]
+        for name, kind, i in zip(unrolled_graph.names, unrolled_graph.op_types, copy_of, strict=True):
             if kind == ALL_REDUCE:
                 _, at, replica = name.rsplit("/", 2)
                 group = self.ops.setdefault(shares.group(graph.names[i]), {})

@@ -53,14 +53,14 @@ def unrolled_step(
     pipe: PipelinedGraph,
     reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
-    undivided: Step | None = None,
+    step_of_batch: Step | None = None,
     batch: object | None = None,
 ) -> Step:
     """Returns `step`, whose graph is `graph` and placement `placement`, unrolled as in `pipe`.
 
     The inputs are those of micro-batch 0, then 1, ... The outputs are those of `step`: a float scalar is the mean (or sum) over
     micro-batches, an integer scalar the sum, and any other output is stacked with the micro-batch as first axis. Variables of
-    replicas (`w/replica1`) follow the variables of `step`. `undivided` is the step of the undivided batch, if it is known, and
+    replicas (`w/replica1`) follow the variables of `step`. `step_of_batch` is the step of the undivided batch, if known, and
     `batch` its inputs: gradients are compared on them, or on samples of the example inputs.
 
     Raises:
@@ -71,11 +71,11 @@ def unrolled_step(
         raise UnknownNameError.of("reduction", str(reduction), REDUCTIONS)
     axes = batch_axes(step, 1, None) if axes is None else axes
     axes = {split(name)[0]: axis for name, axis in axes.items()}
-    undivided_graph = None if undivided is None else parse_graph(undivided.graph_def)
+    undivided_graph = None if step_of_batch is None else parse_graph(step_of_batch.graph_def)
     division = BatchDivision(step, graph, pipe.graph, axes, reduction, undivided_graph)
-    unrolled = _Unroller(division, placement, pipe).step()
-    division.compare_gradients(unrolled, undivided, axes, batch)
-    return unrolled
+    step_of_micro_batches = _Unroller(division, placement, pipe).step()
+    division.compare_gradients(step_of_micro_batches, step_of_batch, axes, batch)
+    return step_of_micro_batches
 
 
 class _Unroller:
@@ -83,7 +83,7 @@ class _Unroller:
 
     def __init__(self, division: BatchDivision, placement: Placement, pipe: PipelinedGraph) -> None:
         self.division, self.pipe = division, pipe
-        self.source, self.graph, self.unrolled = division.source, division.graph, pipe.graph
+        self.source, self.graph, self.unrolled_graph = division.source, division.graph, pipe.graph
         self.count, self.nodes, self.repeated = division.count, division.nodes, division.repeated
         self.shares = Shares(self.graph, placement)
         # Parsed anew: reading an attribute that a node lacks, as the analysis does, adds an empty one.
@@ -104,7 +104,7 @@ class _Unroller:
         self.rings = Rings(
             graph_def=self.graph_def,
             graph=self.graph,
-            unrolled=self.unrolled,
+            unrolled_graph=self.unrolled_graph,
             shares=self.shares,
             sums=self.sums,
             gradients=self._gradients() if placement.replicas else {},
@@ -115,9 +115,9 @@ class _Unroller:
     def step(self) -> Step:
         """Returns the step: a node for every op of the unrolled graph, and control dependencies that enforce the schedule."""
         # A node for every op of the unrolled graph.
-        unrolled = self.unrolled
-        origins, batches = np.asarray(unrolled.copy_of).tolist(), np.asarray(unrolled.micro_batch).tolist()
-        for name, kind, i, k in zip(unrolled.names, unrolled.op_types, origins, batches, strict=True):
+        unrolled_graph = self.unrolled_graph
+        origins, batches = np.asarray(unrolled_graph.copy_of).tolist(), np.asarray(unrolled_graph.micro_batch).tolist()
+        for name, kind, i, k in zip(unrolled_graph.names, unrolled_graph.op_types, origins, batches, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
                 continue  # added with its reader
             original = self.nodes[self.graph.names[i]]
@@ -132,7 +132,7 @@ class _Unroller:
                 self._reseed(node, k)
         places = {node.name: node for node in self.graph_def.node}
         # The control dependencies of the schedule.
-        names = self.unrolled.names
+        names = self.unrolled_graph.names
         waits = control_dependencies(self.pipe)
         for op, predecessors in waits.items():
             places[names[op]].input.extend(f"^{names[k]}" for k in predecessors)
@@ -152,7 +152,7 @@ class _Unroller:
             for name in self._names(split(spec.name)[0])[1:]
         ]
         return Step(
-            name=self.unrolled.name,
+            name=self.unrolled_graph.name,
             graph_def=self.graph_def.SerializeToString(deterministic=True),
             inputs=tuple(inputs),
             outputs=outputs,
@@ -196,7 +196,7 @@ class _Unroller:
         for position, tensor in enumerate(self.graph.outputs(self.graph.index[name])):
             if self.graph.tensor_names[tensor] == str(output):
                 sum_name = f"{name}/accumulate{position}/mb{k}"
-                return sum_name if sum_name in self.unrolled.index else None
+                return sum_name if sum_name in self.unrolled_graph.index else None
         return None
 
     # -- copies ------------------------------------------------------------------------------------------------------

@@ -145,11 +145,11 @@ def execute(
         return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
-    results, device = placed_model.traced.results, placed_model.placement.device
+    results, device = placed_model.model_trace.results, placed_model.placement.device
     loss_device = int(device[results[0]]) if results else 0
     assign(
         placed_model.model,
-        placed_model.traced,
+        placed_model.model_trace,
         placed_model.placement,
         placed_model.cluster,
         reorder=reorder,
@@ -259,7 +259,7 @@ def divide(
             f"replicas is {in_short(replicas)} and pipeline is False; replicas of stages run in processes of their own"
         )
     must = pipeline is True or bool(replicas)
-    adding = reduction_of(step, model, placed_model.traced.layers, micro_steps, reduction)
+    adding = reduction_of(step, model, placed_model.model_trace.layers, micro_steps, reduction)
     if schedule is None:
         return StepDivision(micro_steps, None, len(micro_steps), adding)
     session_knows_schedule = isinstance(schedule, str) and schedule in ("gpipe", "1f1b")

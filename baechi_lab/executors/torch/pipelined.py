@@ -71,8 +71,8 @@ def cut_step(placed_model: PlacedModel, schedule: ScheduleOption | None) -> Pipe
     assert pipelined_graph.schedule is not None and pipelined_graph.stages is not None  # noqa: S101  (a schedule was given)
     if not pipelined_graph.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    program = record(placed_model.model, step.inputs, placed_model.traced)
-    stage = pipelined_graph.stages.stage[: len(placed_model.traced.calls)].tolist()
+    program = record(placed_model.model, step.inputs, placed_model.model_trace)
+    stage = pipelined_graph.stages.stage[: len(placed_model.model_trace.calls)].tolist()
     stage_modules = cut(placed_model.model, program, stage, pipelined_graph.stages.count)
     groups = {group[0]: group for group in placed_model.placement.on(placed_model.graph).replicas}
     stage_ranks = [

@@ -24,7 +24,7 @@ class PlacedModel:
         step: the step of the whole batch.
         model: built by `step`.
         micro_steps: the steps of the micro-batches; `step` alone where the batch is not divided.
-        traced: the calls of the model on the first of `micro_steps`.
+        model_trace: the calls of the model on the first of `micro_steps`.
         graph, placement: of the first of `micro_steps`.
         cluster: names the devices.
     """
@@ -32,7 +32,7 @@ class PlacedModel:
     step: TorchStep
     model: nn.Module
     micro_steps: list[TorchStep]
-    traced: Trace
+    model_trace: Trace
     graph: OpGraph
     placement: Placement
     cluster: Cluster
@@ -52,10 +52,10 @@ def place_model(
     """
     model = step.model()
     try_optimizer(step, model, len(micro_steps))
-    traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
-    step_graph, op_placement = _known_graph(micro_steps[0], model, traced, placement, graph)
+    model_trace = trace(model, micro_steps[0].inputs, atomic=step.atomic)
+    step_graph, op_placement = _known_graph(micro_steps[0], model, model_trace, placement, graph)
     devices = cluster or default_cluster(op_placement, kind)
-    return PlacedModel(step, model, micro_steps, traced, step_graph, op_placement, devices)
+    return PlacedModel(step, model, micro_steps, model_trace, step_graph, op_placement, devices)
 
 
 def default_cluster(placement: Placement, kind: str = "auto") -> Cluster:
@@ -68,7 +68,7 @@ def default_cluster(placement: Placement, kind: str = "auto") -> Cluster:
 
 
 def _known_graph(
-    step: TorchStep, model: nn.Module, traced: Trace, placement: Placement, graph: OpGraph | None
+    step: TorchStep, model: nn.Module, model_trace: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
     """Returns the graph to report in, and the placement of its ops. A placement of the calls alone covers their groups."""
     from ...profilers.torch.layers import profile_layers
@@ -79,12 +79,12 @@ def _known_graph(
             step.inputs,
             warmup=0,
             runs=1,
-            traced=traced,
+            traced=model_trace,
             loss=step.loss_of,
             batch=(step.inputs, step.targets),
             make=step.optimizer,
         ).graph(optimizer_states=step.optimizer_states)
-    calls = len(traced.calls)
+    calls = len(model_trace.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         group_device = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
         rank = placement.rank

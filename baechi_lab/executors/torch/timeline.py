@@ -62,21 +62,21 @@ class Measurement(Observer):
         unrolled_graph: OpGraph | None = None,
         storages: StorageTracker | None = None,
     ):
-        model, traced, graph, placement = (
+        model, model_trace, graph, placement = (
             placed_model.model,
-            placed_model.traced,
+            placed_model.model_trace,
             placed_model.graph,
             placed_model.placement,
         )
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.row_of_op = np.broadcast_to(np.arange(graph.n), (1, graph.n))
-        groups = offloaded_state_groups(traced, graph)
+        groups = offloaded_state_groups(model_trace, graph)
         # parameter -> the device that has its optimizer state between steps
         self.state_device = {name: int(placement.device[op]) for op, names in groups for name in names}
         hosts = placement.device[[kind == OFFLOADED for kind in graph.op_types]]
         self.host = int(hosts[0]) if len(hosts) else 0  # where tensors wait for the backward pass
-        self.copies = rerun_ops(len(traced.calls), graph)
+        self.copies = rerun_ops(len(model_trace.calls), graph)
         per_batch = graph
         if unrolled_graph is not None and unrolled_graph is not graph:
             # int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch.
@@ -87,10 +87,10 @@ class Measurement(Observer):
             row_of_op[batch[each], origin[each]] = each
             self.row_of_op = row_of_op
             graph, placement = unrolled_graph, placement.on(unrolled_graph)
-        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, placed_model.cluster
+        self.model_trace, self.graph, self.placement, self.cluster = model_trace, graph, placement, placed_model.cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
-        self.backward = backward_ops(traced) if self.row_of_op.shape[1] > len(traced.calls) else {}
+        self.backward = backward_ops(model_trace) if self.row_of_op.shape[1] > len(model_trace.calls) else {}
         self.loss = next((op for op, kind in enumerate(per_batch.op_types) if kind == LOSS), None)
         if self.loss is not None:
             self.backward = {**self.backward, self.loss: self.loss + 1}
@@ -109,7 +109,7 @@ class Measurement(Observer):
             self.session.plain = False
         self.own_interceptor: Interceptor | None = None
         if self.distribution.interceptor is None:  # one device only: the model is not intercepted yet
-            self.own_interceptor = Interceptor(model, traced.layers, self.session).install()
+            self.own_interceptor = Interceptor(model, model_trace.layers, self.session).install()
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = self._on_send
 
@@ -245,7 +245,7 @@ class Measurement(Observer):
     def _device(self, op: int) -> int:
         """Returns the device of a call, or of the loss."""
         calls = self.session.plan.device
-        return calls[op] if op < len(calls) else calls[self.traced.results[0]]
+        return calls[op] if op < len(calls) else calls[self.model_trace.results[0]]
 
     def _row(self, op: int) -> int:
         """Returns the op of the graph of all micro-batches that `op` is in the present one."""
@@ -423,7 +423,7 @@ class Measurement(Observer):
         last = float(end_of_op.max(initial=0.0))
         start_of = dict(zip(ops.tolist(), start.tolist(), strict=True))
         for rows_of_batch in self.row_of_op.tolist():
-            for i, call in enumerate(self.traced.calls):
+            for i, call in enumerate(self.model_trace.calls):
                 row = rows_of_batch[i]
                 if row in start_of and call.output_bytes:
                     device = int(self.placement.device[row])

@@ -99,12 +99,12 @@ def folder_files(
         model = step.model()
         try_optimizer(step, model, 1)
         division = StepDivision([step], None, 1, Reduction(True, ({},)))
-    traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
+    model_trace = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
     op_placement = placement if graph is None else placement.on(graph)
     run_cluster = (
         cluster if cluster is not None else Cluster.uniform(int(op_placement.device.max(initial=0)) + 1, kind="cpu")
     )
-    plan = make_plan(traced, op_placement, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
+    plan = make_plan(model_trace, op_placement, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {
         "MICRO_BATCHES": repr(len(division.micro_steps)),

@@ -89,11 +89,11 @@ def _step_request(
     graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Callable[[object], list[object]]
 ) -> dict[str, object]:
     """Work of all micro-batches, time before and after it, and the pairs of units that a chain of pipeline stages orders."""
-    unrolled = unroll(graph, objective.micro_batches)
-    unit, count = m.unit[unrolled.copy_of], len(m.persistent_bytes)
-    table = durations(unrolled, cluster)
+    unrolled_graph = unroll(graph, objective.micro_batches)
+    unit, count = m.unit[unrolled_graph.copy_of], len(m.persistent_bytes)
+    table = durations(unrolled_graph, cluster)
     work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
-    head, tail = heads_and_tails(unrolled, table.min(axis=1))
+    head, tail = heads_and_tails(unrolled_graph, table.min(axis=1))
     least = [np.full(count, np.inf), np.full(count, np.inf)]
     for earliest, path in zip(least, (head, tail), strict=True):
         np.minimum.at(earliest, unit, path)

@@ -171,15 +171,15 @@ def profile_layers(
 class Timer(Handler):
     """The handler that times calls and their autograd nodes, in microseconds summed over runs."""
 
-    def __init__(self, traced: Trace, training: bool):
-        self.index, self.training = {**traced.index, LOSS_KEY: len(traced.calls)}, training
-        self.forward, self.backward, self.added = np.zeros((3, len(traced.calls) + 1))  # the loss comes last
+    def __init__(self, model_trace: Trace, training: bool):
+        self.index, self.training = {**model_trace.index, LOSS_KEY: len(model_trace.calls)}, training
+        self.forward, self.backward, self.added = np.zeros((3, len(model_trace.calls) + 1))  # the loss comes last
         """`added` is the time of adding to the gradients of parameters."""
         self.loss_of: tuple[int, ...] | None = None
         """Positions of the outputs that the loss has gradients for; None if the loss is one of them."""
         self.measuring = False
         self.called: list[int] = []  # calls of the running Function
-        self._totals: list[NDArray[np.float64]] = [np.zeros(2 * len(traced.calls))]
+        self._totals: list[NDArray[np.float64]] = [np.zeros(2 * len(model_trace.calls))]
 
     def end_run(self) -> None:
         """Stores the totals at the end of a measured run."""
