@@ -32,7 +32,8 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
 
     Placers count the processor time of messages (`Link.overhead_us`) as latency. They give every output bytes of its own,
     although `graph.reuse` says that some lie in the memory of others. Where either makes a difference, a placer that finds
-    no placement is asked again with other limits, and a placement must fit when it is simulated.
+    no placement is asked again with other limits, and a placement must fit when it is simulated. They also count what groups
+    hold that run as one op each. If the original graph of the groups is known, its ops must fit, too.
 
     Raises the same errors as `bl.place`.
     """
@@ -52,9 +53,14 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
             placement = _retry_if_messages_delay_ops(graph, cluster, placer, refusal)
         else:
             raise
-    memory_matters = memory_may_run_out(graph, cluster_for_placers)
-    if (graph.reuse is not None or has_overhead) and placer.uses_memory and memory_matters:
-        placement = _fit_in_simulation(graph, cluster, placer, placement)
+    ops = original if original.original is None else original.original
+    micro_batches = placer.micro_batches if getattr(placer, "objective", "") == "step" else 1  # type: ignore[attr-defined]
+    memory_matters = memory_may_run_out(ops, cluster_for_placers, micro_batches)
+    is_approximate = graph.reuse is not None or has_overhead or original.original is not None
+    if is_approximate and placer.uses_memory and memory_matters:
+        fitting_placement = _fit_in_simulation(graph, original, cluster, placer, placement)
+        if fitting_placement is not placement:
+            placement = fitting_placement.replace(info=_drop_proofs(fitting_placement.info))
     if has_overhead:
         placement = placement.replace(info={**_drop_proofs(placement.info), "overhead": "seen as latency"})
     if graph.reuse is not None and memory_matters:
@@ -89,31 +95,43 @@ def _retry_if_messages_delay_ops(
     raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
 
 
-def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placement: Placement) -> Placement:
-    """Returns a placement that fits when it is simulated, else raises a refusal without a proof."""
-    objective = getattr(placer, "objective", "latency")
+def _fit_in_simulation(
+    graph: OpGraph, given_graph: OpGraph, cluster: Cluster, placer: Placer, placement: Placement
+) -> Placement:
+    """Returns a placement that fits when it is simulated, else raises a refusal without a proof.
 
-    def peak_as_simulated(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
+    Args:
+        graph: what `placer` places.
+        given_graph: what the caller placed. The ops of its groups are simulated if its original graph is known.
+    """
+    objective, ops = getattr(placer, "objective", "latency"), given_graph.original
+    keys = {"graph_key": given_graph.key, "group_of": given_graph.group_of, "source_key": given_graph.source_key}
+
+    def peak(of: OpGraph, on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":
             pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
-            return simulate(graph, on, candidate, **pipeline).peak_bytes
+            return simulate(of, on, candidate, **pipeline).peak_bytes
         # In one micro-batch each replica holds what the first of its group holds.
-        return simulate_step(graph, on, candidate.replace(replicas=())).peak_bytes
+        return simulate_step(of, on, candidate.replace(replicas=())).peak_bytes
+
+    def peak_as_simulated(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
+        return peak(graph, on, candidate) if ops is None else peak(ops, on, candidate.replace(**keys))
 
     def peak_as_counted(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":
-            return peak_as_simulated(on, candidate)
+            return peak(graph, on, candidate)
         return makespan_and_peak(graph, on, candidate.replace(replicas=()))[1]
 
     attempts = TRIES // 2 if placer.anytime else TRIES
     fitting = place_with_smaller_limits(
         cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, attempts
     )
-    if fitting is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
+    if fitting is None and ops is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
         fitting = fastest_of_all_placements(graph, cluster)
     if fitting is None:
         reason = "no placement that fits was found, which is no proof that none exists"
-        raise infeasible_placement(f"{reason}: views and messages take more than placers count", graph, cluster)
+        cause = "views and messages" if ops is None else "ops in turns"
+        raise infeasible_placement(f"{reason}: {cause} take more than placers count", graph, cluster)
     return fitting
 
 

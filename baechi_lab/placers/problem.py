@@ -105,9 +105,11 @@ def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
     return len(kinds) == 1 and links and bool(allowed_devices(graph, cluster).all())
 
 
-def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether some device cannot hold all ops and tensors at once."""
-    total_bytes = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
+def memory_may_run_out(graph: OpGraph, cluster: Cluster, micro_batches: int = 1) -> bool:
+    """Whether some device cannot hold all ops and tensors at once, in a step of several micro-batches those of each."""
+    # Additions of gradients have further outputs, at most one of the size of each tensor.
+    copies = 2 * micro_batches if micro_batches > 1 else 1
+    total_bytes = int(graph.persistent_bytes.sum()) + copies * int(graph.temp_bytes.sum() + graph.tensor_bytes.sum())
     return bool(np.any(cluster.memory_bytes < total_bytes))
 
 

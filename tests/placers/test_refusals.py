@@ -269,6 +269,33 @@ def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
             bl.place(graph, bl.Cluster.uniform(1, memory_bytes=60), name, objective="throughput")
 
 
+@pytest.mark.parametrize("placer", ["m-etf", "m-topo", "contiguous", "heft", "single", "auto", "search", "exact"])
+def test_bug_groups_that_fit_were_returned_though_their_ops_do_not_fit(placer):
+    """Groups run one after the other: 50 + 1 bytes, then 60 + 1. Of the ops, a1 and b1 run at once, and a2 and b2 wait for c
+    and d on the other device: 50 + 60 + 1 bytes in any order.
+    """
+    graph = bl.OpGraph.from_edges(
+        [1, 10, 1, 1, 10, 1],
+        [(0, 2, 50), (1, 2, 1), (3, 5, 60), (4, 5, 1)],
+        names=["a1", "c", "a2", "b1", "d", "b2"],
+        colocation=[0, -1, 0, 1, -1, 1],
+        colocation_names=("A", "B"),
+        allowed=[0, 1, 0, 0, 1, 0],
+        allowed_sets=(("gpu:0",), ("gpu:1",)),
+    )
+    options = {"time_limit": None, "evaluations": 20} if placer == "search" else {}
+    for memory, fits in ((110, False), (111, True)):
+        cluster = bl.Cluster.uniform(2, memory_bytes=memory, link=bl.Link(0.0, 0.0))
+        groups = bl.optimize(graph, cluster, passes=("colocation", "fusion"))
+        assert groups.n == 4
+        if fits:
+            timeline = bl.simulate(graph, cluster, bl.place(groups, cluster, placer, **options))
+            assert timeline.feasible and timeline.peak_bytes.tolist() == [111, 1]
+        else:
+            with pytest.raises(bl.InfeasiblePlacement, match="no proof that none exists: ops in turns take more"):
+                bl.place(groups, cluster, placer, **options)
+
+
 @pytest.mark.slow
 def test_what_fits_only_because_messages_delay_ops_is_not_refused_with_a_proof():
     """Found by trying random problems: on (1, 0, 1, 1, 0, 0) the 164 and 107 bytes hold when messages take processor time."""
