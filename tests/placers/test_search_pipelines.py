@@ -147,3 +147,18 @@ def test_bad_input_is_rejected():
     assert bl.place(bl.OpGraph.from_edges([]), cluster, "search", objective="step").n == 0
     alone = bl.place(graph, bl.Cluster.uniform(1), "search", objective="throughput", time_limit=0.1)
     assert alone.info["period_us"] == pytest.approx(graph.duration_us.sum())
+
+
+@pytest.mark.parametrize("placer", ["search", "exact", "auto"])
+def test_bug_pipelines_of_few_ops_that_no_cut_fits_were_refused(placer):
+    """6 + 3 and 5 + 4 bytes fit on two devices of 9, as no cut of the line 6, 5, 4, 3 does: 2 ops twice on each take 4."""
+    graph = bl.OpGraph.from_edges([1, 1, 1, 1], [], persistent_bytes=[6, 5, 4, 3])
+    cluster = bl.Cluster.uniform(2, memory_bytes=9, link=bl.Link(0.0, 0.0))
+    options = {"time_limit": None, "evaluations": 20} if placer == "search" else {}
+    placement = bl.place(graph, cluster, placer, objective="step", micro_batches=2, schedule="gpipe", **options)
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=2, schedule="gpipe")
+    assert timeline.feasible and timeline.makespan_us == 4
+    with pytest.raises(bl.InfeasiblePlacement, match="the graph keeps 18 B"):
+        bl.place(
+            graph, cluster.with_memory([9, 8]), placer, objective="step", micro_batches=2, schedule="gpipe", **options
+        )

@@ -50,7 +50,7 @@ from .islands import search_on_islands
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
-from .stages import search_stages
+from .stages import best_of_few_assignments, search_stages
 from .starts import Starts, choose, contracted_graph, restrict_to_merged
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
@@ -181,22 +181,29 @@ class Search(Placer):
         """Searches for a period, or for a step of several micro-batches, from the best start."""
         from ..registry import make_placer
 
-        goal, starts = self._goal, [] if start_placement is None else [start_placement]
+        goal = self._goal
+        refusal: InfeasiblePlacement | InvalidInput | None = None
+        starts = [] if start_placement is None else [(start_placement.placer, start_placement)]
         goal_params = {k: v for k, v in goal._asdict().items() if k != "name"}
         try:
-            starts.append(make_placer("contiguous", objective=goal.name, **goal_params).assign(graph, cluster))
-        except InfeasiblePlacement:
-            if not starts:
-                raise
-        worth = [(us, k) for k, start in enumerate(starts) if (us := _worth(goal, graph, cluster, start)) < np.inf]
+            cut = make_placer("contiguous", objective=goal.name, **goal_params).assign(graph, cluster)
+            starts.append(("contiguous", cut))
+        except (InfeasiblePlacement, InvalidInput) as error:  # no cut fits, or the schedule can run none
+            refusal = error
+        worth = [(us, k) for k, (_, start) in enumerate(starts) if (us := _worth(goal, graph, cluster, start)) < np.inf]
+        if not worth and (assignment := best_of_few_assignments(graph, cluster, goal)) is not None:
+            worth = [(_worth(goal, graph, cluster, assignment), len(starts))]
+            starts.append(("all assignments", assignment))
         if not worth:
+            if refusal is not None and start_placement is None:
+                raise refusal
             raise InfeasiblePlacement(
                 "search cannot start: no start keeps within memory",
                 int(graph.persistent_bytes.sum()),
                 cluster.memory_bytes.tolist(),
             )
         start_us, at = min(worth)
-        name = starts[at].placer if starts[at] is start_placement else "contiguous"
+        name, start = starts[at]
         history = [(budget.elapsed, 0, start_us)]
 
         def tell(us: float, used: int) -> None:
@@ -207,11 +214,9 @@ class Search(Placer):
 
         numbers = self.numbers or SEARCH
         if goal.name == "throughput" and not goal.replicas:
-            best, us, used = search_period(
-                graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers
-            )
+            best, us, used = search_period(graph, cluster, goal, start, budget, self.workers, self.seed, tell, numbers)
         else:
-            best, us, used = search_stages(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
+            best, us, used = search_stages(graph, cluster, goal, start, budget, self.seed, tell, numbers)
         report = SearchReport(name, start_us, used, budget.elapsed, budget.interrupted, tuple(history))
         return Placement(
             device=best.device,

@@ -105,6 +105,18 @@ def search_stages(
     return best, us, used
 
 
+def best_of_few_assignments(graph: OpGraph, cluster: Cluster, objective: Objective) -> Placement | None:
+    """Returns the best placement that fits, of all assignments if these are few; else None."""
+    units = make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
+    best, best_us = None, np.inf
+    for unit_device in every_assignment(units.allowed, MOST_ASSIGNMENTS):
+        candidate = _candidate_of_leaders(unit_device, {})
+        us = _measure(graph, cluster, objective, candidate, units, best_us)
+        if us < best_us:
+            best, best_us = candidate.placement(units), us
+    return best
+
+
 def _candidate_of_leaders(unit_device: NDArray[np.int64], groups: Groups) -> Candidate:
     """Returns the groups of the leading devices; a leader without a group is alone."""
     return Candidate(unit_device, {d: groups.get(d, (d,)) for d in np.unique(unit_device).tolist()})
