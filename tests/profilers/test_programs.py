@@ -884,3 +884,43 @@ def test_two_devices_for_a_model_of_onnx():
         warnings.simplefilter("error")
         timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf"))
     assert not bl.check(graph, cluster, bl.place(graph, cluster, "m-etf"), timeline)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("INT2", 2), ("UINT4", 4), ("INT4", 4), ("FLOAT4E2M1", 4), ("FLOAT8E8M0", 8)]
+)
+def test_numbers_of_less_than_a_byte_share_bytes(kind, bits):
+    """7 x 5 numbers take 35 * bits / 8 bytes, rounded up; four bytes for each of them were counted."""
+    packed = TensorProto(
+        name="w", data_type=TensorProto.DataType.Value(kind), dims=[7, 5], raw_data=bytes(-(-35 * bits // 8))
+    )
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["float_w"]),
+        helper.make_node("MatMul", ["x", "float_w"], ["y"]),
+    ]
+    quantized = model(
+        nodes,
+        [value("x", 2, 7)],
+        [value("y", 2, 5)],
+        [packed, weights("s", 1)],
+        opset_imports=[helper.make_opsetid("", 25)],
+        ir_version=13,
+    )
+    graph = bl.profile_program(quantized, hardware="a100", training=False)
+    assert int(graph.persistent_bytes.sum()) == -(-35 * bits // 8) + 4
+
+
+def test_sparse_weights_count_as_the_dense_tensors_that_runtimes_make_of_them():
+    sparse = helper.make_sparse_tensor(
+        weights("w", 3), helper.make_tensor("at", TensorProto.INT64, [3], [0, 5, 31]), [8, 4]
+    )
+    dense = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", 2, 8)], [value("y", 2, 4)], [weights("w", 8, 4)]
+    )
+    stored_sparsely = onnx.ModelProto()
+    stored_sparsely.CopyFrom(dense)
+    del stored_sparsely.graph.initializer[:]
+    stored_sparsely.graph.sparse_initializer.append(sparse)
+    graphs = [bl.profile_program(program, hardware="a100") for program in (dense, stored_sparsely)]
+    assert graphs[0].names == graphs[1].names and graphs[0].duration_us.tolist() == graphs[1].duration_us.tolist()
+    assert [int(graph.persistent_bytes.sum()) for graph in graphs] == [2 * 8 * 4 * 4] * 2  # weights and gradients

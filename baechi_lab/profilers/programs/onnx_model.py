@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FormatError
@@ -51,12 +51,15 @@ if TYPE_CHECKING:
 onnx = onnx_package()
 
 _WIDTH = {
-    **dict.fromkeys("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ".split(), 1),
+    **dict.fromkeys(("INT2", "UINT2"), 0.25),
+    **dict.fromkeys(("INT4", "UINT4", "FLOAT4E2M1"), 0.5),
+    **dict.fromkeys("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0".split(), 1),
     **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 2),
     **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 4),
     **dict.fromkeys(("INT64", "UINT64", "DOUBLE", "COMPLEX64"), 8),
     "COMPLEX128": 16,
 }
+"""Bytes of a number of each type. Tensors of smaller numbers take whole bytes."""
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
@@ -186,16 +189,14 @@ def _read_model(
                 gradients=gradients if has_gradient_rule else None,
             )
         )
-    size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()} | body_bytes
+    size = {v: ceil(prod(shape) * _WIDTH.get(types.get(v, ""), 4)) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
 
 
 def _check_inputs_exist(graph: GraphProto) -> None:
     """Raises `FormatError` for an operator that reads what nothing makes: its shape, and so the work on it, is unknown."""
-    available_values = {v.name for v in (*graph.input, *graph.initializer)} | {
-        t.values.name for t in graph.sparse_initializer
-    }
+    available_values = {v.name for v in (*graph.input, *graph.initializer)}
     available_values |= {v for node in graph.node for v in node.output}
     for node in graph.node:
         missing = next((v for v in node.input if v and v not in available_values), None)
@@ -230,6 +231,9 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
     """Returns the model with the shape of every input set and the shapes of all values that ONNX can infer."""
     sized_model = onnx.ModelProto()
     sized_model.CopyFrom(model)
+    for sparse in sized_model.graph.sparse_initializer:  # runtimes store them densely
+        sized_model.graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
+    del sized_model.graph.sparse_initializer[:]
     constants = {t.name for t in sized_model.graph.initializer}
     size_of_label: dict[str, int] = {}
     for value in sized_model.graph.input:
@@ -579,7 +583,7 @@ def _attribute_bytes(node: NodeProto) -> int:
     if node.domain != "ai.onnx.ml":
         return 0
     tensor_bytes = sum(
-        prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0) for a in node.attribute if a.HasField("t")
+        ceil(prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0)) for a in node.attribute if a.HasField("t")
     )
     return tensor_bytes + sum(4 * len(a.floats) + 8 * len(a.ints) for a in node.attribute)
 
