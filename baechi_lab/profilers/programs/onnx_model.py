@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
-from math import ceil, prod
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FormatError
@@ -51,15 +51,13 @@ if TYPE_CHECKING:
 onnx = onnx_package()
 
 _WIDTH = {
-    **dict.fromkeys(("INT2", "UINT2"), 0.25),
-    **dict.fromkeys(("INT4", "UINT4", "FLOAT4E2M1"), 0.5),
     **dict.fromkeys("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0".split(), 1),
     **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 2),
     **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 4),
     **dict.fromkeys(("INT64", "UINT64", "DOUBLE", "COMPLEX64"), 8),
     "COMPLEX128": 16,
 }
-"""Bytes of a number of each type. Tensors of smaller numbers take whole bytes."""
+_PER_BYTE = {"INT2": 4, "UINT2": 4, "INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2}
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
@@ -189,7 +187,7 @@ def _read_model(
                 gradients=gradients if has_gradient_rule else None,
             )
         )
-    size = {v: ceil(prod(shape) * _WIDTH.get(types.get(v, ""), 4)) for v, shape in shapes.items()} | body_bytes
+    size = {v: _bytes(prod(shape), types.get(v, "")) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
 
@@ -463,6 +461,11 @@ def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, st
     return shapes, types
 
 
+def _bytes(numbers: int, kind: str) -> int:
+    """Returns the bytes of a tensor of so many numbers. Numbers of less than a byte share bytes."""
+    return -(-numbers // _PER_BYTE[kind]) if kind in _PER_BYTE else numbers * _WIDTH.get(kind, 4)
+
+
 def _type_name(number: int) -> str:
     return onnx.TensorProto.DataType.Name(number) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
 
@@ -473,7 +476,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         return Kernel(metadata=True), ""
     input_shapes = [shapes.get(v, ()) if v else None for v in node.input]
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
-    size = lambda v: prod(shapes.get(v, ())) * _WIDTH.get(types.get(v, ""), 4)  # noqa: E731
+    size = lambda v: _bytes(prod(shapes.get(v, ())), types.get(v, ""))  # noqa: E731
     moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v) + _attribute_bytes(node)
     if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
         moved_bytes = 2 * sum(size(v) for v in node.output if v)
@@ -583,7 +586,7 @@ def _attribute_bytes(node: NodeProto) -> int:
     if node.domain != "ai.onnx.ml":
         return 0
     tensor_bytes = sum(
-        ceil(prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0)) for a in node.attribute if a.HasField("t")
+        prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0) for a in node.attribute if a.HasField("t")
     )
     return tensor_bytes + sum(4 * len(a.floats) + 8 * len(a.ints) for a in node.attribute)
 
