@@ -137,6 +137,17 @@ def test_chakra_in_json_is_the_same(tmp_path):
         assert bl.load_graph(tmp_path / "step.json").n == 3
 
 
+def test_chakra_in_the_json_of_astra_sim_is_the_same(tmp_path):
+    """As its feeder reads it: a list `workload_graph`, whose nodes have attributes as fields, and no control dependencies."""
+    nodes = [{key: value for key, value in node.items() if key != "ctrl_deps"} for node in NODES]
+    names = {"id": "Id", "name": "Name", "type": "NodeType", "duration_micros": "runtime", "data_deps": "data_deps"}
+    feeder = [{names[key]: value for key, value in node.items() if key in names} for node in nodes]
+    feeder[0]["tensor_size"] = 64
+    (tmp_path / "step.json").write_text(json.dumps({"workload_graph": feeder}))
+    (tmp_path / "step.et").write_bytes(et(*nodes))
+    assert bl.load_trace(tmp_path / "step.json").graph == bl.load_trace(tmp_path / "step.et").graph
+
+
 def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     """Rank 0 computes 4 and sends for 2; rank 1 receives (1, after the send) and computes 3: 4 + 2 + 1 + 3."""
     peers = [attribute("comm_src", int32_val=0), attribute("comm_dst", int32_val=1), attribute("comm_tag", int32_val=7)]

@@ -11,6 +11,9 @@ An `.et` file is a GlobalMetadata message and then one Node per operator, each b
     send and receive    of two ranks with one `comm_tag`: the receive waits for the send
 
 Where no node has a start time, all start as early as the lanes and dependencies allow.
+
+ASTRA-sim's feeder reads a JSON form of its own, the list `workload_graph`, with `Id`, `Name`, `NodeType`, `runtime` (in
+microseconds) and attributes as fields of a node.
 """
 
 from __future__ import annotations
@@ -54,6 +57,17 @@ TYPES = (
     "BATCH_NODE",
     "CHECKPOINT_NODE",
 )
+_FEEDER_ATTRIBUTES = (
+    "is_cpu_op",
+    "num_ops",
+    "tensor_size",
+    "comm_type",
+    "comm_size",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+)
+"""Fields of a node of `workload_graph` that are attributes in the other forms."""
 _UNITS = {"MEM": "memory", "STORAGE": "memory", "CHECKPOINT": "memory", "COMM": "communication"}
 
 
@@ -112,13 +126,13 @@ def nodes_of(data: bytes) -> list[Node]:
 
 
 def nodes_of_json(text: str) -> list[Node]:
-    """Reads the nodes of the JSON form: a sequence of objects, or the list `nodes` of one object.
+    """Reads the nodes of the JSON form: a sequence of objects, or the list `nodes` or `workload_graph` of one object.
 
     Raises:
         FormatError: the text is cut off, or a field has the wrong type.
     """
     documents = list(_objects(text))
-    nodes = documents[0].get("nodes") if documents else None
+    nodes = _first(documents[0], ("nodes", "workload_graph"), None) if documents else None
     for document in documents[:1]:
         _check_version(document.get("version", ""))
     if nodes is None:
@@ -130,7 +144,8 @@ def nodes_of_json(text: str) -> list[Node]:
 
 def looks_like_chakra(beginning: str) -> bool:
     """Whether a text with this beginning holds nodes in the JSON form."""
-    return any(f'"{name}"' in beginning for name in TYPES[1:8]) and '"format"' not in beginning[:200]
+    words = (*TYPES[1:8], "workload_graph")
+    return any(f'"{word}"' in beginning for word in words) and '"format"' not in beginning[:200]
 
 
 def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
@@ -322,7 +337,7 @@ def _of_json(fields: object, k: int) -> Node:
     """Returns node `k` of the JSON form of a trace, whose versions name fields differently."""
     if not isinstance(fields, dict):
         raise FormatError(f"node {k} is {in_short(fields)}; it must be an object")
-    name, kind = fields.get("name", ""), fields.get("type", 0)
+    name, kind = _first(fields, ("name", "Name"), ""), _first(fields, ("type", "NodeType"), 0)
     if isinstance(kind, int):
         kind = _type(kind, k)
     if not isinstance(name, str) or kind not in TYPES:
@@ -338,18 +353,18 @@ def _of_json(fields: object, k: int) -> Node:
 
     outputs = fields.get("outputs", {})
     values = outputs.get("values", "") if isinstance(outputs, dict) else ""
-    attributes = {}
+    attributes = {key: fields[key] for key in _FEEDER_ATTRIBUTES if key in fields}
     for entry in _list_of(_first(fields, ("attr", "attrs"), []), k, "attr"):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             value = next((v for key, v in entry.items() if key.endswith(("Val", "_val")) or key == "value"), None)
             number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20
             attributes[entry["name"]] = int(value) if number else value  # type: ignore[arg-type]
     return Node(
-        id=integer("id"),
+        id=integer("id", "Id"),
         name=name,
         type=kind,
         start_us=integer("startTimeMicros", "start_time_micros"),
-        duration_us=integer("durationMicros", "duration_micros"),
+        duration_us=integer("durationMicros", "duration_micros", "runtime"),
         data=integers("dataDeps", "data_deps"),
         control=integers("ctrlDeps", "ctrl_deps"),
         outputs=values if isinstance(values, str) else "",
