@@ -53,10 +53,10 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
     largest_op, together = needed_bytes(graph)
     enough = -(-together // capacity_bytes) if capacity_bytes else 0
-    as_it_is = packing_proof(graph, cluster, shared=True)
+    as_it_is = packing_proof(graph, cluster, with_reuse=True)
     if as_it_is is None and graph.reuse is None:
         _, as_it_is = first_fitting(graph, cluster)  # empty where a placement fits
-    alone, whatever = bytes_while_running(graph, shared=True), ""
+    alone, whatever = bytes_while_running(graph, with_reuse=True), ""
     if graph.n and int(alone.max()) > capacity_bytes:
         op = int(alone.argmax())
         whatever = (

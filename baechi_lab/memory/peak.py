@@ -77,21 +77,21 @@ def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
     )
 
 
-def counted_bytes(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
+def counted_bytes(graph: OpGraph, with_reuse: bool = False) -> NDArray[np.int64]:
     """Returns int64[tensors]: the bytes of each tensor that certainly has memory of its own, else 0."""
-    if not shared or graph.reuse is None:
+    if not with_reuse or graph.reuse is None:
         return graph.tensor_bytes
     owns_bytes = (graph.reuse == OWN) | (graph.reuse == GROWS)
     return np.where(owns_bytes[graph.tensor_producer], graph.tensor_bytes, 0)
 
 
-def bytes_while_running(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
+def bytes_while_running(graph: OpGraph, with_reuse: bool = False) -> NDArray[np.int64]:
     """Returns int64[n]: the bytes of each op's inputs, outputs and temporaries, without persistent bytes.
 
     >>> bytes_while_running(OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20])).tolist()
     [40, 60]
     """
-    size, need = counted_bytes(graph, shared), graph.temp_bytes.copy()
+    size, need = counted_bytes(graph, with_reuse), graph.temp_bytes.copy()
     np.add.at(need, graph.tensor_producer, size)
     np.add.at(need, graph.consumers, size[graph.edge_tensor])
     return need
@@ -104,6 +104,6 @@ def least_of_one_op(graph: OpGraph) -> int:
     >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads
     (55, 35)
     """
-    needed_bytes, persistent = bytes_while_running(graph, shared=True), int(graph.persistent_bytes.sum())
+    needed_bytes, persistent = bytes_while_running(graph, with_reuse=True), int(graph.persistent_bytes.sum())
     growing = np.zeros(graph.n, np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
     return max(persistent, persistent - int(growing.sum()) + int((needed_bytes + growing).max(initial=0)))

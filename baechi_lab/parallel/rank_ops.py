@@ -297,24 +297,28 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, storage
     batch, length = layout.micro_batch, sequence_length // layout.cp
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
     writer = _PartWriter("block", layout, tokens, hidden, storage.products)
-    # Tokens of tensors that tensor parallelism does not divide.
-    shared = tokens // tp if layout.sequence_parallel else tokens
+    # Tokens that a rank holds of tensors between the layers that tensor parallelism divides.
+    rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     norm = hidden * (1 + model.bias)
     writer.parameters += norm
-    writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
-    _attention(writer, model, layout, batch, length, sequence_length, storage, shared)
-    mask = shared * hidden if model.dropout else 0
-    writer.move("add", 3 * shared * hidden + mask / 2, (shared * hidden + mask / 2) * (2 if mask else 1), saved=mask)
+    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
+    _attention(writer, model, layout, batch, length, sequence_length, storage, rank_tokens)
+    mask = rank_tokens * hidden if model.dropout else 0
+    writer.move(
+        "add", 3 * rank_tokens * hidden + mask / 2, (rank_tokens * hidden + mask / 2) * (2 if mask else 1), saved=mask
+    )
     writer.parameters += norm
-    writer.move("norm2", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    writer.move("norm2", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
     if experts:
-        _experts(writer, model, layout, tokens, shared)
+        _experts(writer, model, layout, tokens, rank_tokens)
     else:
         writer.enter_tensor_parallel("up")
-        _feed_forward(writer, model, tokens, -(-model.feed_forward // tp), "", saved_input=HALF * shared * hidden)
+        _feed_forward(writer, model, tokens, -(-model.feed_forward // tp), "", saved_input=HALF * rank_tokens * hidden)
         writer.leave_tensor_parallel("down")
-    writer.move("add2", 3 * shared * hidden + mask / 2, (shared * hidden + mask / 2) * (2 if mask else 1), saved=mask)
-    edge = HALF * shared * hidden
+    writer.move(
+        "add2", 3 * rank_tokens * hidden + mask / 2, (rank_tokens * hidden + mask / 2) * (2 if mask else 1), saved=mask
+    )
+    edge = HALF * rank_tokens * hidden
     width = max(2 * model.feed_forward // tp, 3 * model.heads * model.head_size // tp)
     transient = HALF * tokens * (width + 2 * hidden)
     if not storage.flash_attention:
@@ -333,14 +337,14 @@ def _attention(
     length: int,
     keys: int,
     storage: Storage,
-    shared: int,
+    rank_tokens: int,
 ) -> None:
     """Adds the ops of a rank's share of an attention: projections, scores over `keys` positions, and the output's product."""
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     size = model.head_size + model.rope_size
     writer.enter_tensor_parallel("qkv")
-    saved_input = HALF * shared * hidden
+    saved_input = HALF * rank_tokens * hidden
     if model.key_rank:
         rank = model.key_rank + model.rope_size
         if model.query_rank:
@@ -410,20 +414,25 @@ def _feed_forward(
     writer.product(f"{label}down", rows, width, model.hidden, bias=model.bias)
 
 
-def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: int, shared: int) -> None:
+def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: int, rank_tokens: int) -> None:
     """Adds router, all-to-all, the experts' feed-forward parts, and the all-to-all back; tokens are spread evenly."""
     hidden, ep, tp = model.hidden, layout.ep, layout.tp
     local_experts = max(model.experts // ep, 1)
     # Rows of a rank before its tensor-parallel ranks gather their tokens, and after.
-    routed, gathered = shared * model.experts_per_token, tokens * model.experts_per_token
+    routed, gathered = rank_tokens * model.experts_per_token, tokens * model.experts_per_token
     if model.shared_feed_forward:
         writer.enter_tensor_parallel("shared")
         _feed_forward(
-            writer, model, tokens, -(-model.shared_feed_forward // tp), "shared_", saved_input=HALF * shared * hidden
+            writer,
+            model,
+            tokens,
+            -(-model.shared_feed_forward // tp),
+            "shared_",
+            saved_input=HALF * rank_tokens * hidden,
         )
         writer.leave_tensor_parallel("shared_down")
-    writer.product("router", shared, hidden, model.experts, saved=FULL * shared * hidden)
-    writer.move("top_k", 4 * shared * model.experts, saved=FULL * shared * model.experts)
+    writer.product("router", rank_tokens, hidden, model.experts, saved=FULL * rank_tokens * hidden)
+    writer.move("top_k", 4 * rank_tokens * model.experts, saved=FULL * rank_tokens * model.experts)
     writer.move("dispatch", 2 * routed * hidden)
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "dispatch/all_to_all")
     writer.enter_tensor_parallel("experts", model.experts_per_token)
@@ -441,7 +450,7 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
     writer.move("unpermute", 2 * gathered * hidden)
     writer.leave_tensor_parallel("experts", model.experts_per_token)
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "combine/all_to_all")
-    writer.move("combine", (routed + shared) * hidden)
+    writer.move("combine", (routed + rank_tokens) * hidden)
 
 
 def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> Part:
@@ -450,17 +459,20 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
     width = model.embedding_size
     writer = _PartWriter("embedding", layout, tokens, width)
     rows = model.vocabulary_share(tp)
-    shared = tokens // tp if layout.sequence_parallel else tokens
+    rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += rows * width + model.positions * hidden
     writer.move("lookup", 2 * tokens * width, 2 * tokens * width + 2 * rows * width, saved=8 * tokens)
     writer.leave_tensor_parallel("lookup")
     if model.projection_parameters:
-        writer.product("project", shared, width, hidden)
+        writer.product("project", rank_tokens, width, hidden)
     if model.positions or model.dropout:
         writer.move(
-            "positions", 3 * shared * hidden, 2 * shared * hidden, saved=shared * hidden if model.dropout else 0
+            "positions",
+            3 * rank_tokens * hidden,
+            2 * rank_tokens * hidden,
+            saved=rank_tokens * hidden if model.dropout else 0,
         )
-    edge = HALF * shared * hidden
+    edge = HALF * rank_tokens * hidden
     return writer.part(0, edge, HALF * tokens * hidden)
 
 
@@ -470,13 +482,13 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, storage:
     width = model.embedding_size
     writer = _PartWriter("head", layout, tokens, width)
     columns = model.vocabulary_share(tp)
-    shared = tokens // tp if layout.sequence_parallel else tokens
+    rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += hidden * (1 + model.bias)
-    writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
     if model.projection_parameters:
-        writer.product("project", shared, hidden, width)
+        writer.product("project", rank_tokens, hidden, width)
     writer.enter_tensor_parallel("logits")
-    writer.product("logits", tokens, width, columns, saved=HALF * shared * width, weights=False)
+    writer.product("logits", tokens, width, columns, saved=HALF * rank_tokens * width, weights=False)
     passes = LOSS_PASSES[storage.fused_loss] * FULL / HALF * tokens * columns
     logits = tokens * columns
     writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if storage.fused_loss else FULL * logits)
@@ -484,4 +496,4 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, storage:
         reduction = RankOp("head/loss/all_reduce", "all_reduce", axis="tp", message_bytes=3 * FULL * tokens)
         writer.rows.append((reduction, ()))
     transient = (HALF if storage.fused_loss else HALF + FULL) * logits
-    return writer.part(HALF * shared * hidden, 0, transient)
+    return writer.part(HALF * rank_tokens * hidden, 0, transient)

@@ -142,7 +142,7 @@ def _retry_with_buffer_reuse(
 
     The refusal is a proof only where the proof does not count these outputs.
     """
-    if (reason := packing_proof(graph, cluster, shared=True)) is not None:
+    if (reason := packing_proof(graph, cluster, with_reuse=True)) is not None:
         raise infeasible_placement(reason, graph, cluster) from refusal
     placement = None
     if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ or offload.
 made and that v or a descendant of v reads. Its readers have not ended, and a tensor in transfer is held on at least one
 device. This is true for the given graph; a graph that recomputes is another one.
 
-With `shared=True`, outputs that may lie in the memory of others (`OpGraph.reuse`) count 0 bytes, which is a lower bound.
+With `with_reuse=True`, outputs that may lie in the memory of others (`OpGraph.reuse`) count 0 bytes, which is a lower bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_COUNTED_OPS = 16
 """Ops across which bytes are counted: one for each of as many parts of the step, where one device would hold most."""
 
 
-def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_bytes: int = 0) -> tuple[int, int]:
+def largest_bytes_across_op(graph: OpGraph, with_reuse: bool = False, threshold_bytes: int = 0) -> tuple[int, int]:
     """Returns (bytes, op): the most bytes that all devices together hold across one of `MAX_COUNTED_OPS` ops.
 
     What one device would hold in some order is an upper bound of the bytes across an op. Ops whose upper bound is at most
@@ -38,7 +38,7 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     if graph.n == 0:
         return best, best_op
     # The op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the topological order.
-    size = counted_bytes(graph, shared)
+    size = counted_bytes(graph, with_reuse)
     bytes_on_one_device = live_bytes(graph, graph.position, size) + graph.temp_bytes[graph.order]
     bytes_on_one_device += int(graph.persistent_bytes.sum())
     segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
@@ -54,7 +54,7 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
         read[graph.edge_tensor[after[graph.consumers]]] = True
         live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
         persistent_bytes = graph.persistent_bytes
-        if shared and graph.reuse is not None:  # bytes that grow exist once their op has started
+        if with_reuse and graph.reuse is not None:  # bytes that grow exist once their op has started
             persistent_bytes = np.where(
                 (graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, persistent_bytes
             )

@@ -54,7 +54,7 @@ def best_fit(
     return group_device
 
 
-def packing_proof(graph: OpGraph, cluster: Cluster, shared: bool = False) -> str | None:
+def packing_proof(graph: OpGraph, cluster: Cluster, with_reuse: bool = False) -> str | None:
     """Returns one sentence that proves that no placement fits, or None.
 
     The proof holds for every placement and schedule:
@@ -63,16 +63,16 @@ def packing_proof(graph: OpGraph, cluster: Cluster, shared: bool = False) -> str
     - An op runs next to the persistent bytes of its group, with its temporaries, outputs and all inputs.
     - Across an op the devices hold the tensors made before it and read after it (`memory.lower_bounds`).
 
-    Every output has bytes of its own, as placers count. With `shared`, outputs that may lie in others count 0 bytes.
+    Every output has bytes of its own, as placers count. With `with_reuse`, outputs that may lie in others count 0 bytes.
     """
     if graph.n == 0:
         return None
     group, need = groups_of(graph), promised_bytes(graph)
     allowed = allowed_group_devices(graph, cluster, group)
     return (
-        _prove_op_too_large(graph, cluster, group, allowed, shared)
+        _prove_op_too_large(graph, cluster, group, allowed, with_reuse)
         or _prove_devices_too_small(graph, cluster, need, allowed)
-        or _prove_cluster_too_small(graph, cluster, allowed, shared)
+        or _prove_cluster_too_small(graph, cluster, allowed, with_reuse)
         or _prove_no_packing(need, allowed, cluster)
     )
 
@@ -127,11 +127,11 @@ def describe_op(graph: OpGraph, op: int) -> str:
 
 
 def _prove_op_too_large(
-    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], allowed: NDArray[np.bool_], shared: bool
+    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], allowed: NDArray[np.bool_], with_reuse: bool
 ) -> str | None:
     """Returns a sentence if an op needs more memory than any device that may run it has, else None."""
-    persistent_bytes = persistent_bytes_beside(graph, shared)
-    running = bytes_while_running(graph, shared) + persistent_bytes
+    persistent_bytes = persistent_bytes_beside(graph, with_reuse)
+    running = bytes_while_running(graph, with_reuse) + persistent_bytes
     largest_memory = np.where(allowed, cluster.memory_bytes, -1).max(axis=1)[group]
     worst = int(np.argmax(running - largest_memory))
     if running[worst] <= largest_memory[worst]:
@@ -155,10 +155,10 @@ def _prove_op_too_large(
     )
 
 
-def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
+def persistent_bytes_beside(graph: OpGraph, with_reuse: bool = False) -> NDArray[np.int64]:
     """Returns int64[n]: persistent bytes on an op's device while it runs: those of its group, without bytes that grow later."""
     group, grows = groups_of(graph), np.zeros(graph.n, dtype=np.bool_)
-    if shared and graph.reuse is not None:
+    if with_reuse and graph.reuse is not None:
         grows = graph.reuse == GROWS
     group_bytes = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     np.add.at(group_bytes, group, np.where(grows, 0, graph.persistent_bytes))
@@ -167,15 +167,17 @@ def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.
 
 def needed_bytes(graph: OpGraph) -> tuple[int, int]:
     """Returns the bytes that one device needs, and that all need together, in any placement; shared outputs count 0."""
-    alone = bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)
-    together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
+    alone = bytes_while_running(graph, with_reuse=True) + persistent_bytes_beside(graph, with_reuse=True)
+    together = max(largest_bytes_across_op(graph, with_reuse=True)[0], int(graph.persistent_bytes.sum()))
     return int(alone.max(initial=0)), together
 
 
-def _prove_cluster_too_small(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_], shared: bool) -> str | None:
+def _prove_cluster_too_small(
+    graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_], with_reuse: bool
+) -> str | None:
     """Returns a sentence if the bytes that exist while some op runs exceed all devices together, else None."""
     memory = int(cluster.memory_bytes[allowed.any(axis=0)].sum())
-    total, op = largest_bytes_across_op(graph, shared, memory)
+    total, op = largest_bytes_across_op(graph, with_reuse, memory)
     if total <= memory:
         return None
     return (
