@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import wait
@@ -61,6 +62,8 @@ class ForwardState:
         self.adopted: list[torch.Tensor] = []  # tensors that no call made, with a tag
         # storage of a tensor that was sent -> events after which the copies no longer read it
         self.sends_under_way: dict[int, list[torch.cuda.Event]] = {}
+        # storage of a tensor of inference mode -> how often it was written in place
+        self.inference_writes: Counter[int] = Counter()
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:

@@ -187,8 +187,10 @@ class StreamTransport(TaggedTransport):
         output_tensors = list(tensors(outputs))
         for tensor in output_tensors:
             tag = tag_of(state, tensor)
-            if tensor.device.type == "cuda" and (tag is None or tag.device != device or tag.version != version(tensor)):
-                self._set_tag(state, tensor, Tag(state, op, device, event, version(tensor)))
+            if tensor.device.type == "cuda" and (
+                tag is None or tag.device != device or tag.version != self._version(state, tensor)
+            ):
+                self._set_tag(state, tensor, Tag(state, op, device, event, self._version(state, tensor)))
         for position, target, _ in sends:  # a layer on the host fetches its inputs itself
             on_gpu = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
             if on_gpu and self._is_cuda(target):
@@ -200,17 +202,22 @@ class StreamTransport(TaggedTransport):
         bases = {storage_key(t): tag_of(state, t) for t in tensors(inputs)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
-            if base is None or base.version != version(tensor):
+            if base is None or base.version != self._version(state, tensor):
                 self.depart(state, tensor, -1, device, ())
             elif tag_of(state, tensor) is None:
                 self._set_tag(state, tensor, Tag(state, base.op, base.device, base.event, base.version))
 
     def wait_for_sends(self, state: ForwardState, value: object, device: int) -> None:
         """Makes the device wait for copies that are being made of the tensors, on other streams."""
-        if self._is_cuda(device):
-            for tensor in tensors(value):
-                for event in state.sends_under_way.pop(storage_key(tensor), ()):
-                    self.compute(state, device).wait_event(event)
+        for tensor in tensors(value):
+            if tensor.is_inference():
+                state.inference_writes[storage_key(tensor)] += 1
+            for event in state.sends_under_way.pop(storage_key(tensor), ()) if self._is_cuda(device) else ():
+                self.compute(state, device).wait_event(event)
+
+    def _version(self, state: ForwardState, tensor: torch.Tensor) -> int:
+        """Returns how often a tensor was written in place. Tensors of inference mode do not count this, so this class does."""
+        return state.inference_writes[storage_key(tensor)] if tensor.is_inference() else version(tensor)
 
     def write_back(self, state: ForwardState, original: torch.Tensor, copy: torch.Tensor, device: int) -> None:
         tag = tag_of(state, original)
@@ -233,10 +240,12 @@ class StreamTransport(TaggedTransport):
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Returns the copy of a tensor on a device, made once per version, and the event after which it is complete."""
         copied_version, copy, event = tag.copies.get(target, (-1, tensor, None))
-        if copied_version == version(tensor):
+        if copied_version == self._version(state, tensor):
             return copy, event
-        if tag.event is None or tag.version != version(tensor):  # complete after all that is submitted so far
-            tag.version, tag.event = version(tensor), torch.cuda.Event()
+        if tag.event is None or tag.version != self._version(
+            state, tensor
+        ):  # complete after all that is submitted so far
+            tag.version, tag.event = self._version(state, tensor), torch.cuda.Event()
             tag.event.record(self.compute(state, tag.device))
         send_stream, receive_stream = self.stream_pair(tag.op, tag.device, target)
         send_stream.wait_event(tag.event)
@@ -252,7 +261,7 @@ class StreamTransport(TaggedTransport):
         if self.records_streams:
             tensor.record_stream(reader)
             copy.record_stream(self.compute(state, target))
-        tag.copies[target] = (version(tensor), copy, event)
+        tag.copies[target] = (self._version(state, tensor), copy, event)
         state.sends_under_way.setdefault(storage_key(tensor), []).append(event)
         if self.on_send is not None:
             self.on_send(tag.op, target, tensor_bytes(tensor), start_mark, self._mark(receive_stream))
@@ -287,7 +296,7 @@ class StreamTransport(TaggedTransport):
         """Tags an input or constant. It is complete after all that the caller's stream has submitted so far."""
         event = torch.cuda.Event()
         event.record(state.caller_streams[tensor.device])
-        tag = Tag(state, -1, self.first_on_gpu[tensor.device], event, version(tensor))
+        tag = Tag(state, -1, self.first_on_gpu[tensor.device], event, self._version(state, tensor))
         self._set_tag(state, tensor, tag)
         state.adopted.append(tensor)
         return tag

@@ -51,7 +51,7 @@ class Written(torch.nn.Module):
         self.relu(y)
         total = torch.zeros(6, 4, device=x.device)
         total.add_(z)
-        return self.c(total) + y
+        return self.c(total) + self.b(y)
 
 
 class Stream:
@@ -189,7 +189,7 @@ def fake_gpus(model, homes):
         setattr(module, key, fake)
 
 
-def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2):
+def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2, mode=torch.no_grad):
     """Two forwards of a model placed at random on fake GPUs; returns what was seen."""
     if name in SMALL:
         step = bl.torch.models.build(name, **SMALL[name])
@@ -199,7 +199,7 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
     traced = trace(model, inputs)
     placement = random_placement(traced, len(devices), np.random.default_rng(seed), reorder=reorder)
     plan = make_plan(traced, placement, tuple(devices))
-    with FakeTensorMode() as fake, torch.no_grad():
+    with FakeTensorMode() as fake, mode():
         gpus = Gpus(monkeypatch)
         names = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
         fake_gpus(model, {n: devices[plan.parameters.get(n, 0)] for n in names})
@@ -257,6 +257,12 @@ def test_bug_tensors_were_overwritten_while_they_were_sent_and_constants_were_no
         assert not gpus.faults and not gpus.unrecorded()
         written_back += gpus.written_back
     assert written_back > 0
+
+
+def test_bug_a_tensor_was_sent_before_it_was_overwritten_in_inference_mode(monkeypatch):
+    for seed in range(8):
+        gpus, _ = run(monkeypatch, "written", ["cuda:0", "cuda:1"], seed, mode=torch.inference_mode)
+        assert not gpus.faults and not gpus.unrecorded()
 
 
 def test_the_checks_can_fail(monkeypatch):
