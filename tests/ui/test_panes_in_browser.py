@@ -327,6 +327,23 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     assert page.problems == []
 
 
+ALONE = """() => [...document.querySelectorAll('.bl-workbench .bl-toolbar')].filter((e) => e.offsetParent).flatMap((bar) => {
+  const [table, keys] = ['Table', '?'].map((text) => [...bar.querySelectorAll('button')].find((b) => b.textContent === text));
+  const widths = Array.from({ length: 200 }, (_, k) => 200 + 5 * k).filter((width) => {
+    bar.style.width = `${width}px`;
+    return Math.abs(table.getBoundingClientRect().top - keys.getBoundingClientRect().top) > 1;
+  });
+  bar.style.width = '';
+  return widths;
+})"""
+
+
+def test_bug_the_button_of_the_keys_was_alone_on_its_line(page):
+    """At some widths "?" was on the next line of a view's buttons, without the button "Table" that it belongs to."""
+    tab(page, "Timeline")
+    assert page.evaluate(ALONE) == []
+
+
 def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     _, line = outcome
     tab(page, "Timeline")

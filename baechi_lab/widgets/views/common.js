@@ -273,6 +273,8 @@ function frame(host, label, draw) {
     view.tabulate();
   });
   tabular.setAttribute("aria-pressed", "false");
+  const beside = element("span", { class: "bl-group bl-beside" });
+  beside.append(tabular, help);
   stage.append(list.host);
   host.append(rows);
   /** @type {() => {caption: string, head: string[], rows: string[][]}} */
@@ -284,7 +286,7 @@ function frame(host, label, draw) {
     about.textContent = `${words} Keys: ${Object.entries(keys).map(([key, what]) => `${key}: ${what}`).join("; ")}.`;
     list.fill(keys);
     contents = table;
-    if (!help.isConnected) toolbar.append(tabular, help);
+    if (!beside.isConnected) toolbar.append(beside);
     rove(toolbar);
   };
   canvas.addEventListener("keydown", (event) => {
