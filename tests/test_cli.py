@@ -417,7 +417,7 @@ def test_module_is_the_command(graph_file):
         (["--speed", "1,x,1,1"], "--speed is 'x'; it must be a number"),
         (["--seed", "x"], "--seed is 'x'"),
         (["--scheduler", "fifi"], "did you mean 'fifo'"),
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--nonsense"], "baechi-lab compare: unrecognized arguments: --nonsense (see baechi-lab compare --help)"),
     ],
 )
 def test_bad_options_of_compare(call, graph_file, arguments, text):

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=line, description=text, formatter_class=_Formatter)
         sub.add_argument("--json", action="store_true", help="print JSON for machines instead of text")
         module.add_arguments(sub)
-        sub.set_defaults(work=module.run)
+        sub.set_defaults(work=module.run, refuse=sub.error)
     return top
 
 
@@ -163,7 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _interruptible(), _collecting_warnings(notes):
             if command not in COMMANDS and command[:1] not in ("", "-"):
                 raise UnknownNameError.of("command", command, COMMANDS)
-            arguments: Any = parser().parse_args(words)
+            arguments: Any
+            arguments, unknown_words = parser().parse_known_args(words)
+            if unknown_words:  # refused by the sub-command, whose --help lists what it takes
+                arguments.refuse(f"unrecognized arguments: {' '.join(unknown_words)}")
             code = int(arguments.work(arguments) or 0)
             if sys.stdout is not None:
                 sys.stdout.flush()
