@@ -218,7 +218,13 @@ def split_batch(batch: T, count: int) -> list[T]:
             f"the batch has a tensor of shape {list(uneven.shape)}; its first dimension must be a multiple of the "
             f"{count} micro-batches"
         )
-    return [map_tensors(batch, lambda t, k=k: t.chunk(count)[k]) for k in range(count)]  # type: ignore[misc]
+
+    def part(tensor: torch.Tensor, k: int) -> torch.Tensor:
+        view = tensor.chunk(count)[k]
+        # Views count writes together: autograd would refuse what a model writes into another micro-batch.
+        return view if view.requires_grad else view.data
+
+    return [map_tensors(batch, lambda t, k=k: part(t, k)) for k in range(count)]  # type: ignore[misc]
 
 
 def lists_of_images(value: object) -> Iterator[list[torch.Tensor]]:

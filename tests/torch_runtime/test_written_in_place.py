@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch_cases import Copying  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.torch_runtime.tree import split_batch  # noqa: E402
 from baechi_lab.torch_steps.assigner import assign, distribution  # noqa: E402
 from baechi_lab.torch_steps.plan import make_plan  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
@@ -85,6 +86,24 @@ def test_bug_writes_from_another_device_were_lost(kind, odd):
     assert distributed_values.keys() == plain.keys()
     for name, values in plain.items():
         torch.testing.assert_close(distributed_values[name], values, rtol=1e-12, atol=1e-15)
+
+
+class ReadsWritten(nn.Linear):
+    """Writes into the batch, which the backward pass reads."""
+
+    def forward(self, x):
+        x[:, 0] = 1.0
+        return super().forward(x)
+
+
+def test_bug_a_write_into_one_micro_batch_was_a_write_into_all():
+    x = torch.randn(6, 4)
+    whole, divided = ReadsWritten(4, 2), ReadsWritten(4, 2)
+    divided.load_state_dict(whole.state_dict())
+    whole(x.clone()).square().mean().backward()
+    for loss in [divided(part).square().mean() / 2 for part in split_batch(x.clone(), 2)]:
+        loss.backward()
+    torch.testing.assert_close(divided.weight.grad, whole.weight.grad)
 
 
 def test_bug_writes_in_inference_mode_were_lost():

@@ -157,7 +157,8 @@ def split_batch(inputs, targets):
     uneven = [list(t.shape) for t in (*inputs, *targets) if len(t) % count]
     if uneven:
         raise ValueError(f"the batch has a tensor of shape {uneven[0]}; its first dimension must be a multiple of {count}")
-    parts = [[t.chunk(count) for t in tensors] for tensors in (inputs, targets)]
+    # as `.data`, because views count writes in place together
+    parts = [[[view.data for view in t.chunk(count)] for t in tensors] for tensors in (inputs, targets)]
     return [tuple(tuple(t[k] for t in tensors) for tensors in parts) for k in range(count)]
 
 
