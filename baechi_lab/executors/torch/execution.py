@@ -267,8 +267,9 @@ def divide(
         if must or not session_knows_schedule:
             raise InvalidInput(
                 f"the model's call {min(adding.in_model)!r} averages over what counts in a micro-batch (labels, masks or "
-                "weights), and a pipeline's stages cannot average over the undivided batch: compute the loss in the step's "
-                "loss=, or run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+                "weights) or divides by a number that the model computes, as a normalization of weights does, and a pipeline's "
+                "stages cannot divide as for the undivided batch: compute the loss in the step's loss=, or run the placement "
+                "in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
             )
         pipeline = False
     if pipeline is not False:
