@@ -69,6 +69,7 @@ class Hardware(Params):
         generation: its architecture ("ampere"), whose constants estimates use (`profilers.generations`); "" is a roofline.
         multiprocessors: units that compute tiles of matrix products; 0 without a generation.
         multiprocessor_threads: threads that one multiprocessor runs at a time, by NVIDIA's CUDA C++ Programming Guide.
+        float32_units: units of one multiprocessor for float32 ("CUDA cores"), each of which computes two FLOPs in a cycle.
         l2_bytes: size of the last cache before memory; 0 without a generation, so that what is read again is not counted.
         power_w: power limit of the board in watts; 0 without a generation, so that it does not hold products back.
         workspace_bytes: what libraries hold on the device besides tensors while a PyTorch step runs, a part of every peak.
@@ -98,6 +99,7 @@ class Hardware(Params):
     l2_bytes: int = 0
     power_w: float = 0.0
     multiprocessor_threads: int = 2048
+    float32_units: int = 128
     workspace_bytes: int = 0
 
     def validate(self) -> None:
@@ -114,6 +116,8 @@ class Hardware(Params):
         for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
+        if not 0 < self.float32_units < float("inf"):
+            raise InvalidInput(f"hardware float32_units is {self.float32_units}; it must be finite and above 0")
         for key in ("multiprocessors", "multiprocessor_threads", "l2_bytes", "power_w", "workspace_bytes"):
             if not 0 <= getattr(self, key) < float("inf"):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
@@ -260,6 +264,7 @@ def _read_table() -> dict[str, Hardware]:
             generation=row["generation"],
             multiprocessors=int(row["multiprocessors"]),
             multiprocessor_threads=int(row["multiprocessor_threads"]),
+            float32_units=int(row["float32_units"]),
             l2_bytes=int(1e6 * float(row["l2_mb"])),
             power_w=float(row["power_w"]),
             launches_hidden=bool(row["generation"]),

@@ -26,8 +26,9 @@ Precisions for which a device has no matrix units run like float32 (`Hardware.us
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
 the peak.
 
-Arithmetic beside products (`vector_flops`) runs at the peak of float32: the scores of fused attention, depthwise convolutions
-and batch norms, of which a multiprocessor computes one channel at a time.
+Arithmetic beside products (`vector_flops`) are the scores of fused attention, depthwise convolutions and batch norms, of which a
+multiprocessor computes one channel at a time. It needs cycles rather than units: its FLOPs, counted on multiprocessors with 128
+units for float32, run at the peak that the device would have with as many.
 
 All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
 that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
@@ -69,6 +70,8 @@ WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
 """Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in parts."""
+VECTOR_UNITS = 128
+"""Units for float32 of the multiprocessors on which `vector_flops` were measured, those of an H200."""
 NUMBER_BYTES = 4
 """Of a filter's number."""
 NORM_THREADS = 128
@@ -176,7 +179,8 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if not hardware.multiprocessors:
         return unshaped
     busy_share = _busy_multiprocessors(work, hardware) / hardware.multiprocessors
-    vector_us = 1e6 * work.vector_flops / (hardware.peak_flops * hardware.arithmetic_share * busy_share)
+    vector_peak = hardware.peak_flops * hardware.arithmetic_share * VECTOR_UNITS / hardware.float32_units
+    vector_us = 1e6 * work.vector_flops / (vector_peak * busy_share)
     owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
     splits = np.where(

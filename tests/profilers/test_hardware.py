@@ -206,6 +206,21 @@ def test_halved_matrix_units_reach_what_they_have(name):
     assert kernel_us(replace(SQUARE, precision="tf32"), board) <= kernel_us(SQUARE, board)
 
 
+@pytest.mark.parametrize(
+    ("name", "units"), [("p100", 3584), ("v100", 5120), ("t4", 2560), ("a100", 6912), ("a10", 9216), ("h100", 16896)]
+)
+def test_units_are_those_of_the_data_sheet(name, units):
+    hardware = Hardware.named(name)
+    assert hardware.multiprocessors * hardware.float32_units == units
+
+
+def test_vector_arithmetic_needs_cycles():
+    """A batch norm takes an A100, of 108 multiprocessors at 1.41 GHz, 1.72 times as long as an H100, of 132 at 1.98 GHz."""
+    norm = Kernel(moved_bytes=1.0, vector_flops=1e13)
+    ratio = kernel_us(norm, Hardware.named("a100")) / kernel_us(norm, Hardware.named("h100"))
+    assert ratio == pytest.approx(132 * 1.98 / (108 * 1.41), rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["t4", "a10", "a100", "l4", "l40s", "rtx-pro-6000", "h100", "b200"])
 def test_whole_matrix_units_reach_a_part(name):
     assert not is_halved(Hardware.named(name))
