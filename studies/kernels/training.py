@@ -54,7 +54,7 @@ def model_and_inputs(name: str, batch: int) -> tuple[torch.nn.Module, dict[str, 
         if name == "resnet-50":
             resnet = ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))
             return resnet, {"pixel_values": torch.empty(batch, 3, IMAGE, IMAGE), "labels": index}
-        bert = BertForQuestionAnswering(BertConfig(**BERT_SIZES[name], attn_implementation="eager"))
+        bert = BertForQuestionAnswering(BertConfig.from_dict({**BERT_SIZES[name], "attn_implementation": "eager"}))
         tokens = torch.empty(batch, SEQUENCE, dtype=torch.long)
         texts = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), tokens)
         return bert, {**texts, "start_positions": index, "end_positions": index}
