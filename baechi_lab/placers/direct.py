@@ -23,6 +23,8 @@ from .memory.packing import infeasible_placement, packing_proof
 from .problem import memory_may_run_out
 from .registry import make_placer
 
+PROOF_KEYS = ("status", "gap", "bound_us", "no_better_assignment")
+"""What placers prove, in `Placement.info`."""
 EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 """Placers that try all placements of a small graph where they count other bytes than the simulation."""
 
@@ -77,7 +79,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
 
 def _drop_proofs(info: Mapping[str, object]) -> dict[str, object]:
     """Returns `info` without proofs, for placers that assumed other costs, or other memory, than the simulation."""
-    return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
+    return {key: value for key, value in info.items() if key not in PROOF_KEYS}
 
 
 def _retry_if_messages_delay_ops(

@@ -52,7 +52,7 @@ def model_and_inputs(name: str, batch: int) -> tuple[torch.nn.Module, dict[str, 
     with torch.device("meta"):
         index = torch.empty(batch, dtype=torch.long)
         if name == "resnet-50":
-            resnet = ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))
+            resnet = ResNetForImageClassification(ResNetConfig.from_dict({"num_labels": CLASSES}))
             return resnet, {"pixel_values": torch.empty(batch, 3, IMAGE, IMAGE), "labels": index}
         bert = BertForQuestionAnswering(BertConfig.from_dict({**BERT_SIZES[name], "attn_implementation": "eager"}))
         tokens = torch.empty(batch, SEQUENCE, dtype=torch.long)

@@ -1,11 +1,15 @@
 """Proves the best period, or step of several micro-batches: bounds from the load model, assignments measured one by one.
 
 The model (`exact.load_program`) gives the assignment with the least bound. It is measured as `bl.throughput` or `bl.simulate`
-does, and then forbidden. The next bound of the model holds for everything not measured yet, so the best measured assignment is
-optimal once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
+does, and then forbidden. The next bound of the model holds for everything not measured yet, so no assignment is better than the
+best measured one once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
 doi:10.1007/s10107-003-0375-9). A period equals its bound, except for memory, so that one solution is mostly enough. A step
 is longer than its bound, and the placements in between are all measured. Memory is checked by the measurement: one simulated
 micro-batch for a period, the step itself otherwise.
+
+An assignment is measured in the order in which its ops become ready. In another order its step may be shorter, or fit. So only
+its own bound, which holds in any order, is proven of it. `info["bound_us"]` is the least of these and the model's.
+`info["no_better_assignment"]` says whether all assignments that may be better in the order of readiness were measured.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from ...errors import ExecutionError, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.compiling import working_seconds
 from ...simulator.bounds import bounds
+from ...simulator.throughput import throughput
 from ..pipeline_stages.objective import Objective
 from ..problem import groups_of
 from .load_program import load_request
@@ -42,6 +47,7 @@ class PipelineProof:
         self.objective, self.group = objective, groups_of(graph)
         self.began, self.stopped, self.us, self.bound = working_seconds(), False, np.inf, 0.0
         self.forbidden: list[list[int]] = []
+        self.bound_of_forbidden = np.inf
         self.solves = 0
         if objective.name == "throughput":
             self.bound = bounds(graph, cluster, period=True).best
@@ -64,21 +70,23 @@ class PipelineProof:
 
     def placement(self) -> Placement:
         """Returns the best placement, with the proven bound in `info`."""
-        while not (self._is_proven() or self._stop() or self._remaining_seconds() <= 0):
+        while not (self._reaches(self.bound) or self._stop() or self._remaining_seconds() <= 0):
             self._measure_next()
-        proven = self._is_proven()
-        gap = 0.0 if proven else self.us / self.bound - 1.0 if self.bound > 0 else float("inf")
+        bound = min(self.bound, self.bound_of_forbidden, self.us)
+        proven = self._reaches(bound)
+        gap = 0.0 if proven else self.us / bound - 1.0 if bound > 0 else float("inf")
         info = {
             "status": "OPTIMAL" if proven else "FEASIBLE",
-            "bound_us": min(self.bound, self.us),
+            "no_better_assignment": self._reaches(self.bound),
+            "bound_us": bound,
             "gap": gap,
             "solves": self.solves,
             self.objective.key: self.us,
         }
         return self.best.replace(info=info)
 
-    def _is_proven(self) -> bool:
-        return self.us <= self.bound * (1 + CLOSE) + 1e-12
+    def _reaches(self, bound: float) -> bool:
+        return self.us <= bound * (1 + CLOSE) + 1e-12
 
     def _remaining_seconds(self) -> float:
         return self.params.time_limit - (working_seconds() - self.began)
@@ -132,4 +140,16 @@ class PipelineProof:
                 us = self.objective.improved_us(self.graph, self.cluster, placement, measurement, self.us)
                 if us < self.us:
                     self.best, self.us = placement, us
-            self.forbidden.append(answer["device"])
+            self._forbid(answer["device"])
+
+    def _forbid(self, units: list[int]) -> None:
+        """Leaves a measured assignment of the units out of the model, and keeps what is proven of it in any order."""
+        self.forbidden.append(units)
+        placement = Placement(device=np.array(units, dtype=np.int32)[self.group])
+        if self.objective.name == "step":
+            proven = bounds(
+                self.graph, self.cluster, placement=placement, micro_batches=self.objective.micro_batches
+            ).best
+        else:
+            proven = throughput(self.graph, self.cluster, placement, sum=self.objective.sum).period_us
+        self.bound_of_forbidden = min(self.bound_of_forbidden, max(proven, self.bound))
