@@ -55,8 +55,11 @@ def test_bug_a_step_in_another_order_was_below_a_proven_bound():
         [0.25, 9.06, 8.92, 8.92, 8.92, 9.06, 3e-5, 3e-5],
         [(*edge, 4) for edge in edges],
         persistent_bytes=[8, 8, *[0] * 6],
-    ).replace(forward_of=np.array([-1, -1, -1, 2, 2, 1, -1, -1]), colocation=np.array([0, 1, 2, 2, 2, 1, -1, -1]))
-    graph = graph.replace(colocation_names=tuple("abc"))
+    ).replace(
+        forward_of=np.array([-1, -1, -1, 2, 2, 1, -1, -1]),
+        colocation=np.array([0, 1, 2, 2, 2, 1, -1, -1]),
+        colocation_names=tuple("abc"),
+    )
     cluster = bl.Cluster.uniform(2, link=bl.Link(2.0, 0.125), comm="parallel")
     step = {"micro_batches": 2, "schedule": "interleaved-1f1b"}
     in_one_order = bl.place(graph, cluster, "exact", objective="step", time_limit=30, **step)
