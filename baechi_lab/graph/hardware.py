@@ -277,7 +277,7 @@ def _read_table() -> dict[str, Hardware]:
 HARDWARE = _read_table()
 """Known devices by name."""
 
-_OTHER_NAMES = {
+_ALIASES = {
     "a100": "a100-80gb a100-80 a100-sxm a100-sxm4 a100-sxm-80gb a100-sxm4-80gb a100-80gb-sxm a100-80gb-sxm4",
     "a100-40gb": "a100-40 a100-sxm4-40gb a100-sxm-40gb a100-40gb-sxm a100-40gb-sxm4",
     "a100-pcie-40gb": "a100-pcie a100-40gb-pcie",
@@ -299,6 +299,6 @@ _OTHER_NAMES = {
 }
 """Name in the table -> what vendors, drivers and clouds call the device besides."""
 
-_NAMES = {_plain(other): name for name, others in _OTHER_NAMES.items() for other in others.split()} | {
+_NAMES = {_plain(alias): name for name, aliases in _ALIASES.items() for alias in aliases.split()} | {
     _plain(name): name for name in HARDWARE
 }

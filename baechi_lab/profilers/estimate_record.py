@@ -82,7 +82,7 @@ def constants_of(hardware: Hardware) -> dict[str, float | str]:
 def expected_error(hardware: Hardware) -> dict[str, float]:
     """Returns the mean relative error of estimates for the hardware, by kind of kernel, and of whole models.
 
-    >>> expected_error(Hardware.named("t4"))["linear"], expected_error(Hardware.named("b200"))
+    >>> expected_error(Hardware.named("t4"))["linear"], expected_error(Hardware.named("mi300x"))
     (0.09, {})
     """
     if hardware.kind == "cpu":
@@ -94,8 +94,9 @@ _ERRORS = {
     row.pop("generation"): {kind: float(error) for kind, error in row.items() if error}
     for row in csv.DictReader(Path(__file__).with_name("expected_errors.csv").read_text(encoding="utf-8").splitlines())
 }
-"""Generation -> mean relative error by kind of kernel, of rows that were not fitted (`studies/results/kernels.json`, "half"), and
-of whole models (`kernel_models.json`; for Hopper training in the worst precision, `gpu.json`)."""
+"""Generation -> mean relative error by kind of kernel, of rows that were not fitted (`studies/results/kernels.json`, "half"; for
+Blackwell largest products, `kernel_products.json`), and of whole models: the largest of the means of three studies
+(`kernel_models.json`, `kernel_training.json`, and training in the worst precision on Hopper, `gpu.json`)."""
 
 
 def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:

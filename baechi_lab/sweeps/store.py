@@ -167,9 +167,9 @@ class Store:
         present = [key for key in dict.fromkeys(keys) if key in rows_by_key]
         intact = [key for key in present if _digest(key, rows_by_key[key]) in digests]
         if damaged := len(present) - len(intact):
-            what, verb = (f"{damaged} rows", "are") if damaged > 1 else ("1 row", "is")
+            rows_text, verb = (f"{damaged} rows", "are") if damaged > 1 else ("1 row", "is")
             warnings.warn(
-                f"{what} of {self.path} {verb} not what was written there, and {verb} computed again",
+                f"{rows_text} of {self.path} {verb} not what was written there, and {verb} computed again",
                 ComputedAgain,
                 stacklevel=4,
             )

@@ -219,12 +219,12 @@ def split_batch(batch: T, count: int) -> list[T]:
             f"{count} micro-batches"
         )
 
-    def part(tensor: torch.Tensor, k: int) -> torch.Tensor:
+    def micro_batch(tensor: torch.Tensor, k: int) -> torch.Tensor:
         view = tensor.chunk(count)[k]
         # Views count writes together: autograd would refuse what a model writes into another micro-batch.
         return view if view.requires_grad else view.data
 
-    return [map_tensors(batch, lambda t, k=k: part(t, k)) for k in range(count)]  # type: ignore[misc]
+    return [map_tensors(batch, lambda t, k=k: micro_batch(t, k)) for k in range(count)]  # type: ignore[misc]
 
 
 def lists_of_images(value: object) -> Iterator[list[torch.Tensor]]:

@@ -60,18 +60,18 @@ def model_and_inputs(name: str, batch: int) -> tuple[torch.nn.Module, dict[str, 
         return bert, {**texts, "start_positions": index, "end_positions": index}
 
 
-def predicted_seconds(runs: Sequence[TrainingRun]) -> list[float]:
+def predicted_seconds(training_runs: Sequence[TrainingRun]) -> list[float]:
     """Returns the seconds of a step of every run."""
-    devices = sorted({run.device for run in runs})
+    devices = sorted({run.device for run in training_runs})
     seconds: dict[tuple[str, str, int], dict[str, float]] = {}
-    for _, name, precision, batch, _ in runs:
+    for _, name, precision, batch, _ in training_runs:
         if (name, precision, batch) not in seconds:
             model, inputs = model_and_inputs(name, batch)
             optimizer = "sgd" if name == "resnet-50" else "adam"
             graph = bl.torch.profile(model, inputs, hardware=devices, precision=precision, optimizer=optimizer)
             durations = graph.duration_by_kind
             seconds[name, precision, batch] = {device: float(durations[device].sum()) / 1e6 for device in devices}
-    return [seconds[run.model, run.precision, run.batch][run.device] for run in runs]
+    return [seconds[run.model, run.precision, run.batch][run.device] for run in training_runs]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,11 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, help="folder of the measurements")
     parser.add_argument("--store", type=Path, required=True, help="the file to write")
     options = parser.parse_args(arguments)
-    runs = read_runs(options.data)
+    training_runs = read_runs(options.data)
     errors = [
-        seconds * run.per_second / run.batch - 1 for run, seconds in zip(runs, predicted_seconds(runs), strict=True)
+        seconds * run.per_second / run.batch - 1
+        for run, seconds in zip(training_runs, predicted_seconds(training_runs), strict=True)
     ]
-    for run, error in zip(runs, errors, strict=True):
+    for run, error in zip(training_runs, errors, strict=True):
         print(*run, f"{error:+.0%}")
     mean_error = sum(map(abs, errors)) / len(errors)
     print(f"mean {mean_error:.1%}, worst {max(errors, key=abs):+.0%}")
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.store,
         "python -m studies.kernels.training data/training --store FILE",
         mean_error=round(mean_error, 4),
-        rows=[{**run._asdict(), "error": round(error, 4)} for run, error in zip(runs, errors, strict=True)],
+        rows=[{**run._asdict(), "error": round(error, 4)} for run, error in zip(training_runs, errors, strict=True)],
     )
 
 

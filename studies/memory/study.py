@@ -58,9 +58,11 @@ def study(
             graph, beside = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)
             for placement in placements:
                 rule_placement = _place(placement, graph, local, seed)
-                runs = [run_placed(case.step, rule_placement, local, worker, 0, graph, warmup) for warmup in WARMUPS]
+                measured_runs = [
+                    run_placed(case.step, rule_placement, local, worker, 0, graph, warmup) for warmup in WARMUPS
+                ]
                 simulated = predicted_timelines(graph, local.cluster, rule_placement, costs, beside)
-                rows += rows_of(case.name, placement, simulated, runs)
+                rows += rows_of(case.name, placement, simulated, measured_runs)
             if on_model is not None:
                 on_model(rows)
     return rows

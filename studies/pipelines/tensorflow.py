@@ -88,9 +88,9 @@ def study(
             found.append(calibration or calibrate(single))
             costs = mean_calibration(found)
             profile = partial(busy_graph, step, single, profiler, TRACES)
-            chosen = _rounds(step, profile, local, worker, seen, costs, (micro_batches, steps, rounds))
+            plan_of = _rounds(step, profile, local, worker, seen, costs, (micro_batches, steps, rounds))
             costs = with_busy_messages(costs, seen.messages)
-        placement_of = {name: plan.placement for name, plan in chosen.items()}
+        placement_of = {name: plan.placement for name, plan in plan_of.items()}
         final = plans(placement_of, mean_graph(seen.profiles), local.cluster, costs, micro_batches)
         rows += [_row(model, processes, micro_batches, plan, seen) for plan in final.values()]
         if on_model is not None:
@@ -105,32 +105,32 @@ def _rounds(
     """Fill `seen`; the schedules on the placements that they had in every round."""
     micro_batches, steps, rounds = counts
     placement_of: Mapping[str, Placement] = {}
-    chosen: dict[str, Plan] = {}
+    plan_of: dict[str, Plan] = {}
     for turn in range(rounds):
         seen.profiles.append(profile(warmup=SETTLED_BEFORE if turn else SETTLED))
         seen.messages.append(busy_messages(local, worker))
         graph = mean_graph(seen.profiles)
         placement_of = placement_of or placements(graph, local.n)
-        chosen = plans(placement_of, graph, local.cluster, with_busy_messages(costs, seen.messages), micro_batches)
-        names = [*chosen, ""]
+        plan_of = plans(placement_of, graph, local.cluster, with_busy_messages(costs, seen.messages), micro_batches)
+        names = [*plan_of, ""]
         for name in names[:: 1 if turn % 2 == 0 else -1]:
-            _run(name, step, chosen, graph, local, worker, seen, micro_batches, steps)
-    return chosen
+            _run(name, step, plan_of, graph, local, worker, seen, micro_batches, steps)
+    return plan_of
 
 
 def _run(
-    name: str, step: Step, chosen: Mapping[str, Plan], graph: OpGraph, local: LocalCluster, worker: Worker, seen: _Seen,
+    name: str, step: Step, plan_of: Mapping[str, Plan], graph: OpGraph, local: LocalCluster, worker: Worker, seen: _Seen,
     micro_batches: int, steps: int,
 ) -> None:  # fmt: skip
     """One schedule's turn in a round."""
     alone = Placement(device=np.zeros(graph.n, dtype=np.int32), graph_key=graph.key)
-    placement, priced = (chosen[name].placement, chosen[name].graph) if name else (alone, graph)
+    placement, priced = (plan_of[name].placement, plan_of[name].graph) if name else (alone, graph)
     before = [process_seconds(pid) for pid in local.pids]
     others = OtherPrograms(own_processes([*local.pids, worker.pid]))
     run = execute(
         step, placement, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
         worker=worker, progress=False, micro_batches=micro_batches,
-        schedule=chosen[name].timeline.schedule_lines if name else "gpipe",
+        schedule=plan_of[name].timeline.schedule_lines if name else "gpipe",
     )  # fmt: skip
     if run.status != "ok":
         raise ExecutionError(f"{step.name} under {name or 'gpipe'} ended with status {run.status!r}: {run.message}")

@@ -83,7 +83,7 @@ def rows(
         (f"random grouping {k} on ops", "hierarchical", graph, {**budget, "grouping": "random", "seed": seed + k})
         for k in range(trials)
     ]
-    return [_row(label, name, graph, placed_graph, cluster, given) for label, name, placed_graph, given in jobs]
+    return [_row(label, name, graph, placed_graph, cluster, params) for label, name, placed_graph, params in jobs]
 
 
 def _row(

@@ -98,12 +98,12 @@ class ReadsWritten(nn.Linear):
 
 def test_bug_a_write_into_one_micro_batch_was_a_write_into_all():
     x = torch.randn(6, 4)
-    whole, divided = ReadsWritten(4, 2), ReadsWritten(4, 2)
-    divided.load_state_dict(whole.state_dict())
-    whole(x.clone()).square().mean().backward()
-    for loss in [divided(part).square().mean() / 2 for part in split_batch(x.clone(), 2)]:
+    undivided, divided = ReadsWritten(4, 2), ReadsWritten(4, 2)
+    divided.load_state_dict(undivided.state_dict())
+    undivided(x.clone()).square().mean().backward()
+    for loss in [divided(micro_batch).square().mean() / 2 for micro_batch in split_batch(x.clone(), 2)]:
         loss.backward()
-    torch.testing.assert_close(divided.weight.grad, whole.weight.grad)
+    torch.testing.assert_close(divided.weight.grad, undivided.weight.grad)
 
 
 def test_bug_writes_in_inference_mode_were_lost():

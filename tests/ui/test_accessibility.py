@@ -216,29 +216,29 @@ FOCUS = """() => {  // the label of what has the focus, and whether one sees tha
 }"""
 
 
-def go_to(page, label, key="Tab", most=24):
+def go_to(page, label, key="Tab", most_presses=24):
     """Presses a key until what has this label has the focus; all on the way shows that it has it. Returns the presses."""
     stops = []
-    while len(stops) < most:
+    while len(stops) < most_presses:
         page.keyboard.press(key)
         at, is_seen = page.evaluate(FOCUS)
         assert is_seen, f"no mark of the focus on {at!r}"
         stops.append(at)
         if at == label:
             return len(stops)
-    raise AssertionError(f"{label!r} is more than {most} times {key} away: {stops}")
+    raise AssertionError(f"{label!r} is more than {most_presses} times {key} away: {stops}")
 
 
 def announced(page, pattern):
     """Waits until a status of the workbench matches, as a screen reader would say it, and returns the match."""
 
-    def said():
+    def first_match():
         statuses = page.locator('.bl-workbench [role="status"], .bl-workbench [aria-live]').all_text_contents()
         matches = [match for text in statuses if (match := re.search(pattern, text))]
         assert matches, (pattern, statuses)
         return matches[0]
 
-    return jb.eventually(page, said, 60)
+    return jb.eventually(page, first_match, 60)
 
 
 def test_all_is_done_with_keys_alone(page, lab):
@@ -249,17 +249,17 @@ def test_all_is_done_with_keys_alone(page, lab):
     page.wait_for_selector(f"{GRAPH}[data-frames]", timeout=60_000)
     announced(page, "placed by m-topo")
     page.evaluate("() => { const f = document.querySelector('.bl-workbench'); f.tabIndex = -1; f.focus(); }")
-    assert go_to(page, "Graph", most=10) and page.evaluate("() => document.activeElement.role") == "tab"
-    assert go_to(page, "Graph", most=8) and page.evaluate("() => document.activeElement.tagName") == "CANVAS"
+    assert go_to(page, "Graph", most_presses=10) and page.evaluate("() => document.activeElement.role") == "tab"
+    assert go_to(page, "Graph", most_presses=8) and page.evaluate("() => document.activeElement.tagName") == "CANVAS"
     # Another graph, and another placer.
-    go_to(page, "model / graph", most=4)
+    go_to(page, "model / graph", most_presses=4)
     page.keyboard.press("End")
     graph, cluster = bl.load_graph(jb.ROOT / "data" / "inception_v3-batch64.json.gz"), bl.Cluster.uniform(2)
     assert page.evaluate("() => document.activeElement.selectedOptions[0].text") == "inception_v3-batch64.json.gz"
     groups = bl.optimize(graph, cluster)
     step_us = {name: _step_us(graph, cluster, bl.place(groups, cluster, name)) for name in ("m-topo", "m-etf")}
     announced(page, f"step {format_us(step_us['m-topo'])}, fits, placed by m-topo")
-    go_to(page, "placer", most=8)
+    go_to(page, "placer", most_presses=8)
     page.keyboard.type("m-etf")
     announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
     # An op is found by its name, its details are shown, and it goes to the other device and back.
@@ -269,34 +269,34 @@ def test_all_is_done_with_keys_alone(page, lab):
     page.keyboard.type(graph.names[longest])
     page.keyboard.press("Enter")
     page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[longest]}")')
-    go_to(page, "Graph", most=8)
+    go_to(page, "Graph", most_presses=8)
     announced(page, f"Selected: {graph.names[longest]}")
-    other = 1 - int(placement.on(graph).device[longest])
-    page.keyboard.press(str(other + 1))
-    moved = bl.move(placement, graph, cluster, [("@" + graph.names[longest], cluster.names[other])])
-    announced(page, f"step {format_us(_step_us(graph, cluster, moved))}, fits, placed by m-etf")
-    announced(page, rf"moved to {cluster.names[other]}.*Undo takes it back")
+    other_device = 1 - int(placement.on(graph).device[longest])
+    page.keyboard.press(str(other_device + 1))
+    moved_placement = bl.move(placement, graph, cluster, [("@" + graph.names[longest], cluster.names[other_device])])
+    announced(page, f"step {format_us(_step_us(graph, cluster, moved_placement))}, fits, placed by m-etf")
+    announced(page, rf"moved to {cluster.names[other_device]}.*Undo takes it back")
     page.keyboard.press("Control+z")
     announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
     # The other parts are beside the tab of this one.
-    go_to(page, "Graph", "Shift+Tab", most=12)
+    go_to(page, "Graph", "Shift+Tab", most_presses=12)
     for _ in range(TABS.index("Compare")):
         page.keyboard.press("ArrowRight")
     page.wait_for_selector('.bl-panes.bl-at-compare button:text-is("Compare")')
-    go_to(page, "Placers", most=8)
+    go_to(page, "Placers", most_presses=8)
     page.keyboard.press("Enter")  # folds them away
     page.wait_for_selector(".bl-pane-compare input[type=checkbox] >> nth=0", state="hidden")
-    go_to(page, "Compare", most=1)
+    go_to(page, "Compare", most_presses=1)
     page.keyboard.press("Enter")
     placer, step = announced(page, r"placements compared, the fastest that fits: (\S+), (.*)").groups()
     assert step == format_us(_step_us(graph, cluster, bl.place(groups, cluster, placer)))
-    go_to(page, "Compare", "Shift+Tab", most=10)
+    go_to(page, "Compare", "Shift+Tab", most_presses=10)
     page.keyboard.press("End")
     page.wait_for_selector('.bl-panes.bl-at-export button:text-is("Show the plan")')
-    go_to(page, "Show the plan", most=14)
+    go_to(page, "Show the plan", most_presses=14)
     page.keyboard.press("Enter")
     page.wait_for_selector('.bl-pane-export button:text-is("Save the plan"):enabled')
-    go_to(page, "Save the plan", most=4)
+    go_to(page, "Save the plan", most_presses=4)
     page.keyboard.press("Enter")
     file = lab.folder / announced(page, r"Written: (\S+)").group(1)
     assert file.read_text().startswith("digraph")
