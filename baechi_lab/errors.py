@@ -22,6 +22,10 @@ def in_short(value: object, length: int = 60) -> str:
         return f"a {type(value).__name__} with a number of thousands of digits"
 
 
+MOST_LISTED_NAMES = 40
+"""Known names that an error about an unknown one lists."""
+
+
 class BaechiLabError(Exception):
     """Base class of every error that this library raises on purpose; its message is always one line."""
 
@@ -62,12 +66,20 @@ class UnknownNameError(InvalidInput):
 
     @classmethod
     def of(cls, kind: str, name: object, known_names: Iterable[str]) -> UnknownNameError:
-        """Makes the error for a `name` that is not among `known_names`, the names of that kind of thing."""
+        """Makes the error for a `name` that is not among `known_names`, the names of that kind of thing.
+
+        Of many names it lists the nearest.
+        """
         names = sorted(set(known_names))
         lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5) if isinstance(name, str) else []
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-        return cls(f"unknown {kind} {in_short(name, 80)}{hint} (known: {', '.join(names)})")
+        listed, rest = names, ""
+        if len(names) > MOST_LISTED_NAMES:
+            nearest = difflib.get_close_matches(in_short(name, 80).lower(), lower, n=MOST_LISTED_NAMES, cutoff=0.0)
+            listed = sorted(lower[near_name] for near_name in nearest)
+            rest = f" and {len(names) - len(listed)} more"
+        return cls(f"unknown {kind} {in_short(name, 80)}{hint} (known: {', '.join(listed)}{rest})")
 
 
 class InfeasiblePlacement(BaechiLabError):

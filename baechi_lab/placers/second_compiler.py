@@ -21,7 +21,6 @@ from ..workers.executors import cores
 from ..workers.pool import Pool
 from .evaluation.evaluate import evaluate
 from .registry import make_placer
-from .sct_program.reductions import dominated_edges
 
 VARIABLE = "BAECHI_LAB_SECOND_COMPILER"
 """Environment variable: with "0" there is no second process."""
@@ -42,7 +41,9 @@ def compile_ahead(placer: str, ops: int) -> None:
     global _started
     if _started or placer not in COMPARED_PLACERS or ops < COMPARED_OPS:
         return
-    if jit.is_missing(dominated_edges) and _has_free_core():  # a kernel of the last placer
+    from .sct_program.reductions import dominated_edges  # a kernel of the last placer, whose module imports SciPy
+
+    if jit.is_missing(dominated_edges) and _has_free_core():
         _started = True
         pool = Pool(1, tries=1, imports_main=False)
         pool.submit(compile_kernels, *reversed(COMPARED_PLACERS))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
@@ -21,8 +21,8 @@ from ...workers.executors import Calls, open_calls
 from .budget import Budget, SearchReport
 from .parameters import SEARCH
 
-if TYPE_CHECKING:
-    from .placer import Search
+Search = Any
+"""A `search.placer.Search`, whose module imports this one."""
 
 
 def search_on_islands(

@@ -449,7 +449,7 @@ function standsLeft(x, wide, from, to) {
  *  @param {number} x @param {number} wide @param {number} from @param {number} to @returns {[boolean, number]} */
 function besideMark(x, wide, from, to) {
   const left = standsLeft(x, wide + 7, from, to);
-  return [left, left ? x - 7 : Math.max(x + 7, from)];
+  return [left, left ? Math.min(x - 7, to) : Math.max(x + 7, from)];
 }
 
 /** Black or white, whichever reads better on `#RRGGBB`. @param {string} colour */

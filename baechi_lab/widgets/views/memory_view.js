@@ -3,6 +3,7 @@
 const ROW = 74; // where there is no more room
 const FOOT = 20;
 const TICK_ROOM = 48; // for the labels of the scale of bytes, which stand on the chart
+const MEASURED_ROOM = 88; // for the label of the measured peak, at the right edge
 const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
 const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary: "temporary", copies: "received copies" };
 
@@ -205,7 +206,12 @@ function render({ model, el }) {
     context.font = `10px ${theme.font}`;
     context.textAlign = "right";
     context.fillStyle = theme.text;
-    context.fillText("measured peak", width - 12, y + (peak.measured_bytes > peak.bytes ? 7 : -7));
+    context.fillText("measured peak", width - 12, measuredMiddle(peak, yOf));
+  }
+
+  /** The height of the label of the measured peak. */
+  function measuredMiddle(peak, yOf) {
+    return yOf(peak.measured_bytes) + (peak.measured_bytes > peak.bytes ? 7 : -7);
   }
 
   /** A line per category of what is held at the peak, simulated and, where it ran, measured. */
@@ -231,9 +237,10 @@ function render({ model, el }) {
     const text = shortened(peak.name.split("/").slice(-3).join("/"), Math.min(260, room), 10);
     const wide = context.measureText(text).width + 4;
     const middle = Math.max(y - 3, top + 5);
-    // Not on the label of a tick at this height.
+    // Neither on the label of a tick nor on that of the measured peak at this height.
     const from = byteTicks(largest).some((value) => Math.abs(yOf(value) - middle) < 11) ? axis.gutter + TICK_ROOM : axis.gutter;
-    const [left, where] = besideMark(x, wide, from, width - 8);
+    const isBesideMeasured = peak.measured_bytes > 0 && Math.abs(measuredMiddle(peak, yOf) - middle) < 12;
+    const [left, where] = besideMark(x, wide, from, isBesideMeasured ? width - 8 - MEASURED_ROOM : width - 8);
     context.textAlign = left ? "right" : "left";
     context.fillStyle = theme.background;
     context.globalAlpha = 0.75;
