@@ -42,8 +42,8 @@ UNITS_OF_GENERATIONS = {"kepler": (), "pascal": (), "volta": ("fp16",), "turing"
 """Generation -> precisions for whose products its devices have units besides those of float32; those that are not here have all.
 By NVIDIA's architecture whitepapers: matrix units since Volta, for TF32 and bfloat16 since Ampere."""
 CONVERTED_SHARE = 0.57
-"""Share of the rate of float32 products that bfloat16 products reach on units of float32: between 0.51 and 0.73 on nine devices
-(`python -m studies.kernels.products`)."""
+"""Share of the rate of float32 products that bfloat16 products reach on units of float32: between 0.52 and 0.74 on seven devices
+(`data/products`)."""
 
 
 @dataclass(frozen=True)

@@ -242,9 +242,8 @@ class StreamTransport(TaggedTransport):
         copied_version, copy, event = tag.copies.get(target, (-1, tensor, None))
         if copied_version == self._version(state, tensor):
             return copy, event
-        if tag.event is None or tag.version != self._version(
-            state, tensor
-        ):  # complete after all that is submitted so far
+        if tag.event is None or tag.version != self._version(state, tensor):
+            # Complete after all that is submitted so far.
             tag.version, tag.event = self._version(state, tensor), torch.cuda.Event()
             tag.event.record(self.compute(state, tag.device))
         send_stream, receive_stream = self.stream_pair(tag.op, tag.device, target)
