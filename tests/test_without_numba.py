@@ -48,11 +48,11 @@ if {blocked}:
 
 def outcome(graph, cluster, placer, **params):
     try:
-        placed = bl.place(graph, cluster, placer, **params)
+        placement = bl.place(graph, cluster, placer, **params)
     except bl.InfeasiblePlacement:
         return "nothing fits"
-    timeline = bl.simulate(graph, cluster, placed)
-    return [placed.device.tolist(), timeline.makespan_us, len(bl.check(graph, cluster, placed, timeline))]
+    timeline = bl.simulate(graph, cluster, placement)
+    return [placement.device.tolist(), timeline.makespan_us, len(bl.check(graph, cluster, placement, timeline))]
 
 def coarse_and_rules(graph, cluster, placers):
     found = {{"coarse": bl.optimize(graph).n}}

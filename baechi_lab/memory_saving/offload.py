@@ -395,9 +395,9 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
         graph: what `offload` returned.
         cluster: has the host.
 
-    >>> placed = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
+    >>> placement = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
     ...     allowed=[-1, 0], allowed_sets=[("host",)]), Cluster.uniform(1).with_host("1GB"))
-    >>> placed.device.tolist()
+    >>> placement.device.tolist()
     [0, 1]
     """
     check_records(placement=placement, graph=graph, cluster=cluster)

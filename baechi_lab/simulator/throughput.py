@@ -86,11 +86,11 @@ def throughput(
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([4.0, 6.0, 3.0], [(0, 1, 10), (0, 2, 10)])
-    >>> cluster, placed = Cluster.uniform(3, link=Link(1.0, 0.1)), Placement(device=[0, 1, 2])
-    >>> steady = throughput(graph, cluster, placed)    # sends 2 tensors of 1 + 0.1 * 10 us
+    >>> cluster, placement = Cluster.uniform(3, link=Link(1.0, 0.1)), Placement(device=[0, 1, 2])
+    >>> steady = throughput(graph, cluster, placement)    # sends 2 tensors of 1 + 0.1 * 10 us
     >>> steady.period_us, steady.loads["queue"].tolist(), steady.samples_per_second(32)
     (6.0, [4.0, 2.0, 2.0], 5333333.333333333)
-    >>> throughput(graph, cluster, placed, sum=True).loads["compute and transfers"].tolist()
+    >>> throughput(graph, cluster, placement, sum=True).loads["compute and transfers"].tolist()
     [6.0, 8.0, 5.0]
     """
     check_records(graph=graph, cluster=cluster, placement=placement)

@@ -34,8 +34,8 @@ def offload_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) 
     >>> model = nn.Linear(4, 4)
     >>> step = bl.torch.TorchStep("tiny", lambda: nn.Sequential(model), (x,), optimizer=torch.optim.Adam)
     >>> graph = bl.offload(bl.torch.profile(step, warmup=0, runs=1), cluster, share=0.0, state=True)
-    >>> placed = bl.torch.distribute(nn.Sequential(model), x, cluster, "single", graph=graph)
-    >>> optimizer = offload_optimizer_state(torch.optim.Adam(placed.parameters()), placed)
+    >>> distributed = bl.torch.distribute(nn.Sequential(model), x, cluster, "single", graph=graph)
+    >>> optimizer = offload_optimizer_state(torch.optim.Adam(distributed.parameters()), distributed)
     """
     plan = distribution(model).plan
     if not plan.offloaded_state:

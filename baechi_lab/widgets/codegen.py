@@ -40,8 +40,8 @@ def to_code(
     graph = bl.load_graph('a.json')
     cluster = bl.Cluster.uniform(2, memory_bytes=4, link=bl.Link(134.0, 0.0001754), comm='sequential')
     coarse = bl.optimize(graph, cluster, passes=('colocation', 'coplacement', 'fusion'), forward_only='auto')
-    placed = bl.place(coarse, cluster, 'm-etf')
-    timeline = bl.simulate(graph, cluster, placed, scheduler=None)
+    placement = bl.place(coarse, cluster, 'm-etf')
+    timeline = bl.simulate(graph, cluster, placement, scheduler=None)
     """
     graph_name, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
     lines = [
@@ -57,24 +57,26 @@ def to_code(
     lines += _placing_lines(setting, graph_name, devices)
     if setting.replicas > 1:
         copies = f"tuple(range(d, {setting.cluster.n}, {setting.share.n}))"
-        lines.append(f"placed = placed.replace(replicas=[{copies} for d in sorted(set(placed.device.tolist()))])")
+        lines.append(
+            f"placement = placement.replace(replicas=[{copies} for d in sorted(set(placement.device.tolist()))])"
+        )
     pipeline = _keywords(setting.pipeline)
-    lines.append(f"timeline = bl.simulate(graph, cluster, placed, scheduler={setting.scheduler!r}{pipeline})")
+    lines.append(f"timeline = bl.simulate(graph, cluster, placement, scheduler={setting.scheduler!r}{pipeline})")
     if export:
         devices_text = f", cluster=cluster, devices={torch_names(setting.cluster)!r}" if is_torch else ""
-        lines.append(f"bl.export(step, placed, {export!r}, graph=graph{devices_text}{pipeline})")
+        lines.append(f"bl.export(step, placement, {export!r}, graph=graph{devices_text}{pipeline})")
     return "\n".join(lines)
 
 
 def _placing_lines(setting: Setting, graph_name: str, devices: str) -> list[str]:
     """Returns the lines that place and move, after those of the placement from which the placer starts."""
     lines = [] if setting.start is None else _placing_lines(setting.start, graph_name, devices)
-    start = "" if setting.start is None else ", start=placed"
+    start = "" if setting.start is None else ", start=placement"
     lines.append(
-        f"placed = bl.place({graph_name}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})"
+        f"placement = bl.place({graph_name}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})"
     )
     if setting.moves:
-        lines.append(f"placed = bl.move(placed, graph, {devices}, {list(setting.moves)!r})")
+        lines.append(f"placement = bl.move(placement, graph, {devices}, {list(setting.moves)!r})")
     return lines
 
 
@@ -154,7 +156,7 @@ def from_code(text: str) -> Setting:
     if "cluster" not in fields:
         raise InvalidInput("no line makes the cluster (cluster = bl.Cluster...)")
     if "placer" not in fields:
-        raise InvalidInput("no line places the graph (placed = bl.place(...))")
+        raise InvalidInput("no line places the graph (placement = bl.place(...))")
     starts = fields.pop("starts", [])
     for placing in (*starts, fields):
         placer_class(str(placing["placer"]))
@@ -192,7 +194,7 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
         shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
         fields["share" if shared else "cluster"] = _value(value)
         return
-    if name == "placed.replace":  # the replicas, which the share tells
+    if name.endswith(".replace"):  # the replicas, which the share tells
         return
     if name not in CALLS:
         calls = ", ".join(f"bl.{k}" for k in CALLS)

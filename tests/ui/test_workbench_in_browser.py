@@ -383,7 +383,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     namespace: dict = {}
     exec(code[: code.index("bl.export")], namespace)  # as it is shown, with nothing supplied
     shows(page, f"step {format_us(namespace['timeline'].makespan_us)}")
-    call = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
+    call = re.search(r"bl\.move\(placement, graph, cluster, (\[.*\])\)", code)
     moves = json.loads(call.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
     assert {device for _, device in moves} == {other_device}
     after = expected.timeline(moves=[tuple(m) for m in moves])

@@ -72,7 +72,7 @@ def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
     scope = {"graph": diamond}
     exec(model.code(), scope)
     assert scope["timeline"].makespan_us == model.outcome.timeline.makespan_us
-    assert np.array_equal(scope["placed"].device, model.outcome.placement.device)
+    assert np.array_equal(scope["placement"].device, model.outcome.placement.device)
 
 
 def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(diamond, pair):
@@ -102,7 +102,7 @@ def test_code_of_micro_batches_runs_and_gives_the_shown_numbers(replicas):
     scope = {"graph": graph}
     exec(model.code(), scope)
     assert scope["timeline"].makespan_us == model.outcome.timeline.makespan_us
-    assert scope["placed"] == model.outcome.placement
+    assert scope["placement"] == model.outcome.placement
     assert from_code(model.code()) == model.setting
 
 
@@ -120,7 +120,7 @@ def test_code_of_a_model_is_eight_lines():
     assert len(to_code(setting, export="placed_training").splitlines()) == 8
 
 
-CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {})\nplaced = bl.place(coarse, cluster, {})\n"
+CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {})\nplacement = bl.place(coarse, cluster, {})\n"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {}
         ("import os\nos.remove('x')", "os.remove"),
         ("cluster = bl.Cluster.uniform(2)\nx = 1 + 1", "line 2"),
         ("cluster = bl.Cluster.uniform(2)", "no line places"),
-        ("placed = bl.place(graph, cluster, 'm-etf')", "no line makes the cluster"),
+        ("placement = bl.place(graph, cluster, 'm-etf')", "no line makes the cluster"),
         ("cluster = (", "not Python"),
         ("cluster = bl.Cluster.uniform(2, memory=3)", "memory"),
         ("cluster = bl.Cluster.uniform(open('x'))", "open(...) cannot stand here"),
@@ -142,9 +142,12 @@ CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {}
         (CODE.format("forward_only=7", "'m-etf'"), "forward_only is 7"),
         (CODE.format("", "['m-etf']"), "unknown placer"),
         (CODE.format("", "'m-etf', **{'seed': 1}"), "** is not"),
-        (CODE.format("", "'m-etf'") + "bl.move(placed, graph, cluster, 3)", "moves is 3"),
-        (CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placed, scheduler='x')", "unknown scheduler 'x'"),
-        (CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placed, micro_batches='x')", "micro_batches is 'x'"),
+        (CODE.format("", "'m-etf'") + "bl.move(placement, graph, cluster, 3)", "moves is 3"),
+        (CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placement, scheduler='x')", "unknown scheduler 'x'"),
+        (
+            CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placement, micro_batches='x')",
+            "micro_batches is 'x'",
+        ),
         (CODE.format("", "'m-etf'") + "bl.models.build('nothing')", "unknown model 'nothing'"),
         (CODE.format("", "'m-etf'") + "bl.models.build('mlp', batch_size='a')", "batch_size is 'a'"),
         (CODE.format("", "'m-etf'") + "bl.profile(step, mode='x')", "profile mode 'x'"),

@@ -622,7 +622,7 @@ def test_export_panel_shows_code_that_reads_back(bench):
     bench.export.read.click()
     assert "no line makes the cluster" in bench.header.problem.value
     bench.export.code.value = bench.code.replace(
-        "'m-etf')", "'m-etf')\nplaced = bl.move(placed, graph, cluster, [('z', 'gpu:1')])"
+        "'m-etf')", "'m-etf')\nplacement = bl.move(placement, graph, cluster, [('z', 'gpu:1')])"
     )
     bench.export.read.click()
     assert (
