@@ -155,9 +155,9 @@ class Auto(Placer):
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
             # All placements and orders of a small graph are searched for one that is faster.
             began = working_seconds()
-            ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
+            is_op_graph = graph.original is None  # groups are simulated as their ops, which is not what is searched
             known_us = [a.makespan_us for a, placement in attempts if placement and a.feasible]
-            known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
+            known_bound_us = min(known_us, default=np.inf) if is_op_graph else np.inf
             best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
             us, is_feasible = known_bound_us, True
             if best.placement is not None:
@@ -169,7 +169,7 @@ class Auto(Placer):
                     EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, seconds
                 )
                 attempts.append((attempt, ordered_placement))
-            if ungrouped and best.complete and is_feasible and np.isfinite(us):
+            if is_op_graph and best.complete and is_feasible and np.isfinite(us):
                 proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
         if self.objective == "latency" and graph.original is not None:
             attempts += self._schedule_ops(attempts, graph.original, cluster)
@@ -251,19 +251,19 @@ class Auto(Placer):
             answers = list(pool.map(lambda job: job(), jobs))
         rows: Attempts = []
         for attempt, placement, scheduler, us, peak, feasible in answers:
-            planned = None
+            ordered_placement = None
             if feasible and us < fastest_us:
                 # The order in which the scheduler runs the ops.
                 timeline = simulate_step(original, cluster, placement.on(original), scheduler)
                 order = order_of_starts(original, timeline.start_us, timeline.end_us)
-                planned = placement.replace(member_order=order.astype(np.float64))
-                us, peak, feasible = simulate_ops(original, cluster, planned)
+                ordered_placement = placement.replace(member_order=order.astype(np.float64))
+                us, peak, feasible = simulate_ops(original, cluster, ordered_placement)
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
             row = replace(
                 attempt, scheduler=f"{scheduler} of ops", makespan_us=us, peak_bytes=peak_bytes, feasible=feasible
             )
-            rows.append((row, planned))
+            rows.append((row, ordered_placement))
         return rows
 
     def _repair_attempt(self, graph: OpGraph, cluster: Cluster, attempts: Attempts) -> Placement:
@@ -323,8 +323,8 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
             parameters["time_limit"] = ANYTIME_SECONDS
         if name == "search":  # the same on any machine
             steps = max_moves(graph.n * goal.micro_batches)
-            annealed = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
-            parameters |= {"time_limit": None, "evaluations": SEARCH_MOVES if annealed else steps, "workers": 1}
+            anneals_loads = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
+            parameters |= {"time_limit": None, "evaluations": SEARCH_MOVES if anneals_loads else steps, "workers": 1}
     placement = make_placer(name, **parameters).assign(form, cluster)
     placement = placement.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
     return placement if form is graph else placement.on(graph)
@@ -365,8 +365,8 @@ def _run_attempts(
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placement.rank is None:
             continue
-        plan, planned = simulations.simulate(placement, scheduler)
+        plan, simulated_plan = simulations.simulate(placement, scheduler)
         peak_bytes = int(plan.peak_bytes.max(initial=0))
         attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, seconds)
-        rows.append((attempt, planned))
+        rows.append((attempt, simulated_plan))
     return rows

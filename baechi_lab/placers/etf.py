@@ -23,4 +23,4 @@ class ETF(Placer):
     explain: bool = False
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return schedule(graph, cluster, limited=False, explain=self.explain)
+        return schedule(graph, cluster, memory_limits=False, explain=self.explain)

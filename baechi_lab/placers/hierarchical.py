@@ -185,9 +185,9 @@ class Hierarchical(TrainingParameters, Placer):
         for key, allowed in _CHOICES.items():
             if getattr(self, key) not in allowed:
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
-        learned = isinstance(self.grouping, str) and self.grouping == "learned"
-        if self.baseline == "others" and self.group_samples * (1 if learned else self.placement_samples) < 2:
-            sample_count_name = "group_samples" if learned else "group_samples * placement_samples"
+        learns_groups = isinstance(self.grouping, str) and self.grouping == "learned"
+        if self.baseline == "others" and self.group_samples * (1 if learns_groups else self.placement_samples) < 2:
+            sample_count_name = "group_samples" if learns_groups else "group_samples * placement_samples"
             raise InvalidInput(f"{sample_count_name} is 1; baseline 'others' compares samples, it must be at least 2")
         if isinstance(self.grouping, str) and self.grouping not in GROUPINGS:
             raise InvalidInput(
@@ -233,13 +233,13 @@ class Hierarchical(TrainingParameters, Placer):
         tensorflow()
         began = time.perf_counter()
         units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
-        learned = isinstance(self.grouping, str) and self.grouping == "learned"
-        start = self._grouping(self.grouper_start, graph, cluster, units) if learned else None
+        learns_groups = isinstance(self.grouping, str) and self.grouping == "learned"
+        start = self._grouping(self.grouper_start, graph, cluster, units) if learns_groups else None
         if isinstance(self.grouping, str):
-            fixed = self._grouping(self.grouping, graph, cluster, units)
+            fixed_grouping = self._grouping(self.grouping, graph, cluster, units)
         else:
-            fixed = given_grouping(graph, units, self.grouping)
-        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed, start)
+            fixed_grouping = given_grouping(graph, units, self.grouping)
+        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed_grouping, start)
         # Everything that decides a run, except its length. A checkpoint can be continued only with the same values.
         run_parameters = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
         if not isinstance(self.grouping, str):
@@ -250,8 +250,8 @@ class Hierarchical(TrainingParameters, Placer):
         while self.updates is None or trainer.updates < self.updates:
             trainer.update()
             seconds = time.perf_counter() - began
-            spent = (seconds, trainer.updates, trainer.samples)
-            progress = PlannerProgress(*spent, trainer.history.reward[-1], trainer.best_seconds)
+            effort = (seconds, trainer.updates, trainer.samples)
+            progress = PlannerProgress(*effort, trainer.history.reward[-1], trainer.best_seconds)
             stop = self.callback is not None and self.callback(progress) is True
             if self.checkpoint is not None and trainer.updates % self.checkpoint_every == 0:
                 save(self.checkpoint, trainer, belongs)

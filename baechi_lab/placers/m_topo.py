@@ -83,9 +83,11 @@ def _decisions(
             for d in range(len(cap))
         )
         used[p] += int(need[g])
-        filled = f"{format_bytes(used[p])} of its cap of {format_bytes(int(cap[p]))}"
+        fill_sentence = f"{format_bytes(used[p])} of its cap of {format_bytes(int(cap[p]))}"
         log.append(
-            Decision(step, candidates, winner, f"Needs {format_bytes(int(need[g]))}; the device then has {filled}.")
+            Decision(
+                step, candidates, winner, f"Needs {format_bytes(int(need[g]))}; the device then has {fill_sentence}."
+            )
         )
     return tuple(log)
 
@@ -111,30 +113,34 @@ def fill_devices(
 ) -> NDArray[np.int32]:
     """Returns int32[groups]: the device of every group."""
     devices = len(cap)
-    used, promised, current = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
+    used, promised_bytes, current = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
     group_device = np.zeros(len(need), np.int32)
     for g in sequence:
         while (
             current < devices - 1
             and allowed[g, current]
-            and (used[current] + need[g] > cap[current] or promised[current] + persistent_bytes[g] > limit[current])
+            and (
+                used[current] + need[g] > cap[current] or promised_bytes[current] + persistent_bytes[g] > limit[current]
+            )
         ):
             current += 1
         best_device = -1
         for k in range(devices):
             p = (current + k) % devices
-            if allowed[g, p] and used[p] + need[g] <= cap[p] and promised[p] + persistent_bytes[g] <= limit[p]:
+            if allowed[g, p] and used[p] + need[g] <= cap[p] and promised_bytes[p] + persistent_bytes[g] <= limit[p]:
                 best_device = p
                 break
         if best_device < 0:  # the device that lacks the fewest bytes, then that which is filled least
             least_missing, least_filled = 0, 0.0
             for p in range(devices):
-                missing, filled = max(promised[p] + persistent_bytes[g] - limit[p], 0), used[p] - cap[p]
+                missing, bytes_over_cap = max(promised_bytes[p] + persistent_bytes[g] - limit[p], 0), used[p] - cap[p]
                 if allowed[g, p] and (
-                    best_device < 0 or missing < least_missing or (missing == least_missing and filled < least_filled)
+                    best_device < 0
+                    or missing < least_missing
+                    or (missing == least_missing and bytes_over_cap < least_filled)
                 ):
-                    best_device, least_missing, least_filled = p, missing, filled
+                    best_device, least_missing, least_filled = p, missing, bytes_over_cap
         group_device[g] = best_device
         used[best_device] += need[g]
-        promised[best_device] += persistent_bytes[g]
+        promised_bytes[best_device] += persistent_bytes[g]
     return group_device

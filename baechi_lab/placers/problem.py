@@ -113,16 +113,16 @@ def memory_may_run_out(graph: OpGraph, cluster: Cluster, micro_batches: int = 1)
     return bool(np.any(cluster.memory_bytes < total_bytes))
 
 
-def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
+def make_problem(graph: OpGraph, cluster: Cluster, *, memory_limits: bool = True, reservation: bool = False) -> Problem:
     """Returns the arrays of `graph` on `cluster`; `limited=False` ignores memory, as classical placers do."""
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
-    promised, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    np.add.at(promised, group, graph.persistent_bytes)
+    promised_bytes, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    np.add.at(promised_bytes, group, graph.persistent_bytes)
     np.maximum.at(largest_temp, group, graph.temp_bytes)
     np.maximum.at(largest_output, group, graph.output_bytes)
     reserve = largest_temp + largest_output if reservation else np.zeros(count, dtype=np.int64)
-    limit = cluster.memory_bytes if limited else np.full(cluster.n, UNLIMITED)
+    limit = cluster.memory_bytes if memory_limits else np.full(cluster.n, UNLIMITED)
     size, members = np.bincount(group, minlength=count), np.argsort(group, kind="stable")
     return Problem(
         durations(graph, cluster),
@@ -131,7 +131,7 @@ def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, rese
         size,
         offsets(group, count),
         members,
-        promised,
+        promised_bytes,
         reserve,
         graph.output_bytes,
         graph.temp_bytes,

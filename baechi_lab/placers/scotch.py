@@ -81,9 +81,11 @@ class Scotch(Placer):
             for d, s in zip(cluster.devices, speeds, strict=True)
         )
         # The shares contain what differs between kinds of devices.
-        unrestricted = graph.replace(allowed=None, allowed_sets=(), duration_by_kind={}, info={})
+        unrestricted_graph = graph.replace(allowed=None, allowed_sets=(), duration_by_kind={}, info={})
         scaled_cluster = cluster.replace(devices=scaled_devices)
-        partitions = metis_partitions(unrestricted, scaled_cluster, (self.imbalance,), self.seed, by_bytes=careful)
+        partitions = metis_partitions(
+            unrestricted_graph, scaled_cluster, (self.imbalance,), self.seed, by_bytes=careful
+        )
         _, device = next(partitions)
         vertex_device = np.zeros(len(vertices.load), dtype=np.int64)
         vertex_device[vertices.of] = device
@@ -202,8 +204,8 @@ def source_graph(v: Vertices) -> str:
     """Scotch's graph format: version, sizes, base 0 with edge and vertex weights, then a row per vertex."""
     off = ~np.eye(len(v.share), dtype=bool)
     latency, per_byte = (float(x[off].mean()) if off.any() else 0.0 for x in (v.latency, v.per_byte))
-    carried = latency * v.sends + per_byte * v.bytes
-    work, cut = (scaled_integers(value, _TOP, lowest=1) for value in (v.work, carried))
+    transfer_us = latency * v.sends + per_byte * v.bytes
+    work, cut = (scaled_integers(value, _TOP, lowest=1) for value in (v.work, transfer_us))
     rows = ["0", f"{len(work)} {len(cut)}", "0 011"]
     for i in range(len(work)):
         near = range(int(v.pointer[i]), int(v.pointer[i + 1]))

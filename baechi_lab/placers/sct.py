@@ -39,6 +39,11 @@ class SCT(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         favourite_ops, report = favourites_and_report(graph, cluster, self.threshold, self.solver)
         plan = schedule(
-            graph, cluster, child=favourite_ops.child, parent=favourite_ops.parent, limited=False, explain=self.explain
+            graph,
+            cluster,
+            child=favourite_ops.child,
+            parent=favourite_ops.parent,
+            memory_limits=False,
+            explain=self.explain,
         )
         return plan.replace(info={**plan.info, **report})

@@ -30,7 +30,7 @@ SAMPLES, SAMPLE_SECONDS = 9, 0.01
 """How often running threads are counted, and the time before each count."""
 
 
-_started = False
+_is_started = False
 
 
 def compile_ahead(placer: str, ops: int) -> None:
@@ -38,13 +38,13 @@ def compile_ahead(placer: str, ops: int) -> None:
 
     A program starts one such process, if a core is free. It ends when all are compiled, or with this process.
     """
-    global _started
-    if _started or placer not in COMPARED_PLACERS or ops < COMPARED_OPS:
+    global _is_started
+    if _is_started or placer not in COMPARED_PLACERS or ops < COMPARED_OPS:
         return
     from .sct_program.reductions import dominated_edges  # a kernel of the last placer, whose module imports SciPy
 
     if jit.is_missing(dominated_edges) and _has_free_core():
-        _started = True
+        _is_started = True
         pool = Pool(1, tries=1, imports_main=False)
         pool.submit(compile_kernels, *reversed(COMPARED_PLACERS))
         pool.shutdown(wait=False)

@@ -56,8 +56,8 @@ class SimulationCache:
         start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
         order = order_of_starts(graph, start_us, end_us) if has_dynamic_order else None
         if graph.original is not None:
-            planned = _with_order(placement, scheduler, order)
-            return SimulatedPlan(*simulate_ops(graph.original, cluster, planned), order)
+            ordered_placement = _with_order(placement, scheduler, order)
+            return SimulatedPlan(*simulate_ops(graph.original, cluster, ordered_placement), order)
         breaks_constraint = any(True for _ in constraint_violations(graph, cluster, op_placement.device))
         feasible = not breaks_constraint and bool((peak <= cluster.memory_bytes).all())
         return SimulatedPlan(float(end_us.max(initial=0.0)), peak, feasible, order)

@@ -40,7 +40,12 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
     hot, steps = schedule.hot, schedule.steps
     accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
-    begin_position, passed, proposed, keeps_prefix = -1, 0, 0, len(objective.samples.table) == 0 and not objective.track
+    begin_position, skipped_ops, move_count, keeps_prefix = (
+        -1,
+        0,
+        0,
+        len(objective.samples.table) == 0 and not objective.track,
+    )
     if keeps_prefix:
         candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
         accept_checkpoints(w, begin_position)
@@ -49,17 +54,17 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
             break
         accepted_moves += 1
         overfull = prices.overflow > 0.0 and s.cost[3] > 0.0
-        changed = random_move(objective, s, units, overfull, moves, rng)
-        if changed == 0:
+        changed_count = random_move(objective, s, units, overfull, moves, rng)
+        if changed_count == 0:
             continue
         temperature = hot * ratio ** (accepted_moves / steps)
         threshold = acceptance_threshold(s.cost[0], temperature, rng)
         if keeps_prefix:
-            begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
-            passed += begin_position + 1
-            proposed += 1
+            begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed_count)
+            skipped_ops += begin_position + 1
+            move_count += 1
             least = moves.least_saving * len(w.checkpoint_bank) * moves.probe_candidates
-            if proposed == moves.probe_candidates and passed < least:
+            if move_count == moves.probe_candidates and skipped_ops < least:
                 begin_position, keeps_prefix = -1, False
         cost, time, overflow_bytes = candidate_cost(objective, s, threshold, begin_position, keeps_prefix)
         if cost <= threshold:
@@ -68,5 +73,5 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
                 accept_checkpoints(w, begin_position)
             remember_better(prices, s, cost, time, overflow_bytes)
         else:
-            undo(s, changed)
+            undo(s, changed_count)
     return accepted_moves

@@ -59,11 +59,11 @@ def accept_checkpoints(w: Work, position: int) -> None:
 
 @njit(cache=True, nogil=True)
 def last_checkpoint_before(
-    m: Model, w: Work, device: NDArray[np.int32], changed_ops: NDArray[np.int32], changed: int
+    m: Model, w: Work, device: NDArray[np.int32], changed_ops: NDArray[np.int32], changed_count: int
 ) -> int:
-    """Returns the last checkpoint before the first `changed` of `changed_ops` matter; -1: simulate from the beginning.
+    """Returns the last checkpoint before the first `changed_count` of `changed_ops` matter; -1: simulate from the beginning.
 
-    A negative `changed` means that only priorities changed. A producer that also changed may be timed on its new device: it
+    A negative `changed_count` means that only priorities changed. A producer that also changed may be timed on its new device: it
     matters before it ends on either device.
     """
     table, input_ptr, inputs, producer, base_start = m.table, m.input_ptr, m.inputs, m.producer, w.base_start
@@ -71,14 +71,14 @@ def last_checkpoint_before(
     first_checkpoint_us, time_us = checkpoint_time[bank[0], 0], np.inf
     if first_checkpoint_us == np.inf:
         return -1
-    for k in range(abs(changed)):
+    for k in range(abs(changed_count)):
         op = changed_ops[k]
         first_end_us, last_end_us = np.inf, 0.0
         for e in range(input_ptr[op], input_ptr[op + 1]):
             p = producer[inputs[e]]
             end_us = base_start[p] + table[p, device[p]]
             first_end_us, last_end_us = min(first_end_us, end_us), max(last_end_us, end_us)
-        time_us = min(time_us, first_end_us if changed > 0 and first_end_us < np.inf else last_end_us)
+        time_us = min(time_us, first_end_us if changed_count > 0 and first_end_us < np.inf else last_end_us)
         if time_us <= first_checkpoint_us:
             return -1
     checkpoint = -1
@@ -100,7 +100,7 @@ def save_checkpoint(
     now_us, slots, waiting, finished_count = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
-    busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
+    busy_until, queue_out, queue_in, spent_us = w.busy_until, w.queue_out, w.queue_in, w.spent
     devices, n, bank = len(head), len(missing), 1 - w.checkpoint_bank[k]
     ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
     transfer_start, time_start = _HEADER + 4 * devices + 2 * n, 4 * devices
@@ -123,7 +123,7 @@ def save_checkpoint(
         base, count = _HEADER + 4 * d, tail[d] - head[d]
         ints[base], ints[base + 1], ints[base + 2], ints[base + 3] = running[d], list_head[d], list_tail[d], count
         floats[4 * d], floats[4 * d + 1], floats[4 * d + 2] = busy_until[d], queue_out[d], queue_in[d]
-        floats[4 * d + 3] = spent[d]
+        floats[4 * d + 3] = spent_us[d]
         if not by_rank:
             first = d * (n + 1) + head[d]
             for z in range(count):
@@ -149,7 +149,7 @@ def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bo
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, fresh, fresh_at = w.busy_until, w.queue_out, w.queue_in, w.fresh, w.fresh_at
-    spent = w.spent
+    spent_us = w.spent
     alloc_next, readers = w.alloc_next, w.readers
     devices, n, bank = len(head), len(missing), w.checkpoint_bank[k]
     ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
@@ -165,7 +165,7 @@ def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bo
         base = _HEADER + 4 * d
         running[d], list_head[d], list_tail[d], count = ints[base], ints[base + 1], ints[base + 2], ints[base + 3]
         busy_until[d], queue_out[d], queue_in[d] = floats[4 * d], floats[4 * d + 1], floats[4 * d + 2]
-        spent[d] = floats[4 * d + 3]
+        spent_us[d] = floats[4 * d + 3]
         head[d], tail[d], fresh[d], fresh_at[d] = 0, count, 0, -1.0
         alloc_next[d], readers[d] = -1, 0
         for z in range(count):

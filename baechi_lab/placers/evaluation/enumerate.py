@@ -166,11 +166,11 @@ def _search_placements(
             d = group_device[g] if choice[k] < 0 else devices
         else:
             d = choice[k] + 1
-        owned = owner[g] < 0 or owner[g] == k
+        is_own_device = owner[g] < 0 or owner[g] == k
         has_device = False
         while d < devices:
             count += 0.125
-            if allowed[g, d] and not (owned and _has_unused_twin(alike, used, d)):
+            if allowed[g, d] and not (is_own_device and _has_unused_twin(alike, used, d)):
                 head[i] = _ready(m, device, head, i, d)
                 end = head[i] + m.table[i, d]
                 spread = remaining_work[k + 1] + m.table[i, d]
@@ -179,12 +179,12 @@ def _search_placements(
                 if max(end + m.tail[i], max(load[d + m.lane[i]] + m.table[i, d], spread / lanes)) < best * SURELY:
                     has_device = True
                     break
-            if not owned:
+            if not is_own_device:
                 break
             d += 1
         if not has_device:
             choice[k] = -1
-            if owned:
+            if is_own_device:
                 owner[g] = -1
                 group_device[g] = -1
             k -= 1
@@ -194,7 +194,7 @@ def _search_placements(
         choice[k], device[i] = d, d
         load[d + m.lane[i]] += m.table[i, d]
         used[d] += 1
-        if owned:
+        if is_own_device:
             owner[g], group_device[g] = k, d
         k += 1
     return best, True, count
@@ -242,7 +242,7 @@ def _search_schedules(
 ) -> Any:
     """Try all orders of one placement; returns best makespan, simulations, and whether all orders were tried."""
     load, head = load_and_head
-    sequence, starts, started, place, alternative, default, tail, rank, busy, queue = space
+    sequence, starts, start_order, place, alternative, default, tail, rank, busy, queue = space
     device, at = assignment.device, assignment.at
     n = len(device)
     _tails(m, device, order, tail)
@@ -255,7 +255,7 @@ def _search_schedules(
             count += 1
             if count > max_simulations:
                 return best, count, False
-            us = _simulate(m, w, assignment, limits, default, sequence[level], starts[level], started, level, k)
+            us = _simulate(m, w, assignment, limits, default, sequence[level], starts[level], start_order, level, k)
             if k > 0 and starts[level, sequence[level, k - 1]] != decision_us:  # the last of them was not ready then
                 level, k = level - 1, -1
                 continue
@@ -264,7 +264,7 @@ def _search_schedules(
                 best_device[:], best_at[:] = device, at
             place[level], alternative[level], k = k, 0, -1
         j = place[level]
-        if j >= started[level] or (
+        if j >= start_order[level] or (
             alternative[level] == 0
             and _least_step_time(m, device, load, tail, sequence[level], starts[level], j, busy) >= best * SURELY
         ):
@@ -378,7 +378,7 @@ def _simulate(
     default: NDArray[np.int32],
     sequence: NDArray[np.int32],
     start: NDArray[np.float64],
-    started: NDArray[np.int64],
+    start_order: NDArray[np.int64],
     level: int,
     k: int,
 ) -> float:
@@ -412,7 +412,7 @@ def _simulate(
             j -= 1
         sequence[j] = i
         count += 1
-    started[level] = count
+    start_order[level] = count
     return us
 
 

@@ -87,11 +87,11 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     list_head, list_tail, alloc_next, heap = w.list_head, w.list_tail, w.alloc_next, w.heap
     slot_end, slot_receive, slot_info = w.slot_end, w.slot_receive, w.slot_info
     readers, local_left, sends_left, copy_left = w.readers, w.local_left, w.sends_left, w.copy_left
-    level, peak, start, total, spent = w.level, w.peak, w.start, w.total, w.spent
+    level, peak, start, total, spent_us = w.level, w.peak, w.start, w.total, w.spent
     devices, lanes, n = len(limit), len(running), len(device)
     one_lane = lanes == devices  # else lane `devices + d` runs the collectives of device d
     words, stride = (n + 63) >> 6, len(bits) // max(lanes, 1)
-    shared = comm == SEQUENTIAL
+    one_queue = comm == SEQUENTIAL
     now_us, slots, waiting, finished_count = 0.0, 0, 0, 0
     checkpoints = w.checkpoint_time.shape[1]
     number = checkpoints  # of the next checkpoint to save
@@ -111,7 +111,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             fresh_at[d] = 0.0
             running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
             busy_until[d] = np.inf
-            queue_out[d] = queue_in[d] = spent[d] = 0.0
+            queue_out[d] = queue_in[d] = spent_us[d] = 0.0
             readers[d] = 0
         for i in range(n):
             missing[i] = degree[i]
@@ -153,8 +153,8 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                     head[d] += 1
                 op_device = device[op]
                 end = now_us + table[op, op_device]
-                spent[d] += table[op, op_device]
-                if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
+                spent_us[d] += table[op, op_device]
+                if end + after[op] > cutoff or end - spent_us[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now_us
                 finished_count += 1
@@ -285,7 +285,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                     if comm != PARALLEL:
                         send_us = max(now_us, queue_out[op_device])
                         queue_out[op_device] = send_us + cost
-                        if shared:
+                        if one_queue:
                             receive = max(send_us, queue_out[q])
                             queue_out[q] = receive + cost
                         else:

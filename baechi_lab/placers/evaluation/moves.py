@@ -140,14 +140,14 @@ def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: 
         d = int(rng.random() * (devices - 1))
         if d >= current_device:
             d += 1
-    changed = 0
+    changed_count = 0
     length = 1
     if kind > 1.0 - shares.run_share:
         length = int(2.0 ** (rng.random() * np.log2(max(count * shares.longest_run, 2.0))))
     for v in range(u, min(u + length, count)):
         if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == current_device:
-            changed = reassign(v, d, changed, units, s)
-    return changed
+            changed_count = reassign(v, d, changed_count, units, s)
+    return changed_count
 
 
 @njit(cache=True, nogil=True)
@@ -193,10 +193,10 @@ def _shift(u: int, op: int, units: Units, s: State, whole_share: float, rng: np.
 
 
 @njit(cache=True, nogil=True)
-def undo(s: State, changed: int) -> None:
-    """Undo the last move, which changed `changed` ops."""
-    for k in range(abs(changed) - 1, -1, -1):
-        if changed < 0:
+def undo(s: State, changed_count: int) -> None:
+    """Undo the last move, which changed `changed_count` ops."""
+    for k in range(abs(changed_count) - 1, -1, -1):
+        if changed_count < 0:
             _move_to_position(s, s.undo_op[k], s.undo_old[k])
         else:
             s.device[s.undo_op[k]] = s.undo_old[k]

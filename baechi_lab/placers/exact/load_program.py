@@ -138,9 +138,9 @@ class LoadProgram:
             compute = sum(r["work"][u][d] * self.x[u][d] for u in range(self.units))
             compute += sum(r["overhead"][t][s][e] * z for t, s, e, z in self.sends if d in (s, e))
             outgoing = [(t, r["cost"][t][s][e], z) for t, s, e, z in self.sends if s == d]
-            received = sum(r["cost"][t][s][e] * z for t, s, e, z in self.sends if e == d)
+            receive_time = sum(r["cost"][t][s][e] * z for t, s, e, z in self.sends if e == d)
             if r["rule"] == SUM:
-                total = compute + received
+                total = compute + receive_time
                 for t in sorted({t for t, _, _ in outgoing}):  # a tensor is charged once, for its most expensive link
                     tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
                     largest_cost = model.new_int_var(0, max(c for c, _ in tensor_sends), "")
@@ -152,10 +152,10 @@ class LoadProgram:
             out = sum(c * z for _, c, z in outgoing)
             model.add(compute + self._waits(d, horizon) <= self.period)
             if r["rule"] == SEQUENTIAL:
-                model.add(out + received <= self.period)
+                model.add(out + receive_time <= self.period)
             elif r["rule"] != PARALLEL:
                 model.add(out <= self.period)
-                model.add(received <= self.period)
+                model.add(receive_time <= self.period)
         self._chain()
         for assignment in request["forbidden"]:
             self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(assignment)])

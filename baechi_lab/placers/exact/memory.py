@@ -35,11 +35,13 @@ def add_memory(m: ExactModel) -> None:
             for d in range(m.cluster.n):
                 if (t, d) not in m.present:
                     continue
-                present, freed, length = m.present[t, d], m.var(2 * m.horizon), m.var(2 * m.horizon)
-                m.model.add(freed >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
+                present, free_time, length = m.present[t, d], m.var(2 * m.horizon), m.var(2 * m.horizon)
+                m.model.add(free_time >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
                 for j in m.graph.tensor_consumers(t).tolist():
-                    m.model.add(freed >= m.end[j]).only_enforce_if([present, m.on(j, d)])
-                spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, freed, present, ""), size))
+                    m.model.add(free_time >= m.end[j]).only_enforce_if([present, m.on(j, d)])
+                spans[d].append(
+                    (m.model.new_optional_interval_var(m.receive[t, d], length, free_time, present, ""), size)
+                )
     for i in np.flatnonzero(m.graph.temp_bytes >= unit).tolist():
         for d in range(m.cluster.n):
             length = int(m.times.duration[i, d])

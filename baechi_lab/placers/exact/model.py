@@ -72,5 +72,5 @@ def forbid_idling(m: ExactModel) -> None:
         m.at_one_instant(m.start[i], ready[i], ~is_packed)
         for k in range(n):
             if k != i and not m.after[k, i]:
-                waited = ready[k] + m.times.tolerance >= m.start[i]
-                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~is_packed])
+                inputs_ready = ready[k] + m.times.tolerance >= m.start[i]
+                model.add(inputs_ready).only_enforce_if([m.together(i, k), m.before(i, k), ~is_packed])

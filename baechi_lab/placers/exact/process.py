@@ -97,12 +97,12 @@ def answer_request(request: Request, graph: OpGraph, cluster: Cluster) -> Reply:
     from .variables import ExactModel
 
     times = scaled_times(graph, cluster, max(request["within_us"], 1e-9))
-    built = build_model(ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]))
-    built.model.add(built.makespan >= request["lowest"])
+    model = build_model(ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]))
+    model.model.add(model.makespan >= request["lowest"])
     if request["device"] is not None:
-        built.hint(request["device"], request["start_us"], request["end_us"])
-    solver, status, has_solution = run_solver(cp_model, built.model, request)
-    device, order = built.solution(solver) if has_solution else (None, None)
+        model.hint(request["device"], request["start_us"], request["end_us"])
+    solver, status, has_solution = run_solver(cp_model, model.model, request)
+    device, order = model.solution(solver) if has_solution else (None, None)
     return {
         "status": solver.status_name(status),
         "seconds": solver.wall_time,

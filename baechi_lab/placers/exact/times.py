@@ -52,8 +52,8 @@ def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
     cost = cluster.latency_us[None] + cluster.us_per_byte[None] * size
     everything = np.concatenate([table.reshape(-1), cost.reshape(-1)])
     for scale in SCALES:
-        rounded = np.rint(everything * scale)
-        if horizon_us * scale <= LARGEST and np.allclose(everything * scale, rounded, rtol=0, atol=1e-7):
+        whole_times = np.rint(everything * scale)
+        if horizon_us * scale <= LARGEST and np.allclose(everything * scale, whole_times, rtol=0, atol=1e-7):
             horizon = horizon_us * scale
             return Times(
                 _clip_to_horizon(np.rint(table * scale), horizon),

@@ -152,7 +152,7 @@ def _is_urgent(op: int, time: float, state: ScheduleState, fetches: Records) -> 
 @njit(cache=True, allocates=False)
 def _best_while_awake(
     p: int,
-    awaited: int,
+    awaited_op: int,
     latest_us: float,
     last_op: int,
     state: ScheduleState,
@@ -160,10 +160,10 @@ def _best_while_awake(
     fetches: Records,
     skipped_ops: NDArray[np.int64],
 ) -> int:
-    """Returns the earliest op of device `p`, which is awake for `awaited`: that op, or an urgent one; -1 for none."""
+    """Returns the earliest op of device `p`, which is awake for `awaited_op`: that op, or an urgent one; -1 for none."""
     devices, pairs, count = state.devices, state.pairs, 0
     op = _earliest_on_device(p, latest_us, last_op, state, heaps, fetches)
-    while op >= 0 and op != awaited:
+    while op >= 0 and op != awaited_op:
         start = max(devices[p].free, pairs[p, op].bound)
         if _is_urgent(op, start, state, fetches):
             break
@@ -195,11 +195,11 @@ def _choose_pair(
         last_op = best if has_favourites or p < best_p else best - 1
         if (devices[p].first_start, devices[p].first_op) > (best_start, last_op):
             continue
-        awaited = -1
+        awaited_op = -1
         if has_favourites:
-            awaited = _awake_for(p, state, fetches)
-        if awaited >= 0:
-            op = _best_while_awake(p, awaited, best_start, last_op, state, heaps, fetches, skipped_ops)
+            awaited_op = _awake_for(p, state, fetches)
+        if awaited_op >= 0:
+            op = _best_while_awake(p, awaited_op, best_start, last_op, state, heaps, fetches, skipped_ops)
         else:
             op = _earliest_on_device(p, best_start, last_op, state, heaps, fetches)
         if op < 0:
@@ -260,7 +260,7 @@ def _commit(op: int, p: int, step: int, state: ScheduleState, fetches: Records, 
     ops, tensors, groups, devices, pairs = state.ops, state.tensors, state.groups, state.devices, state.pairs
     copies, inputs = state.copies, state.inputs
     count = len(devices)
-    arrival, fetched = arrival_of(op, p, True, state, fetches)
+    arrival, fetch_count = arrival_of(op, p, True, state, fetches)
     finish = max(devices[p].free, arrival) + pairs[p, op].duration
     ops[op].start, ops[op].finish = max(devices[p].free, arrival), finish
     ops[op].device, ops[op].position = p, step
@@ -272,7 +272,7 @@ def _commit(op: int, p: int, step: int, state: ScheduleState, fetches: Records, 
     groups[g].unplaced -= 1
     if groups[g].unplaced == 0:
         _schedule_release(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, releases)
-    for k in range(fetched):
+    for k in range(fetch_count):
         t = fetches[k].tensor
         copies[t, p].arrival = fetches[k].end
         devices[p].used_bytes += tensors[t].size_bytes
@@ -291,7 +291,7 @@ def _commit(op: int, p: int, step: int, state: ScheduleState, fetches: Records, 
         copies[t, p].last_use = finish
         if tensors[t].unread == 0:
             _schedule_release(finish, tensors[t].size_bytes, t * count + p, releases)
-    return fetched
+    return fetch_count
 
 
 @njit(cache=True, allocates=False)
@@ -318,11 +318,11 @@ def _reopen_group(g: int, p: int, state: ScheduleState, heaps: Heaps, fetches: R
 
 @njit(cache=True, allocates=False)
 def _rekey_readers(
-    p: int, fetched: int, state: ScheduleState, heaps: Heaps, fetches: Records, other_fetches: Records
+    p: int, fetch_count: int, state: ScheduleState, heaps: Heaps, fetches: Records, other_fetches: Records
 ) -> None:
     """Lowers the bounds of the ready ops that read a tensor just fetched: it is cached on `p`, so they may start earlier."""
     tensors, pairs = state.tensors, state.pairs
-    for k in range(fetched):
+    for k in range(fetch_count):
         t = fetches[k].tensor
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = state.consumers[e]
@@ -369,11 +369,11 @@ def _schedule(has_favourites: bool, state: ScheduleState) -> int:
                 overflows += 1
                 break
         group_is_new = groups[ops[op].group].device < 0
-        fetched = _commit(op, p, step, state, fetches, releases)
+        fetch_count = _commit(op, p, step, state, fetches, releases)
         if group_is_new:
             _reopen_group(ops[op].group, p, state, heaps, other_fetches)
         if state.comm != PARALLEL:
-            _rekey_readers(p, fetched, state, heaps, fetches, other_fetches)
+            _rekey_readers(p, fetch_count, state, heaps, fetches, other_fetches)
         for t in range(ops[op].first_output, ops[op + 1].first_output):
             for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
                 i = consumers[e]

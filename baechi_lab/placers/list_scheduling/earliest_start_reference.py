@@ -197,18 +197,18 @@ def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Ca
     without_memory: list[Candidate] = []
     while True:
         pairs = startable_pairs(state, ready)
-        awaited = [state.awake_for(p, ready) for p in range(len(state.free))]
+        awaited_ops = [state.awake_for(p, ready) for p in range(len(state.free))]
         not_urgent = []
         for start, op, _, p in pairs:
-            if awaited[p] in (-1, op) or state.is_urgent(op, start):
+            if awaited_ops[p] in (-1, op) or state.is_urgent(op, start):
                 break
-            not_urgent.append(Candidate(op, p, start, f"device awake for op {awaited[p]}, op not urgent"))
+            not_urgent.append(Candidate(op, p, start, f"device awake for op {awaited_ops[p]}, op not urgent"))
         lack = state.lacks_memory(op, p)
         if not lack:
             reason = f"earliest start {start:g} us"
-            if awaited[p] == op:
+            if awaited_ops[p] == op:
                 reason += ", favourite child of the device's last op"
-            elif awaited[p] != -1:
+            elif awaited_ops[p] != -1:
                 reason += ", urgent on a device that is awake for another op"
             candidates = [Candidate(pair.op, pair.device, pair.start_us) for pair in pairs[len(not_urgent) :]]
             return Candidate(op, p, start), [*candidates, *not_urgent, *without_memory], reason, False
@@ -236,8 +236,8 @@ def earliest_start_reference(
     ready = [i for i in range(len(missing)) if missing[i] == 0]
     overflows, log = 0, []
     for step in range(len(missing)):
-        decision, candidates, reason, exceeded = _decide(state, ready)
-        overflows += exceeded
+        decision, candidates, reason, exceeds_memory = _decide(state, ready)
+        overflows += exceeds_memory
         if explain:
             log.append(Decision(step, tuple(candidates), decision, reason))
         state.commit(decision.op, decision.device)

@@ -79,10 +79,10 @@ class Replay(Sequence[Decision]):
             of_this_op = [
                 Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)
             ]
-            excluded = {(c.op, c.device): c for c in of_this_op if c.excluded and c.device != p}
-            candidates = [excluded.pop((c.op, c.device), c) for c in open_pairs]
+            excluded_pairs = {(c.op, c.device): c for c in of_this_op if c.excluded and c.device != p}
+            candidates = [excluded_pairs.pop((c.op, c.device), c) for c in open_pairs]
             reason = self._reason(decision, pairs, of_this_op)
-            self._last = Decision(number, (*candidates, *excluded.values()), decision, reason)
+            self._last = Decision(number, (*candidates, *excluded_pairs.values()), decision, reason)
         return self._last
 
     def _why_not(self, state: ReferenceState, op: int, d: int) -> str:

@@ -25,7 +25,7 @@ def schedule(
     *,
     child: Integers | None = None,
     parent: Integers | None = None,
-    limited: bool = True,
+    memory_limits: bool = True,
     reservation: bool = False,
     explain: bool = False,
 ) -> Placement:
@@ -36,7 +36,7 @@ def schedule(
 
     Args:
         child, parent: int32[n], the favourite child and parent of each op, or -1 (SCT); None for ETF.
-        limited: keep to the devices' memory.
+        memory_limits: keep to the devices' memory.
         reservation: keep room for each group's largest temporary and output too (paper B section 4.2).
         explain: also log the decisions. The readable twin then schedules, which takes far longer.
 
@@ -51,11 +51,11 @@ def schedule(
     while count < cluster.n and not explain and devices_are_equal(graph, cluster):
         link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
         first_devices = Cluster(cluster.devices[:count], link, cluster.comm)
-        plan = _plan(graph, first_devices, child, parent, limited, reservation, False)
+        plan = _plan(graph, first_devices, child, parent, memory_limits, reservation, False)
         if plan.device.max(initial=-1) < count - 1:
             return plan
         count *= 4
-    return _plan(graph, cluster, child, parent, limited, reservation, explain)
+    return _plan(graph, cluster, child, parent, memory_limits, reservation, explain)
 
 
 def _plan(
@@ -63,7 +63,7 @@ def _plan(
     cluster: Cluster,
     child: Integers | None,
     parent: Integers | None,
-    limited: bool,
+    memory_limits: bool,
     reservation: bool,
     explain: bool,
 ) -> Placement:
@@ -75,7 +75,7 @@ def _plan(
             f"{format_bytes(graph.n * cluster.n * 100)} and many minutes to schedule; at most {max_pairs:,} pairs are "
             "scheduled: optimize the graph first, or use 'heft' or 'm-topo'"
         )
-    problem = make_problem(graph, cluster, limited=limited, reservation=reservation)
+    problem = make_problem(graph, cluster, memory_limits=memory_limits, reservation=reservation)
     info: dict[str, object] = {}
     if explain:
         from .earliest_start_reference import earliest_start_reference

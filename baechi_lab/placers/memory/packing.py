@@ -238,12 +238,12 @@ def _packing_exists(need: NDArray[np.int64], allowed: NDArray[np.bool_], memory:
             return None
         if sum(free_bytes) < remaining_bytes[k]:
             return False
-        tried: set[tuple[int, tuple[bool, ...]]] = set()
+        tried_classes: set[tuple[int, tuple[bool, ...]]] = set()
         for d in sorted(range(len(free_bytes)), key=lambda d: (free_bytes[d], d)):
             device_class = (free_bytes[d], allowed_groups[d])  # equal devices are tried once
-            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or device_class in tried:
+            if not masks[order[k]][d] or free_bytes[d] < sizes[order[k]] or device_class in tried_classes:
                 continue
-            tried.add(device_class)
+            tried_classes.add(device_class)
             free_bytes[d] -= sizes[order[k]]
             answer = descend(k + 1)
             free_bytes[d] += sizes[order[k]]

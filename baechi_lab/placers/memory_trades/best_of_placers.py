@@ -80,8 +80,8 @@ class BestOfPlacers:
             alone, why = order_on_one_device(graph, cluster)
             candidates += [alone] if alone else []
             return min(candidates, key=preference, default=None), "" if candidates else why
-        proposed, why = self._ask_placers(graph, cluster)
-        candidates += proposed
+        proposals, why = self._ask_placers(graph, cluster)
+        candidates += proposals
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
             candidates += [
                 PlacedTimeline(placement, timeline, FIT, tuple(self.placers))
@@ -95,9 +95,9 @@ class BestOfPlacers:
             placement = place_directly(
                 graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
             )
-            improved = PlacedTimeline(placement, simulate(graph, cluster, placement))
-            if improved.timeline.feasible and preference(improved) < preference(best):
-                best = improved
+            improvement = PlacedTimeline(placement, simulate(graph, cluster, placement))
+            if improvement.timeline.feasible and preference(improvement) < preference(best):
+                best = improvement
         return best, ""
 
     def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[PlacedTimeline], str]:

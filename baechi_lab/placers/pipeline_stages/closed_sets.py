@@ -40,24 +40,24 @@ def closed_sets(units: PipelineUnits, max_sets: int) -> NDArray[np.uint64]:
     for source, target in zip(units.source.tolist(), units.target.tolist(), strict=True):
         after[source].append(target)
     layer = {0: frozenset(u for u in range(units.n) if not before[u])}
-    closed = [0]
+    sets = [0]
     while layer:
-        grown: dict[int, frozenset[int]] = {}
+        larger_sets: dict[int, frozenset[int]] = {}
         for members, ready in layer.items():
             for u in ready:
                 larger = members | 1 << u
-                if larger not in grown:
-                    grown[larger] = ready - {u} | {v for v in after[u] if before[v] & ~larger == 0}
-            if len(closed) + len(grown) > max_sets:
+                if larger not in larger_sets:
+                    larger_sets[larger] = ready - {u} | {v for v in after[u] if before[v] & ~larger == 0}
+            if len(sets) + len(larger_sets) > max_sets:
                 raise InvalidInput(
                     f"the {units.n} units of the graph have more closed sets than the {max_sets} that are looked at: optimize "
                     "the graph first, allow more (most_sets) or use the placer 'contiguous'"
                 )
-        closed += sorted(grown)
-        layer = grown
+        sets += sorted(larger_sets)
+        layer = larger_sets
     words = max(1, -(-units.n // 64))
-    raw = b"".join(s.to_bytes(words * 8, "little") for s in closed)
-    return np.frombuffer(raw, dtype="<u8").reshape(len(closed), words).astype(np.uint64)
+    raw = b"".join(s.to_bytes(words * 8, "little") for s in sets)
+    return np.frombuffer(raw, dtype="<u8").reshape(len(sets), words).astype(np.uint64)
 
 
 def cut_sets(
@@ -76,7 +76,7 @@ def cut_sets(
     order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ scaled_work))
     sets, bits = np.ascontiguousarray(sets[order]), bits[order]
     step = (np.diff(column, axis=0) for column in (chain.work, chain.communication, chain.barred))
-    work, communication, barred = (np.ascontiguousarray(bits @ column) for column in step)
+    work, communication, barred_units = (np.ascontiguousarray(bits @ column) for column in step)
     persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
     readers = np.zeros((len(units.producer), sets.shape[1]), dtype=np.uint64)
     tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
@@ -90,7 +90,7 @@ def cut_sets(
     row, column = np.nonzero(inside & outside)
     crossing = offsets(row, len(bits)), column.astype(np.int64)
     best, predecessor = make_tables(len(sets), len(chain.kind), chain.use_all)
-    sums = work, communication, barred, persistent_bytes, gradient
+    sums = work, communication, barred_units, persistent_bytes, gradient
     tensors = units.producer, units.size.astype(np.float64), readers
     _relax_nested_pairs(best, predecessor, chain, sums, sets, tensors, crossing, goal, bound * (1 + 1e-9))
     if not np.isfinite(best[-1, -1]):
@@ -164,10 +164,10 @@ def _border_traffic(
     `low` is the traffic with the stages before it (set i), `high` that with the stages after it.
     """
     producer, size, readers = tensors
-    pointer, crossed = crossing
+    pointer, crossing_tensors = crossing
     low[:], high[:] = 0.0, 0.0
     for k in range(pointer[i], pointer[i + 1]):
-        t = crossed[k]
+        t = crossing_tensors[k]
         below = _member(sets, i, producer[t])
         if not below and _member(sets, j, producer[t]):
             low[2] += 1.0
@@ -177,7 +177,7 @@ def _border_traffic(
             side[0] += 1.0
             side[1] += size[t]
     for k in range(pointer[j], pointer[j + 1]):
-        t = crossed[k]
+        t = crossing_tensors[k]
         if _member(sets, i, producer[t]) or _is_read_in(readers[t], sets, i):
             continue
         if _member(sets, j, producer[t]):
@@ -198,7 +198,7 @@ def _read_between(reader: NDArray[np.uint64], sets: NDArray[np.uint64], i: int, 
 
 @njit(cache=True)
 def _is_read_in(reader: NDArray[np.uint64], sets: NDArray[np.uint64], i: int) -> bool:
-    touched = np.uint64(0)
+    common_bits = np.uint64(0)
     for w in range(len(reader)):
-        touched |= reader[w] & sets[i, w]
-    return touched != 0
+        common_bits |= reader[w] & sets[i, w]
+    return common_bits != 0

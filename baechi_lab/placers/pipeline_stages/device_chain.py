@@ -101,7 +101,7 @@ def make_device_chain(
         for d in device_indices.tolist()
     ]
     first, kind = np.unique(kinds, return_inverse=True)
-    barred = ~units.allowed[:, first]
+    is_barred = ~units.allowed[:, first]
     run = np.ones(len(device_indices), dtype=np.int64)  # number of equal devices in a row, from each device on
     for d in range(len(kind) - 2, -1, -1) if replicas else ():
         run[d] = run[d + 1] + 1 if kind[d] == kind[d + 1] else 1
@@ -109,7 +109,7 @@ def make_device_chain(
         kind=kind.astype(np.int32),
         work=prefix_sums(work[:, first]),
         communication=prefix_sums(communication[:, first]),
-        barred=prefix_sums(barred.astype(np.int64)),
+        barred=prefix_sums(is_barred.astype(np.int64)),
         memory=cluster.memory_bytes[device_indices],
         latency=_neighbour_link(cluster.latency_us, device_indices),
         per_byte=_neighbour_link(cluster.us_per_byte, device_indices),

@@ -91,8 +91,8 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
     if shape != "v":
         # A step is tried with and without replicas, since its dynamic program minimises bounds only.
         with_and_without = objective.replicas and objective.name == "step"
-        for replicated in (False, True) if with_and_without else (objective.replicas,):
-            yield DeviceSequence(order, replicated, False)
+        for with_replicas in (False, True) if with_and_without else (objective.replicas,):
+            yield DeviceSequence(order, with_replicas, False)
     count = len(order) if shape != "chain" else 0  # of devices, halved until none is left
     while count:
         first_devices = order[:count]

@@ -40,12 +40,12 @@ def relax(
     gradient int64[K] bytes; `goal` = (ahead, micro_batches).
     """
     devices = len(chain.kind)
-    work, communication, barred, persistent_bytes, gradient = sums
+    work, communication, barred_units, persistent_bytes, gradient = sums
     for d in range(devices):
         if not best[i, d] < best[j, d + 1]:
             continue
         kind = chain.kind[d]
-        if barred[j, kind] > barred[i, kind] or persistent_bytes[j] - persistent_bytes[i] > chain.memory[d]:
+        if barred_units[j, kind] > barred_units[i, kind] or persistent_bytes[j] - persistent_bytes[i] > chain.memory[d]:
             continue
         alone = work[j, kind] - work[i, kind]
         for r in range(1, chain.run[d] + 1):
@@ -111,15 +111,15 @@ def pack_on_first_devices(stages: Sequence[ChainStage], chain: DeviceChain) -> I
 
     Possible where all devices are equal. If their links differ, the stages follow unchanged as a second candidate.
     """
-    end, packed = 0, []
+    end, packed_stages = 0, []
     for stage in stages:
-        packed.append(stage._replace(first_device=end))
+        packed_stages.append(stage._replace(first_device=end))
         end += stage.devices
     equal = len(np.unique(chain.kind)) <= 1 and len(np.unique(chain.memory)) <= 1
     if equal:
-        yield packed
+        yield packed_stages
     links = np.unique(np.stack([chain.latency[1:-1], chain.per_byte[1:-1]]), axis=1)
-    if not equal or (links.shape[1] > 1 and packed != list(stages)):
+    if not equal or (links.shape[1] > 1 and packed_stages != list(stages)):
         yield list(stages)
 
 

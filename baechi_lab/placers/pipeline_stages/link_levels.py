@@ -63,23 +63,25 @@ def link_levels(cluster: Cluster) -> tuple[list[LinkLevel], list[int]] | None:
             [[cost[np.ix_(a, b)].max() if a is not b else np.inf for b in components] for a in components]
         )
         is_near = between <= between.min() * (1 + 1e-9)
-        joined: list[list[list[int]]] = []  # the components of this level, as lists of those of the level below
-        unvisited = list(range(len(components)))
-        while unvisited:
-            first = unvisited[0]
-            joined.append([components[k] for k in unvisited if k == first or is_near[first, k]])
-            unvisited = [k for k in unvisited if k != first and not is_near[first, k]]
-        if len({len(inner) for inner in joined}) > 1 or len(joined) == len(components):
+        joined_components: list[
+            list[list[int]]
+        ] = []  # the components of this level, as lists of those of the level below
+        remaining = list(range(len(components)))
+        while remaining:
+            first = remaining[0]
+            joined_components.append([components[k] for k in remaining if k == first or is_near[first, k]])
+            remaining = [k for k in remaining if k != first and not is_near[first, k]]
+        if len({len(inner) for inner in joined_components}) > 1 or len(joined_components) == len(components):
             return None
         latency = max(
             float(cluster.latency_us[np.ix_(a, b)].max())
-            for inner in joined
+            for inner in joined_components
             for a in inner
             for b in inner
             if a is not b
         )
-        hierarchy.append(LinkLevel(len(joined[0]), latency, float(between.min())))
-        components = [[d for component in inner for d in component] for inner in joined]
+        hierarchy.append(LinkLevel(len(joined_components[0]), latency, float(between.min())))
+        components = [[d for component in inner for d in component] for inner in joined_components]
     return (hierarchy, components[0]) if len(hierarchy) > 1 else None
 
 
@@ -101,11 +103,11 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
     count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
     gradient = prefix_sums(units.gradient)[places].astype(np.float64)
     # [i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there.
-    work, communication, barred = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
+    work, communication, barred_units = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
     parameter_bytes = prefix_sums(units.persistent_bytes)[places]
     cost = np.maximum(work[None, :] - work[:, None], communication[None, :] - communication[:, None])
     fits = parameter_bytes[None, :] - parameter_bytes[:, None] <= chain.memory[0]
-    cost = np.where(fits & (barred[None, :] == barred[:, None]), cost, np.inf)
+    cost = np.where(fits & (barred_units[None, :] == barred_units[:, None]), cost, np.inf)
     choices = []
     for level in hierarchy:
         border = count * level.latency + size * level.per_byte

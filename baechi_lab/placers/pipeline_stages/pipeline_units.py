@@ -160,14 +160,14 @@ def _pipeline_order_edges(
     a, b = group[source], group[target]
     forward, backward = role == FORWARD, role == BACKWARD
     has_passes = np.bincount(group[forward | backward], minlength=count) > 0
-    ahead, mirrored = forward[source] & forward[target], backward[source] & backward[target]
+    within_forward, within_backward = forward[source] & forward[target], backward[source] & backward[target]
     after, before = ~has_passes[a] & has_passes[b], has_passes[a] & ~has_passes[b]
     alone = np.flatnonzero(~has_passes[a] & ~has_passes[b])
     _, component = _strong_components(a[alone], b[alone], count)
     # No order where these have a cycle: they need not share a stage.
     alone = alone[component[a[alone]] != component[b[alone]]]
-    first = np.concatenate([a[ahead], b[mirrored], a[after], b[before], a[alone]])
-    second = np.concatenate([b[ahead], a[mirrored], b[after], a[before], b[alone]])
+    first = np.concatenate([a[within_forward], b[within_backward], a[after], b[before], a[alone]])
+    second = np.concatenate([b[within_forward], a[within_backward], b[after], a[before], b[alone]])
     return first[first != second], second[first != second]
 
 
@@ -182,11 +182,11 @@ def _strong_components(source: Integers, target: Integers, count: int) -> tuple[
 
 
 def _mean_position(
-    place: NDArray[np.float64], unit: Integers, count: int, counted: NDArray[np.bool_]
+    place: NDArray[np.float64], unit: Integers, count: int, is_counted: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Mean position of the ops of each unit; only of those that are `counted`, if the unit has any."""
-    has = np.bincount(unit[counted], minlength=count) > 0
-    weight = np.where(has[unit], counted, True).astype(np.float64)
+    """Mean position of the ops of each unit; only of those that are `is_counted`, if the unit has any."""
+    has = np.bincount(unit[is_counted], minlength=count) > 0
+    weight = np.where(has[unit], is_counted, True).astype(np.float64)
     mean: NDArray[np.float64] = np.bincount(unit, place * weight, count) / np.maximum(
         np.bincount(unit, weight, count), 1.0
     )

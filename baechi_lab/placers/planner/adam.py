@@ -32,9 +32,9 @@ class Adam:
         scale = np.float32(min(1.0, largest_norm / norm) if norm > 0 else 1.0)
         rate = self.learning_rate * np.sqrt(1 - SECOND_DECAY**self.steps) / (1 - FIRST_DECAY**self.steps)
         for name, g in gradient.items():
-            clipped = g * scale
-            self.first[name] += np.float32(1 - FIRST_DECAY) * (clipped - self.first[name])
-            self.second[name] += np.float32(1 - SECOND_DECAY) * (np.square(clipped) - self.second[name])
+            clipped_gradient = g * scale
+            self.first[name] += np.float32(1 - FIRST_DECAY) * (clipped_gradient - self.first[name])
+            self.second[name] += np.float32(1 - SECOND_DECAY) * (np.square(clipped_gradient) - self.second[name])
             move = rate * self.first[name] / (np.sqrt(self.second[name]) + EPSILON)
             with np.errstate(over="ignore"):  # the trainer looks at what became of them
                 weights[name] = (weights[name] - move).astype(np.float32)

@@ -159,13 +159,13 @@ def _group(
     log_p = tf.nn.log_softmax(logits)
     p = tf.exp(log_p)
     below = tf.cumsum(p, axis=1)[:, :-1]  # inverse transform sampling: one uniform number per unit and sample
-    sampled = tf.map_fn(
+    sampled_groups = tf.map_fn(
         lambda u: tf.reduce_sum(tf.cast(below < u[:, None], tf.int32), axis=1), uniform, fn_output_signature=tf.int32
     )
     log_probability = tf.map_fn(
-        lambda c: tf.reduce_sum(tf.gather(log_p, c, batch_dims=1)), sampled, fn_output_signature=tf.float32
+        lambda c: tf.reduce_sum(tf.gather(log_p, c, batch_dims=1)), sampled_groups, fn_output_signature=tf.float32
     )
-    return sampled, log_probability, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
+    return sampled_groups, log_probability, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
 
 
 def _place(
@@ -195,12 +195,12 @@ def _place(
     keys = times(tf, memory, w["placer/memory"])[:, None]  # [m, 1, M, h]
     first = tf.repeat(last @ w["placer/bridge"], noise.shape[2], axis=1)  # [2, m * k, h]
     decoder = _Decoder(tf, w, memory, keys, temperature, tanh_constant)
-    sampled = decoder.sample(first, noise, gumbel)
-    log_p = decoder.log_p(first, noise, sampled)  # [m, M * k, D]
-    log_probability = _by_grouping(tf, tf.one_hot(sampled, noise.shape[-1]))
+    sampled_devices = decoder.sample(first, noise, gumbel)
+    log_p = decoder.log_p(first, noise, sampled_devices)  # [m, M * k, D]
+    log_probability = _by_grouping(tf, tf.one_hot(sampled_devices, noise.shape[-1]))
     total = tf.reduce_sum(log_probability * log_p, axis=-1)
-    total = tf.reshape(total, [log_p.shape[0], *sampled.shape[::2]])  # [m, M, k]
-    return sampled, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
+    total = tf.reshape(total, [log_p.shape[0], *sampled_devices.shape[::2]])  # [m, M, k]
+    return sampled_devices, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
 
 
 @dataclass(eq=False)
@@ -239,8 +239,13 @@ class _Decoder:
             out, cell = lstm_cell(tf, gates, cell)
             at = tf.reshape(out, [m, k, -1])
             log_p = self._log_p(at, self._attention(times(tf, at, w["placer/query"])), x[0])
-            sampled = tf.argmax(log_p + x[1], axis=-1, output_type=tf.int32)
-            return out, cell, tf.reshape(tf.one_hot(sampled, devices), [m * k, devices]) @ w["placer/devices"], sampled
+            sampled_device = tf.argmax(log_p + x[1], axis=-1, output_type=tf.int32)
+            return (
+                out,
+                cell,
+                tf.reshape(tf.one_hot(sampled_device, devices), [m * k, devices]) @ w["placer/devices"],
+                sampled_device,
+            )
 
         first_input = tf.repeat(w["placer/begin"], m * k, axis=0)
         return tf.scan(step, (noise, gumbel), (first[0], first[1], first_input, tf.zeros([m, k], tf.int32)))[3]

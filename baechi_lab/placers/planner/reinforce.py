@@ -60,20 +60,20 @@ class Trainer:
         units: Units,
         devices: int,
         reward: Reward,
-        fixed: NDArray[np.int64] | None,
+        fixed_grouping: NDArray[np.int64] | None,
         start: NDArray[np.int64] | None = None,
     ):
-        self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
+        self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed_grouping
         self.simple = params.grouping == "none"
         if self.simple:
             self.groups = devices  # H, section 3: a Grouper that predicts placements
-        elif fixed is not None:
-            self.groups = int(fixed.max()) + 1
+        elif fixed_grouping is not None:
+            self.groups = int(fixed_grouping.max()) + 1
         else:
             self.groups = min(params.groups, units.total)
         rng = np.random.default_rng([params.seed, 1 << 30])
         self.weights: Weights = {}
-        if fixed is None:
+        if fixed_grouping is None:
             width, hidden, embedding = units.features.shape[1], params.grouper_hidden, params.type_embedding
             self.weights |= grouper_weights(rng, width, units.types, self.groups, hidden, embedding)
         if not self.simple:

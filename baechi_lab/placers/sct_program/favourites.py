@@ -52,9 +52,9 @@ def favourites(graph: OpGraph, cluster: Cluster, threshold: float = 0.1, solver:
         return greedy_favourites(graph, problem)
     solution, conflicts = solve_sct(problem, solver), 0
     child, parent = np.full(graph.n, -1, dtype=np.int32), np.full(graph.n, -1, dtype=np.int32)
-    rounded = np.round(solution.x, 6)  # what solvers leave of an exact value
-    candidates = np.flatnonzero(rounded <= threshold)
-    for e in candidates[np.lexsort((candidates, -problem.transfer[candidates], rounded[candidates]))].tolist():
+    rounded_x = np.round(solution.x, 6)  # what solvers leave of an exact value
+    candidates = np.flatnonzero(rounded_x <= threshold)
+    for e in candidates[np.lexsort((candidates, -problem.transfer[candidates], rounded_x[candidates]))].tolist():
         i, j = problem.source[e], problem.target[e]
         if child[i] < 0 and parent[j] < 0:
             child[i], parent[j] = j, i

@@ -70,8 +70,8 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     return SctProblem(source, target, np.where(together, 0.0, transfer), compute)
 
 
-def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -> LinearProgram:
-    """Returns the LP as arrays, without the rows of edges that `implied` bool[e] marks.
+def sct_program(problem: SctProblem, is_implied: NDArray[np.bool_] | None = None) -> LinearProgram:
+    """Returns the LP as arrays, without the rows of edges that `is_implied` bool[e] marks.
 
     Variables: s (one per op), x (one per edge), w.
 
@@ -79,7 +79,7 @@ def sct_program(problem: SctProblem, implied: NDArray[np.bool_] | None = None) -
     can be saved. `s_i + k_i <= w` is kept for ops without successors; it follows for the others.
     """
     n, e = len(problem.compute), len(problem.source)
-    edge = np.arange(e) if implied is None else np.flatnonzero(~implied)
+    edge = np.arange(e) if is_implied is None else np.flatnonzero(~is_implied)
     source, target, paths = problem.source[edge], problem.target[edge], np.arange(len(edge))
     sinks = np.flatnonzero(problem.out_degree == 0)
     branching, merging = np.flatnonzero(problem.out_degree > 1), np.flatnonzero(problem.in_degree > 1)

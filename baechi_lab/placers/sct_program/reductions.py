@@ -143,14 +143,14 @@ def start_bounds(
         first, end = pointer[j], pointer[j + 1]
         if first == end:
             continue
-        saved, transfers = np.empty(end - first), np.empty(end - first)
+        local_arrival, transfers = np.empty(end - first), np.empty(end - first)
         for k in range(end - first):
             edge = edges[first + k]
             i = source[edge]
-            saved[k] = low[i] + compute[i]
+            local_arrival[k] = low[i] + compute[i]
             transfers[k] = transfer[edge]
             high[j] = max(high[j], high[i] + compute[i] + transfer[edge])
-        low[j] = earliest_joint_start(saved, transfers)
+        low[j] = earliest_joint_start(local_arrival, transfers)
     return low, high
 
 
@@ -169,7 +169,7 @@ def dominated_edges(
     Edges `edges[pointer[i]:pointer[i+1]]` lead out of `i`.
     """
     # Loops compile in a fraction of the time of NumPy's slices.
-    dominated, position = np.zeros(len(target), np.bool_), np.empty(len(order), np.int64)
+    is_dominated, position = np.zeros(len(target), np.bool_), np.empty(len(order), np.int64)
     for place in range(len(order)):
         position[order[place]] = place
     longest = np.full(len(order), -1.0)  # path from the start of `i` to that of each op without transfers; -1: none
@@ -188,28 +188,28 @@ def dominated_edges(
                         longest[end] = max(longest[end], longest[j] + compute[j])
         for k in range(pointer[i], pointer[i + 1]):
             path = longest[target[edges[k]]]
-            dominated[edges[k]] = path > compute[i] and path * _ROUNDING >= compute[i] + transfer[edges[k]]
+            is_dominated[edges[k]] = path > compute[i] and path * _ROUNDING >= compute[i] + transfer[edges[k]]
         for place in range(first, last + 1):
             longest[order[place]] = -1.0
-    return dominated
+    return is_dominated
 
 
 @njit(cache=True)
-def earliest_joint_start(saved: NDArray[np.float64], transfer: NDArray[np.float64]) -> float:
+def earliest_joint_start(local_arrival: NDArray[np.float64], transfer: NDArray[np.float64]) -> float:
     """The smallest t >= max(saved) with `sum (saved + transfer - t)+ / transfer <= 1`: the edges share one saving.
 
     Edges are taken latest first: if the k latest share, `t = (sum (saved + transfer) / transfer - 1) / sum 1 / transfer`.
     """
     # Loops and the shared heap compile in a third of the time of NumPy's sort.
-    arrival, edge, size, start = np.empty(len(saved)), np.empty(len(saved), np.int64), 0, 0.0
-    for i in range(len(saved)):
-        size = push(arrival, edge, 0, size, -(saved[i] + transfer[i]), i)
-        start = max(start, saved[i])
+    arrival, edge, size, start = np.empty(len(local_arrival)), np.empty(len(local_arrival), np.int64), 0, 0.0
+    for i in range(len(local_arrival)):
+        size = push(arrival, edge, 0, size, -(local_arrival[i] + transfer[i]), i)
+        start = max(start, local_arrival[i])
     number, weight = 0.0, 0.0
     while size > 0 and -arrival[0] > start:
-        i, paid = edge[0], -arrival[0]
+        i, remote_arrival = edge[0], -arrival[0]
         size = pop(arrival, edge, 0, size)
-        number += paid / transfer[i]
+        number += remote_arrival / transfer[i]
         weight += 1.0 / transfer[i]
         start = max(start, (number - 1.0) / weight)
     return start

@@ -67,19 +67,19 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
 def _solve(problem: SctProblem, solver: str) -> SctSolution:
     """Solves the reduced and scaled program, with small weights that make its optimum unique, and expands the solution."""
     began = time.perf_counter()
-    reduced = reduce_problem(problem)
-    small = reduced.problem
+    reduction = reduce_problem(problem)
+    small = reduction.problem
     n, e = len(small.compute), len(small.source)
     nonzero = small.transfer[small.transfer > 0]
     unit = float(np.median(nonzero)) / 100 if len(nonzero) else max(float(small.compute.max(initial=0.0)), 1.0)
-    scaled = SctProblem(small.source, small.target, small.transfer / unit, small.compute / unit)
+    scaled_problem = SctProblem(small.source, small.target, small.transfer / unit, small.compute / unit)
     # Numbers in [0, 1): SplitMix64 (Steele, Lea, Flood 2014) of 1, 2, ...; sums of few do not cancel.
     z = np.arange(1, len(problem.source) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashed = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
-    weight = PERTURBATION * (0.5 + 0.5 * hashed[reduced.edge])
-    program = sct_program(scaled, implied_rows(scaled))
+    uniform_hash = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
+    weight = PERTURBATION * (0.5 + 0.5 * uniform_hash[reduction.edge])
+    program = sct_program(scaled_problem, implied_rows(scaled_problem))
     if n == 0:
         value = np.zeros(1)
     elif solver.lower() in _HIGHS:
@@ -88,8 +88,8 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     else:
         from .lp_cvxpy import solve_with_cvxpy
 
-        value = solve_with_cvxpy(scaled, weight, solver)
-    x = reduced.expand(np.clip(value[n : n + e], 0.0, 1.0))
+        value = solve_with_cvxpy(scaled_problem, weight, solver)
+    x = reduction.expand(np.clip(value[n : n + e], 0.0, 1.0))
     longest_first = np.lexsort((np.arange(len(x)), -problem.transfer))
     x = _spend_remaining_savings(x, problem.source, problem.target, longest_first, len(problem.compute))
     x.flags.writeable = False

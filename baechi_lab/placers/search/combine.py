@@ -103,18 +103,18 @@ def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.
     If priorities are searched and the donor has some, half of the segments also take over the order of their ops. Returns the
     number of simulations; an equal segment needs none.
     """
-    line, (device, _, at, ordered), steps = donor
+    line, (device, _, at, has_order), steps = donor
     simulations, old_device = 0, np.empty(len(device), np.int32)
     inside = np.zeros(len(device), np.bool_)
     for _ in range(steps):
         length = int(2.0 ** (rng.random() * np.log2(float(len(line)))))
         first = int(rng.random() * (len(line) - length + 1))
-        changed = _adopt(units, s, line[first : first + length], device, inside)
-        lined = s.by_rank and ordered and rng.random() < 0.5
-        if lined:
+        changed_count = _adopt(units, s, line[first : first + length], device, inside)
+        takes_order = s.by_rank and has_order and rng.random() < 0.5
+        if takes_order:
             old_device[:] = s.at
-            lined = _reorder(s, old_device, at, inside)
-        if changed == 0 and not lined:
+            takes_order = _reorder(s, old_device, at, inside)
+        if changed_count == 0 and not takes_order:
             continue
         simulations += 1
         cost, time, overflow_bytes = candidate_cost(objective, s, s.cost[0], -1, False)
@@ -122,8 +122,8 @@ def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.
             s.cost[0] = cost
             remember_better(objective.prices, s, cost, time, overflow_bytes)
             continue
-        undo(s, changed)
-        if lined:
+        undo(s, changed_count)
+        if takes_order:
             _line_up(s, old_device)
     return simulations
 
@@ -163,11 +163,11 @@ def _reorder(
         if inside[donor_positions[k]]:
             s.at[z] = donor_positions[k]
             z += 1
-    changed = False
+    is_changed = False
     for k in range(len(own_positions)):
         s.position[s.at[k]] = k
-        changed = changed or s.at[k] != own_positions[k]
-    return changed
+        is_changed = is_changed or s.at[k] != own_positions[k]
+    return is_changed
 
 
 @njit(cache=True, nogil=True)

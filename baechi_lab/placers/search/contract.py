@@ -56,14 +56,18 @@ def contract_short_ops(
         )
         a, b = distinct_edges(source, target, n)
         readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
-        merged, stays = (a, b) if round_index % 2 == 0 else (b, a)
-        alone = (readers if round_index % 2 == 0 else producers)[merged] == 1
+        merged_op, surviving_op = (a, b) if round_index % 2 == 0 else (b, a)
+        alone = (readers if round_index % 2 == 0 else producers)[merged_op] == 1
         cheaper = (
-            received_us[merged] <= sent_us[merged] if round_index % 2 == 0 else sent_us[merged] <= received_us[merged]
+            received_us[merged_op] <= sent_us[merged_op]
+            if round_index % 2 == 0
+            else sent_us[merged_op] <= received_us[merged_op]
         )
-        chained = (readers[a] == 1) & (producers[b] == 1)
-        fits = (work[merged] <= short) | (chained & (work[a] + work[b] <= work_limit))
-        alike = ((group[merged] < 0) | (group[merged] == group[stays])) & (allowed[merged] == allowed[stays])
+        is_chain = (readers[a] == 1) & (producers[b] == 1)
+        fits = (work[merged_op] <= short) | (is_chain & (work[a] + work[b] <= work_limit))
+        alike = ((group[merged_op] < 0) | (group[merged_op] == group[surviving_op])) & (
+            allowed[merged_op] == allowed[surviving_op]
+        )
         component = _join_parts(a, b, alone & cheaper & fits & alike, work, group, work_limit)
         quiet = 0 if np.any(component != np.arange(n)) else quiet + 1
         if quiet == 2:
@@ -76,19 +80,24 @@ def contract_short_ops(
 
 
 def _join_parts(
-    source: Ints, target: Ints, selected: NDArray[np.bool_], work: NDArray[np.float64], group: Ints, work_limit: float
+    source: Ints,
+    target: Ints,
+    is_selected: NDArray[np.bool_],
+    work: NDArray[np.float64],
+    group: Ints,
+    work_limit: float,
 ) -> Ints:
     """Returns int64[n]: an op of each op's part; no part has two colocation groups or more than `work_limit`."""
     n = len(work)
-    component = components(n, source[selected], target[selected])
+    component = components(n, source[is_selected], target[is_selected])
     lowest = np.full(n, np.iinfo(np.int64).max)
     np.minimum.at(lowest, component, np.where(group >= 0, group, np.iinfo(np.int64).max))
     largest = _largest(component, group)
     longest = np.zeros(n)
     np.maximum.at(longest, component, work)
     bad = (largest >= 0) & (lowest != largest) | (np.bincount(component, work, n) > longest + work_limit)
-    accepted = selected & ~bad[component[source]]
-    return components(n, source[accepted], target[accepted])
+    is_accepted = is_selected & ~bad[component[source]]
+    return components(n, source[is_accepted], target[is_accepted])
 
 
 def _largest(component: Ints, group: Ints) -> Ints:

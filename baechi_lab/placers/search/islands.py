@@ -42,7 +42,7 @@ def search_on_islands(
     placements: list[Placement | None] = [start] * search.islands
     history: list[tuple[float, int, float]] = []
     with open_calls(search.executor, search.islands) as calls:
-        shared = calls.share(encode_graph(graph))
+        shared_graph = calls.share(encode_graph(graph))
         for round_number in range((search.numbers or SEARCH).island_rounds):
             seconds = None if search.time_limit is None else max(search.time_limit - budget.elapsed, 0.0)
             island_searches = [
@@ -50,9 +50,11 @@ def search_on_islands(
                 for island in range(search.islands)
             ]
             # One round: the result of each search, one at a time per process of the executor.
-            futures = [calls.submit(search_once, shared, cluster, island_search) for island_search in island_searches]
+            futures = [
+                calls.submit(search_once, shared_graph, cluster, island_search) for island_search in island_searches
+            ]
             results = [
-                _result(calls, future, shared, cluster, island_search)
+                _result(calls, future, shared_graph, cluster, island_search)
                 for future, island_search in zip(futures, island_searches, strict=True)
             ]
             evaluations += sum(SearchReport.of(result).evaluations for result in results)
@@ -89,7 +91,7 @@ def _island_search(
 
 
 def _result(
-    calls: Calls, future: Future[Placement], shared: object, cluster: Cluster, island_search: Search
+    calls: Calls, future: Future[Placement], shared_graph: object, cluster: Cluster, island_search: Search
 ) -> Placement:
     """Returns the result of a search, which is submitted again each time its machine is lost, up to `island_losses` times."""
     losses = (island_search.numbers or SEARCH).island_losses
@@ -97,7 +99,7 @@ def _result(
         try:
             return future.result()
         except calls.retryable_errors:
-            future = calls.submit(search_once, shared, cluster, island_search)
+            future = calls.submit(search_once, shared_graph, cluster, island_search)
     try:
         return future.result()
     except calls.retryable_errors as error:

@@ -72,11 +72,11 @@ class MultiStart:
         for k in range(searches):
             if k and self._spent_share() >= 1.0:
                 break
-            until, spent, used = spent_before + share_left * (k + 1) / searches, self._spent_share(), self.used
+            until, spent_share, used = spent_before + share_left * (k + 1) / searches, self._spent_share(), self.used
             self.partners.clear()  # results of an earlier search would lead this one to the same result
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
             new_candidates = self._run_trials(until)
-            price = (self._spent_share() - spent) / max(self.used - used, 1)
+            price = (self._spent_share() - spent_share) / max(self.used - used, 1)
             self._rounds(new_candidates, until, price)
             bests.append(self.leader.best)
             self.best_known = self.best
@@ -100,7 +100,7 @@ class MultiStart:
 
     def _run_trials(self, until: float) -> list[Candidate]:
         """Runs the trials of a search that may spend the budget `until` this share; returns their results, best first."""
-        trials, measured = self.trials, []
+        trials, trial_results = self.trials, []
         share = trials.share * (until - self._spent_share())
         for k in range(0, trials.count, len(self.chains)):
             chains = self.chains[: trials.count - k]
@@ -110,8 +110,8 @@ class MultiStart:
             self._together(chains, share * len(batch) / trials.count, [trial.levels for trial in batch])
             for chain, trial in zip(chains, batch, strict=True):
                 trials.note(trial, chain.current_cost)
-                measured.append((chain.current_cost, chain.current_best))
-        candidates_by_result = [candidate for _, candidate in sorted(measured, key=lambda x: x[0])]
+                trial_results.append((chain.current_cost, chain.current_best))
+        candidates_by_result = [candidate for _, candidate in sorted(trial_results, key=lambda x: x[0])]
         self.partners += reversed(candidates_by_result[: self.parameters.others // 2])
         return candidates_by_result
 
@@ -142,9 +142,9 @@ class MultiStart:
                     instance, rng, n = self.instance, chain.rng, self.instance.graph.n
                     allowed = instance.groups.allowed
                     group_device = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
-                    ranked = self.orders == {True, False} and rng.random() < p.restart_ranked
+                    by_rank = self.orders == {True, False} and rng.random() < p.restart_ranked
                     rank = None
-                    if ranked or self.orders == {True}:
+                    if by_rank or self.orders == {True}:
                         rank = instance.position + rng.normal(0.0, n * rng.random(), n)
                     chain.start_from(
                         measure(instance.model, chain.objective.work, "restart", group_device, rank), restart=True
@@ -170,9 +170,9 @@ class MultiStart:
         best = chain.best
         placement = Placement(device=best.device)
         rank = -path_computation_time(self.instance.graph, self.instance.cluster, placement)
-        remeasured = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
-        if remeasured.key < best.key:
-            chain.start_from(remeasured)
+        candidate = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
+        if candidate.key < best.key:
+            chain.start_from(candidate)
 
     def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[Sequence[Level]]) -> None:
         """Runs one cycle of every chain at the same time, with its part of `share` of the whole budget."""
@@ -185,8 +185,8 @@ class MultiStart:
             }
             try:
                 while running and not self.budget.stopped:
-                    finished, running = wait(running, timeout=self.parameters.tell_seconds)
-                    for future in finished:
+                    finished_futures, running = wait(running, timeout=self.parameters.tell_seconds)
+                    for future in finished_futures:
                         future.result()
                     self.tell(self.best[0], self.used)
             finally:  # also when interrupted or stopped

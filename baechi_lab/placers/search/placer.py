@@ -294,8 +294,8 @@ class _Run:
     def placement(self) -> Placement:
         """Searches from the best start, on coarse graphs first, until the budget is spent; returns the best placement."""
         if self.start_placement is None:
-            hurried = self._lasts(self.parameters.reducing_time, 0.5)
-            candidates = self.starts.from_rules(self._rules_took_long, hurried)
+            in_a_hurry = self._lasts(self.parameters.reducing_time, 0.5)
+            candidates = self.starts.from_rules(self._rules_took_long, in_a_hurry)
         else:
             first = self.starts.from_placement(self.start_placement)
             measured_starts = self.starts.measure_orders(first.name, first.device)
@@ -357,10 +357,10 @@ class _Run:
         ):
             return []
         p = self.parameters
-        contracted = contracted_graph(self.graph, self.cluster, p)
-        if contracted is None:
+        contraction = contracted_graph(self.graph, self.cluster, p)
+        if contraction is None:
             return []
-        coarse, member = contracted
+        coarse, member = contraction
         instance = Instance(coarse, self.cluster, parameters=p)
         starts = Starts(instance, self.params.schedulers, self.params.seed)
         coarse_starts: list[Candidate] = []
@@ -379,11 +379,11 @@ class _Run:
         except KeyboardInterrupt:
             self.budget.stopped = self.interrupted = True
         self.used_before += chains.used
-        projected: list[Candidate] = []
+        projected_candidates: list[Candidate] = []
         for best in chains.results:
             rank = None if best.rank is None else best.rank[member]
-            projected += self.starts.measure_orders(f"{best.name} (contracted)", best.device[member], rank)
-        return sorted(projected, key=lambda c: c.key)
+            projected_candidates += self.starts.measure_orders(f"{best.name} (contracted)", best.device[member], rank)
+        return sorted(projected_candidates, key=lambda c: c.key)
 
 
 def error_samples(graph: OpGraph, cluster: Cluster, error: float, count: int, seed: int) -> Samples:

@@ -105,7 +105,7 @@ def runs_of_candidate(model: Model, present: Present, longest_us: float) -> NDAr
     input_ptr, inputs, producer = model.input_ptr, model.inputs, model.producer
     n = len(line)
     run, last = np.full(n, -1, np.int64), np.full(label.max() + 1, -1, np.int64)
-    joined, begin_us, end = np.zeros(n), np.zeros(n), np.zeros(n)
+    run_us, begin_us, end = np.zeros(n), np.zeros(n), np.zeros(n)
     count = 0
     for v in line:
         r, latest, ready = last[label[v]], -1, 0.0
@@ -114,13 +114,13 @@ def runs_of_candidate(model: Model, present: Present, longest_us: float) -> NDAr
             latest = max(latest, run[p])
             if run[p] != r:
                 ready = max(ready, start[p] + work[p] + (price[inputs[e]] if device[p] != device[v] else 0.0))
-        fits = r >= 0 and r >= latest and joined[r] + work[v] <= longest_us
+        fits = r >= 0 and r >= latest and run_us[r] + work[v] <= longest_us
         if fits and start[v] <= end[r] + longest_us and ready <= begin_us[r] + longest_us:
-            joined[r] += work[v]
+            run_us[r] += work[v]
         else:
             r = count
             begin_us[r] = start[v]
-            joined[r] = work[v] if work[v] <= longest_us else 0.0
+            run_us[r] = work[v] if work[v] <= longest_us else 0.0
             last[label[v]] = r
             count += 1
         run[v] = r

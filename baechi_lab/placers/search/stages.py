@@ -45,8 +45,8 @@ class Candidate(NamedTuple):
         return self.unit_device.tobytes(), tuple(sorted(self.groups.values()))
 
     def placement(self, units: PipelineUnits) -> Placement:
-        shared = tuple(group for _, group in sorted(self.groups.items()) if len(group) > 1)
-        return Placement(device=self.unit_device[units.unit].astype(np.int32), replicas=shared)
+        replica_groups = tuple(group for _, group in sorted(self.groups.items()) if len(group) > 1)
+        return Placement(device=self.unit_device[units.unit].astype(np.int32), replicas=replica_groups)
 
 
 def search_stages(

@@ -35,32 +35,36 @@ class Starts:
         self.upward = usual_orders(self.graph, self.cluster)["upward"]
 
     def orders(
-        self, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None
+        self, device: NDArray[np.int32], planned_rank: NDArray[np.float64] | None = None
     ) -> Iterator[tuple[str, NDArray[np.float64] | None]]:
-        """Yields the orders to try for `device`: fifo, upward rank, longest path to the end with transfers, and `planned`."""
+        """Yields the orders to try for `device`: fifo, upward rank, longest path with transfers, and `planned_rank`."""
         if "fifo" in self.schedulers:
             yield "fifo", None
         if "planned" in self.schedulers:
             yield "upward", self.upward
             yield "pct", -path_computation_time(self.graph, self.cluster, Placement(device=device))
-            if planned is not None:
-                yield "planned", planned
+            if planned_rank is not None:
+                yield "planned", planned_rank
 
     def measure_orders(
-        self, name: str, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None, cutoff: float = np.inf
+        self,
+        name: str,
+        device: NDArray[np.int32],
+        planned_rank: NDArray[np.float64] | None = None,
+        cutoff: float = np.inf,
     ) -> list[Candidate]:
         """Simulates `device` under all orders; returns the candidates within `cutoff` microseconds and memory."""
-        tried = [
+        measured_orders = [
             measure(self.instance.model, self.work, f"{name}, {order}", device, rank, cutoff)
-            for order, rank in self.orders(device, planned)
+            for order, rank in self.orders(device, planned_rank)
         ]
-        return [c for c in tried if c.overflow_bytes == 0 and np.isfinite(c.makespan_us)]
+        return [c for c in measured_orders if c.overflow_bytes == 0 and np.isfinite(c.makespan_us)]
 
-    def from_rules(self, enough: Callable[[], bool], hurried: bool = False) -> list[Candidate]:
+    def from_rules(self, enough: Callable[[], bool], in_a_hurry: bool = False) -> list[Candidate]:
         """Returns feasible candidates of the rules, best first.
 
-        It stops once there is one and `enough()`, which is called after every rule, is true. With `hurried` the rules place only
-        the given graph, the cheapest rules first.
+        It stops once there is one and `enough()`, which is called after every rule, is true. With `in_a_hurry` the rules place
+        only the given graph, the cheapest rules first.
         """
         if self.instance.track:
             raise_if_impossible(self.graph, self.cluster)
@@ -68,15 +72,15 @@ class Starts:
         best = np.inf
         devices_seen: set[bytes] = set()
         # Fast placers on the optimized and the given graph; METIS and cuts also on fewer devices.
-        forms = forms_of(self.graph, self.cluster, optimized=not hurried).items()
-        generators = (self._placed_rules, self._cut_up) if hurried else (self._cut_up, self._placed_rules)
+        forms = forms_of(self.graph, self.cluster, optimized=not in_a_hurry).items()
+        generators = (self._placed_rules, self._cut_up) if in_a_hurry else (self._cut_up, self._placed_rules)
         rules = (rule for form, graph in forms for generator in generators for rule in generator(form, graph))
-        for name, device, planned in rules:
+        for name, device, planned_rank in rules:
             key = device.tobytes()
-            if planned is None and key in devices_seen:
+            if planned_rank is None and key in devices_seen:
                 continue
             devices_seen.add(key)
-            candidates += self.measure_orders(name, device, planned, self.instance.parameters.kept_start * best)
+            candidates += self.measure_orders(name, device, planned_rank, self.instance.parameters.kept_start * best)
             best = min([best, *(c.makespan_us for c in candidates[-4:])])
             if enough() and candidates:
                 break
@@ -127,7 +131,7 @@ class Starts:
 
 def choose(starts: Sequence[Candidate], limit: int, fifo_share: float = SEARCH.fifo_share) -> list[Candidate]:
     """Returns up to `limit` different starts, best first; if priorities are searched, a share of them is fifo."""
-    selected: list[Candidate] = []
+    distinct_starts: list[Candidate] = []
     keys_seen: set[tuple[bool, bytes]] = set()
     remaining = {True: limit, False: limit}
     if any(c.rank is not None for c in starts):
@@ -135,11 +139,11 @@ def choose(starts: Sequence[Candidate], limit: int, fifo_share: float = SEARCH.f
     for candidate in starts:
         fifo = candidate.rank is None
         key = (fifo, candidate.device.tobytes())
-        if key not in keys_seen and remaining[fifo] > 0 and len(selected) < limit:
+        if key not in keys_seen and remaining[fifo] > 0 and len(distinct_starts) < limit:
             keys_seen.add(key)
             remaining[fifo] -= 1
-            selected.append(candidate)
-    return selected
+            distinct_starts.append(candidate)
+    return distinct_starts
 
 
 def contracted_graph(
