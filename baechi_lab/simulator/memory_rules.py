@@ -36,7 +36,7 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
     `timeline` is one of `graph` on `cluster`. The log has edges of a device's own producers as outputs, received ones as copies.
     """
     log = _edge_log(graph, timeline)
-    recounted = with_memory(
+    timeline_with_memory = with_memory(
         timeline,
         log,
         cluster.memory_bytes - 1,
@@ -45,7 +45,7 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
             f"{format_us(time)}, when a tensor of op {graph.names[op]!r} comes in; their peak is {format_bytes(peak)}"
         ),
     )
-    return dataclasses.replace(recounted, info={**timeline.info, "memory_rule": "edges"})
+    return dataclasses.replace(timeline_with_memory, info={**timeline.info, "memory_rule": "edges"})
 
 
 def with_memory(

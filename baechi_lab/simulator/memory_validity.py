@@ -80,9 +80,9 @@ def _log_violations(
     """
     log = step.timeline.memory
     on_device = np.flatnonzero(log.device == device)
-    released = rows[np.isfinite(intervals.release_us[rows])]
-    time = np.concatenate([intervals.start_us[rows], intervals.release_us[released], log.time_us[on_device]])
-    change = np.concatenate([intervals.size[rows], -intervals.size[released], -log.delta[on_device]])
+    released_rows = rows[np.isfinite(intervals.release_us[rows])]
+    time = np.concatenate([intervals.start_us[rows], intervals.release_us[released_rows], log.time_us[on_device]])
+    change = np.concatenate([intervals.size[rows], -intervals.size[released_rows], -log.delta[on_device]])
     order = np.argsort(time, kind="stable")
     instant, difference = time[order], np.cumsum(change[order])
     # The last change of an instant, unless the next instant follows within the rounding error.
@@ -126,18 +126,18 @@ def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: ND
     moments, moment = np.unique(pairs, axis=1, return_inverse=True)
     moment = moment.reshape(-1)
     n, transfer_count = graph.n, len(transfers)
-    start, end, received, received_end = tuple(np.split(moment, [n, 2 * n, 2 * n + transfer_count]))
+    start, end, receive_event, receive_end_event = tuple(np.split(moment, [n, 2 * n, 2 * n + transfer_count]))
     release = end[graph.tensor_producer].copy()
     local = transfer == -1
     np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])
-    np.maximum.at(release, transfers.tensor, received_end)
-    copy_release = received_end.copy()
+    np.maximum.at(release, transfers.tensor, receive_end_event)
+    copy_release = receive_end_event.copy()
     remote = transfer >= 0
     np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
     device = np.concatenate([placement.device, placement.device, producer_device, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
     throughout = np.full(graph.n, -1), np.full(graph.n, moments.shape[1])
-    start_event = np.concatenate([throughout[0], start, start[graph.tensor_producer], received])
+    start_event = np.concatenate([throughout[0], start, start[graph.tensor_producer], receive_event])
     release_event = np.concatenate([throughout[1], end, release, copy_release])
     size = np.concatenate(
         [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[transfers.tensor]]
@@ -154,8 +154,8 @@ def _live_intervals(step: TimedStep, transfer: NDArray[np.int64], turn_of_op: ND
             source=transfers.source,
             target=transfers.target,
             start_us=transfers.start_us,
-            receive_us=received.astype(np.float64),
-            end_us=received_end.astype(np.float64),
+            receive_us=receive_event.astype(np.float64),
+            end_us=receive_end_event.astype(np.float64),
         )
         first_output = 2 * graph.n
         size[first_output:], release_event[first_output:] = merge_reused_intervals(

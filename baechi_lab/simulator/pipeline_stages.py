@@ -130,15 +130,15 @@ class _StageAssigner:
             line = None if line is None else line + sorted(without_forward)
         return line
 
-    def _sort_devices(self, unsorted: set[int], successors: list[set[int]]) -> list[int] | None:
+    def _sort_devices(self, devices: set[int], successors: list[set[int]]) -> list[int] | None:
         """Returns the devices in topological order, ties by number; None if they form a cycle."""
         line: list[int] = []
-        while unsorted:
-            first_devices = [d for d in sorted(unsorted) if not any(d in successors[device] for device in unsorted)]
+        while devices:
+            first_devices = [d for d in sorted(devices) if not any(d in successors[device] for device in devices)]
             if not first_devices:
                 return None
             line.append(first_devices[0])
-            unsorted = unsorted - {first_devices[0]}
+            devices = devices - {first_devices[0]}
         return line
 
     def is_chain(self) -> bool:
@@ -308,9 +308,9 @@ def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.in
     return np.where((phase == START) | (phase == END), -1, stage).astype(np.int32), phase
 
 
-def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Integers) -> Bools:
+def _spread_marks(marks: Bools, neighbours: _Adjacency, order: Integers) -> Bools:
     """Spreads marks from ops to their neighbours; `order` visits an op before its neighbours."""
-    is_marked = marked.tolist()
+    is_marked = marks.tolist()
     for i in order.tolist():
         if is_marked[i]:
             for k in neighbours[i]:
@@ -318,14 +318,14 @@ def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Integers) -> Boo
     return np.array(is_marked, dtype=np.bool_)
 
 
-def _reaches_marked(op: int, marked: Bools, successors: _Adjacency) -> bool:
+def _reaches_marked(op: int, marks: Bools, successors: _Adjacency) -> bool:
     """Whether a marked op can be reached from `op`."""
-    unvisited, visited = [op], {op}
-    while unvisited:
-        i = unvisited.pop()
-        if marked[i]:
+    stack, visited = [op], {op}
+    while stack:
+        i = stack.pop()
+        if marks[i]:
             return True
-        unvisited += [k for k in successors[i] if k not in visited]
+        stack += [k for k in successors[i] if k not in visited]
         visited.update(successors[i])
     return False
 

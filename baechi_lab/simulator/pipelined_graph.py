@@ -197,8 +197,8 @@ def _fit_into_memory(
     group_of = {group[0]: list(group) for group in placement.replicas}
     attempts: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
-        pipelined = make_pipelined_graph(graph, cluster, placement, setting.micro_batches, order)
-        peak = simulated_peak(pipelined.graph, cluster, pipelined.placement, InUnits(pipelined))
+        pipelined_graph = make_pipelined_graph(graph, cluster, placement, setting.micro_batches, order)
+        peak = simulated_peak(pipelined_graph.graph, cluster, pipelined_graph.placement, InUnits(pipelined_graph))
         excess_bytes = np.zeros(setting.devices)
         overflow_bytes = peak - cluster.memory_bytes
         excess_bytes[stages.line] = [overflow_bytes[group_of.get(d, [d])].max() for d in stages.device.tolist()]
@@ -277,12 +277,12 @@ def _activation_bytes(
     phase, stage = stages.phase, stages.stage
     # A tensor is on its producer's device from that unit on, and on a reader's device from the reader's first unit on.
     producer = graph.tensor_producer
-    produced = np.stack([np.arange(graph.tensor_count), device[producer], phase[producer], stage[producer]], axis=1)
+    outputs = np.stack([np.arange(graph.tensor_count), device[producer], phase[producer], stage[producer]], axis=1)
     reads = np.stack(
         [graph.edge_tensor, device[graph.consumers], phase[graph.consumers], stage[graph.consumers]], axis=1
     )
     reads = reads[(phase[graph.edge_source] == F) | (phase[graph.edge_source] == B)]
-    uses = np.concatenate([produced[(phase[producer] == F) | (phase[producer] == B)], reads]).astype(np.int64)
+    uses = np.concatenate([outputs[(phase[producer] == F) | (phase[producer] == B)], reads]).astype(np.int64)
     if not len(uses):
         return held_bytes, kept_bytes
     uses = uses[uses[:, 3] >= 0]
@@ -386,8 +386,8 @@ class InUnits:
         urgent = np.zeros(graph.n, dtype=np.int64)
         if schedule is not None and stages is not None and not schedule.splits:
             urgent = (stages.phase[np.asarray(graph.copy_of)] == B).astype(np.int64)
-        planned = np.zeros(graph.n) if placement.rank is None else placement.rank
-        order = np.lexsort((np.arange(graph.n), planned, urgent, unit))
+        planned_rank = np.zeros(graph.n) if placement.rank is None else placement.rank
+        order = np.lexsort((np.arange(graph.n), planned_rank, urgent, unit))
         rank = inverse(order).astype(np.float64)
         width = int(unit.max(initial=0)) + 1
         used = distinct(device * width + unit)  # units without ops are left out

@@ -45,7 +45,7 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
 
     Args:
         graph, cluster: the case for which the ratios are computed.
-        placement: a placement whose simulated step is divided by the best lower bound, as `achieved`.
+        placement: a placement whose simulated step is divided by the best lower bound, as `achieved_ratio`.
 
     Returns:
         The ratios, the values from which they were computed, and the premises of their proofs that this case lacks.
@@ -88,11 +88,11 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
         (not graph.on_communication_lane.any(), "no collectives"),
     )
     if placement is None:
-        achieved = float("nan")
+        achieved_ratio = float("nan")
     else:
         best = bounds(graph, cluster).best
         makespan = simulate(graph, cluster, placement).makespan_us
-        achieved = makespan / best if best > 0 else 1.0
+        achieved_ratio = makespan / best if best > 0 else 1.0
     return Ratios(
         rho=rho,
         sct_assumption=rho <= 1,
@@ -102,5 +102,5 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
         m_sct=sct + (1 - beta / n) / (factor - 1) if factor > 1 else np.nan,
         memory_factor=factor,
         premises=tuple(premise for holds, premise in checks if not holds),
-        achieved=achieved,
+        achieved=achieved_ratio,
     )

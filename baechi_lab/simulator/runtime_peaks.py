@@ -63,9 +63,9 @@ def runtime_peaks(
         for slowed_cluster in (cluster, *_with_slow_devices(cluster)):
             timelines += [simulate_order(slowed_cluster, "planned", order) for order in orders]
         graph.latest_durations[:] = latest_durations  # those of `cluster`, for whoever simulates next
-        for reordered in timelines:
+        for timeline_in_order in timelines:
             # A tensor that is sent late is live for longer, so the peak without delay is not above this one, but for ties.
-            delayed_timeline = _send_late(graph, cluster, reordered)
+            delayed_timeline = _send_late(graph, cluster, timeline_in_order)
             peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed_timeline).peak_bytes)
     return peaks
 

@@ -76,9 +76,9 @@ def simulate(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         op_placement, info = placement.checked(graph, cluster.n), {}
     else:
-        pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, op_placement, info = pipelined.graph, pipelined.placement, pipelined.info
-        scheduler = scheduler if schedule is None else InUnits(pipelined)
+        pipelined_graph = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        graph, op_placement, info = pipelined_graph.graph, pipelined_graph.placement, pipelined_graph.info
+        scheduler = scheduler if schedule is None else InUnits(pipelined_graph)
     if graph.on_communication_lane.any():
         info = {**info, "on_communication_lane": graph.on_communication_lane}
     timeline = _run(graph, cluster, op_placement, scheduler, info)
@@ -139,11 +139,11 @@ def makespan_and_peak(
         refuse_replicas(placement, "bl.simulate without micro_batches")
         op_placement = placement.checked(graph, cluster.n)
     else:
-        pipelined = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        pipelined_graph = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, op_placement, scheduler = (
-            pipelined.graph,
-            pipelined.placement,
-            scheduler if schedule is None else InUnits(pipelined),
+            pipelined_graph.graph,
+            pipelined_graph.placement,
+            scheduler if schedule is None else InUnits(pipelined_graph),
         )
     state = run_kernel(graph, cluster, op_placement, scheduler, keep_log=False).state
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()

@@ -79,14 +79,14 @@ def _transfer_of_edge(step: TimedStep) -> NDArray[np.int64]:
     graph, device, transfers = step.graph, step.placement.device, step.timeline.transfers
     width = int(max(device.max(initial=0), transfers.target.max(initial=0))) + 1
     remote = device[graph.edge_source] != device[graph.consumers]
-    needed = graph.edge_tensor.astype(np.int64) * width + device[graph.consumers]
+    required_key = graph.edge_tensor.astype(np.int64) * width + device[graph.consumers]
     existing = transfers.tensor.astype(np.int64) * width + transfers.target
     order = np.argsort(existing, kind="stable")
-    place = np.minimum(np.searchsorted(existing[order], needed), max(len(existing) - 1, 0))
+    place = np.minimum(np.searchsorted(existing[order], required_key), max(len(existing) - 1, 0))
     transfer = np.full(graph.edge_count, -1, dtype=np.int64)
     transfer[remote] = -2
     if len(existing):
-        transfer[remote] = np.where(existing[order][place] == needed, order[place], -2)[remote]
+        transfer[remote] = np.where(existing[order][place] == required_key, order[place], -2)[remote]
     return transfer
 
 
@@ -244,8 +244,8 @@ def _transfer_violations(step: TimedStep) -> Iterator[Violation]:
         (transfers.receive_us < transfers.start_us - slack, "is received before it is sent"),
         (np.abs(transfers.end_us - transfers.receive_us - cost) > slack, "does not take the time that the link costs"),
     )
-    for broken, reason in rules:
-        for k in np.flatnonzero(broken).tolist():
+    for is_broken, reason in rules:
+        for k in np.flatnonzero(is_broken).tolist():
             label = graph.tensor_label(int(transfers.tensor[k]))
             message = f"tensor {label!r} to {cluster.names[transfers.target[k]]} {reason}"
             yield Violation("transfer", message, int(transfers.target[k]), float(transfers.start_us[k]))
@@ -310,7 +310,7 @@ def _unit_label_violations(
     if phase is None or phase.shape != (graph.n,):
         yield Violation("order", f"the timeline has units, but not the phase of each of the {graph.n} ops")
         return
-    has_weight_units = any(planned.kind == "W" for line in line_of_device.values() for planned in line)
+    has_weight_units = any(planned_unit.kind == "W" for line in line_of_device.values() for planned_unit in line)
     stage_devices = _devices_of_stages(timeline)
     stage_of_original: dict[int, int] = {}  # of a backward op: that of its forward op on the same device
     phase_of_original: dict[int, int] = {}  # which tells B from W where one unit has both
@@ -323,20 +323,21 @@ def _unit_label_violations(
             yield Violation("order", message, device[i], float(step.start[i]), i)
         kinds = _unit_kinds(graph, i, int(phase[i]), has_weight_units)
         if 0 < position <= len(line):
-            planned = line[position - 1]
-            stage_of_op[i] = planned.stage
+            planned_unit = line[position - 1]
+            stage_of_op[i] = planned_unit.stage
             forward_op = int(graph.forward_of[i])
             stage_op = (
                 forward_op if forward_op >= 0 and device[forward_op] == device[i] and phase[forward_op] == F else i
             )
-            stage = stage_of_original.setdefault(int(original[stage_op]), planned.stage)
+            stage = stage_of_original.setdefault(int(original[stage_op]), planned_unit.stage)
             differences = {
-                "micro-batch": planned.micro_batch != micro_batch[i],
-                "phase": planned.kind not in kinds,
-                "pipeline stage": planned.stage != stage,
-                "device": planned.stage >= len(stage_devices) or device[i] not in stage_devices[planned.stage],
+                "micro-batch": planned_unit.micro_batch != micro_batch[i],
+                "phase": planned_unit.kind not in kinds,
+                "pipeline stage": planned_unit.stage != stage,
+                "device": planned_unit.stage >= len(stage_devices)
+                or device[i] not in stage_devices[planned_unit.stage],
             }
-            unit_text = f"unit {planned}"
+            unit_text = f"unit {planned_unit}"
         else:
             differences = {"phase": (_BEFORE if position == 0 else _AFTER if position > 0 else "") not in kinds}
             unit_text = f"unit number {position}"
@@ -461,7 +462,7 @@ def _queue_violations(step: TimedStep) -> Iterator[Violation]:
 
 
 def _service_order(
-    graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: Floats, no_time: NDArray[np.bool_]
+    graph: OpGraph, cluster: Cluster, timeline: Timeline, produced_us: Floats, no_time: NDArray[np.bool_]
 ) -> list[int]:
     """Returns transfer rows in the order in which their requests were served: by production time, producer, tensor and target.
 
@@ -469,10 +470,12 @@ def _service_order(
     ran, which depends on the scheduler. For them the order is read from the queues themselves.
     """
     transfers = timeline.transfers
-    order = np.lexsort((transfers.target, transfers.tensor, graph.tensor_producer[transfers.tensor], no_time, produced))
+    order = np.lexsort(
+        (transfers.target, transfers.tensor, graph.tensor_producer[transfers.tensor], no_time, produced_us)
+    )
     if cluster.comm == "parallel":
         return [int(k) for k in order]
-    change = np.flatnonzero((np.diff(produced[order]) != 0) | (np.diff(no_time[order]) != 0)) + 1
+    change = np.flatnonzero((np.diff(produced_us[order]) != 0) | (np.diff(no_time[order]) != 0)) + 1
     service_order: list[int] = []
     for rows in np.split(order, change):
         service_order += (

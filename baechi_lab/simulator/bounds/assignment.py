@@ -149,10 +149,10 @@ class _Program:
 
     def _add_load_rows(self) -> None:
         """Rules 3 and 4; the first window is the whole step, which relaxed work shares."""
-        binary, relaxed = self.unit >= 0, self.unit < 0
+        binary, is_relaxed = self.unit >= 0, self.unit < 0
         devices = self.cluster.n
         shares = [self._unit_column(self.unit_count, d) for d in range(devices)]
-        self.rows.add(shares, [1.0] * devices, float(self.fastest[relaxed].sum()), np.inf)
+        self.rows.add(shares, [1.0] * devices, float(self.fastest[is_relaxed].sum()), np.inf)
         levels = [_levels(times[binary]) for times in (self.head, self.tail)]
         for a in levels[0]:
             for b in levels[1]:

@@ -208,8 +208,8 @@ def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats,
     component_bytes = np.bincount(component, graph.persistent_bytes, component_count)
     cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
     path_us = (head + fastest)[source] + cost + (fastest + tail)[target]
-    colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
-    path_us[colocated] = np.inf  # never cut
+    is_colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
+    path_us[is_colocated] = np.inf  # never cut
     cheapest_cut = np.full(component_count, np.inf)
     np.minimum.at(cheapest_cut, component[source], path_us)
     cuts = cheapest_cut[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(cheapest_cut)]

@@ -103,13 +103,13 @@ def _propagate(
     limit: float,
     x: MergeProblem,
     unit: NDArray[np.int32],
-    paid: NDArray[np.int8],
+    is_paid: NDArray[np.int8],
     head: Floats,
     tail: Floats,
     until: float,
 ) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
-    deductions, last_seconds = no_deductions(unit, paid, head, tail), working_seconds()
+    deductions, last_seconds = no_deductions(unit, is_paid, head, tail), working_seconds()
     for _ in range(ROUNDS):
         state = propagate(limit, x, deductions, 1)
         now_seconds = working_seconds()
@@ -123,35 +123,35 @@ def _contradiction_by_probing(problem: MergeProblem, limit: float, until: float,
     """Whether a makespan of `limit` contradicts itself when single edges are probed; False also when time runs out."""
     n, (_, target, cost, _) = len(problem.p), problem.after
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))
-    unit, paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)
+    unit, is_paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)
     head, tail = start[0].copy(), start[1].copy()
-    if not _propagate(limit, problem, unit, paid, head, tail, until):
+    if not _propagate(limit, problem, unit, is_paid, head, tail, until):
         return True
-    changed = True
-    while changed:
-        changed = False
+    has_changed = True
+    while has_changed:
+        has_changed = False
         tight = head[source] + problem.p[source] + cost + problem.p[target] + tail[target]
         for e in np.argsort(-tight, kind="stable").tolist():
             if working_seconds() > until:
                 return False
             u, v = int(source[e]), int(target[e])
-            if paid[e] or root(unit, u) == root(unit, v):
+            if is_paid[e] or root(unit, u) == root(unit, v):
                 continue
-            assumed = paid.copy()
-            assumed[e] = 1
-            remote_possible = _propagate(limit, problem, unit.copy(), assumed, head.copy(), tail.copy(), until)
+            assumed_paid = is_paid.copy()
+            assumed_paid[e] = 1
+            remote_possible = _propagate(limit, problem, unit.copy(), assumed_paid, head.copy(), tail.copy(), until)
             merged_unit = unit.copy()
             join(merged_unit, u, v)
-            local_possible = _propagate(limit, problem, merged_unit, paid, head.copy(), tail.copy(), until)
+            local_possible = _propagate(limit, problem, merged_unit, is_paid, head.copy(), tail.copy(), until)
             if not remote_possible and not local_possible:
                 return True
             if remote_possible and local_possible:
                 continue
-            changed = True
+            has_changed = True
             if local_possible:
                 join(unit, u, v)
             else:
-                paid[e] = 1
-            if not _propagate(limit, problem, unit, paid, head, tail, until):
+                is_paid[e] = 1
+            if not _propagate(limit, problem, unit, is_paid, head, tail, until):
                 return True
     return False

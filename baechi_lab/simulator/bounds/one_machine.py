@@ -18,7 +18,7 @@ SLACK = 1e-9
 def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[Ints, Ints]) -> bool:
     """Rules 3, 4 and 7: fills `deductions.big` (root -> row, -1) and `deductions.separated`; False on a contradiction."""
     p, persistent_bytes, memory, (pointer, members) = x.p, x.persistent_bytes, x.memory, units
-    head, tail, big, separated = deductions.head, deductions.tail, deductions.big, deductions.separated
+    head, tail, big, are_separated = deductions.head, deductions.tail, deductions.big, deductions.separated
     n = len(p)
     load = np.zeros(n)
     for u in range(n):
@@ -43,7 +43,7 @@ def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[
             finish[count] = tail[own_members].min()
             size[count] = persistent_bytes[own_members].sum()
             count += 1
-    separated[:, :] = False
+    are_separated[:, :] = False
     for a in range(count):
         for b in range(a + 1, count):
             u, w = roots[a], roots[b]
@@ -55,8 +55,8 @@ def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[
                     (members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]])
                 )
                 is_separated = one_machine(joint_members, head, p, tail) > limit * (1.0 + SLACK)
-            separated[a, b] = separated[b, a] = is_separated
-    return not _exceeds_devices(separated, count, x.devices)
+            are_separated[a, b] = are_separated[b, a] = is_separated
+    return not _exceeds_devices(are_separated, count, x.devices)
 
 
 @njit(cache=True)
@@ -87,7 +87,7 @@ def one_machine(members: Ints, head: Floats, p: Floats, tail: Floats) -> float:
 
 
 @njit(cache=True)
-def _exceeds_devices(separated: Bools, count: int, devices: int) -> bool:
+def _exceeds_devices(are_separated: Bools, count: int, devices: int) -> bool:
     """Whether a greedy search finds more than `devices` units that are separated pair by pair."""
     clique = np.empty(BIG, np.int64)
     for first in range(count):
@@ -96,7 +96,7 @@ def _exceeds_devices(separated: Bools, count: int, devices: int) -> bool:
         for b in range(count):
             fits = b != first
             for a in range(size):
-                fits = fits and separated[clique[a], b]
+                fits = fits and are_separated[clique[a], b]
             if fits:
                 clique[size] = b
                 size += 1

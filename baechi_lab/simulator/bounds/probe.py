@@ -253,14 +253,14 @@ def _earliest(
         _starts(size, graph, zone_state, local, remote, start_on_device, start_elsewhere)  # P1
         if start_on_device[0] >= limit:
             return np.inf
-        changed, count, proven = False, 0, max(proven, start_on_device[0])
+        has_changed, count, proven = False, 0, max(proven, start_on_device[0])
         # P3: which side each op is on. Ops are taken nearly in the order of their releases, for P4.
         for a in range(size - 1, 0, -1):
             u = zone[a]
             if remote[a] and start_elsewhere[a] + p[u] + pay[a] >= limit:
-                remote[a], changed = False, True
+                remote[a], has_changed = False, True
             if local[a] and start_on_device[a] + p[u] + tau[a] >= limit:
-                local[a], changed = False, True
+                local[a], has_changed = False, True
             if not remote[a]:
                 if not local[a]:
                     return np.inf
@@ -281,17 +281,17 @@ def _earliest(
             for a in range(size - 1, 0, -1):
                 u = zone[a]
                 if without[a] and start_without_fork[a] + p[u] + tau[a] >= limit:
-                    without[a], changed = False, True
+                    without[a], has_changed = False, True
                 if with_fork[a] and start_with_fork[a] + p[u] + pay[a] >= limit:
-                    with_fork[a], changed = False, True
+                    with_fork[a], has_changed = False, True
                 if not with_fork[a]:
                     if not without[a]:
                         return np.inf
                     if devices == 2 and remote[a]:
-                        remote[a], changed = False, True
+                        remote[a], has_changed = False, True
                 if not without[a]:
                     if local[a]:
-                        local[a], changed = False, True
+                        local[a], has_changed = False, True
                     release[count], length[count] = start_with_fork[a], p[u]
                     least = min(least, pay[a])
                     count += 1
@@ -299,7 +299,7 @@ def _earliest(
                 proven = max(proven, serial_end(release, length, count) + least)
         if proven >= limit:
             return np.inf
-        if not changed:
+        if not has_changed:
             break
     return proven
 

@@ -73,9 +73,9 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
     cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
     pair = graph.edge_source.astype(np.int64) * n + graph.consumers
     unique, place = np.unique(pair, return_inverse=True)
-    queued = cluster.comm != "parallel"
-    paid = np.zeros(len(unique))
-    (np.add if queued else np.maximum).at(paid, place.reshape(-1), cost)
+    has_queues = cluster.comm != "parallel"
+    transfer_us = np.zeros(len(unique))
+    (np.add if has_queues else np.maximum).at(transfer_us, place.reshape(-1), cost)
     source, target = (unique // n).astype(np.int32), (unique % n).astype(np.int32)
     first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
     unit = np.arange(n, dtype=np.int32)
@@ -91,14 +91,14 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
         order=graph.order.copy(),
         p=p,
         persistent_bytes=graph.persistent_bytes.astype(np.float64),
-        before=Edges(offsets(target, n), source[before], paid[before], edge[before]),
-        after=Edges(offsets(source, n), target, paid, edge),
+        before=Edges(offsets(target, n), source[before], transfer_us[before], edge[before]),
+        after=Edges(offsets(source, n), target, transfer_us, edge),
         unit=unit,
         ancestors=ancestors,
         descendants=np.ascontiguousarray(ancestors.T),
         devices=cluster.n,
         memory=float(cluster.memory_bytes.max()),
-        queued=queued,
+        queued=has_queues,
     )
 
 

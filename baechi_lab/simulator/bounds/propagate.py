@@ -16,12 +16,12 @@ IMPOSSIBLE, STABLE, OPEN = 0, 1, 2
 
 @njit(cache=True)
 def propagate(limit: float, x: MergeProblem, deductions: Deductions, rounds: int) -> int:
-    """Apply all rules for some rounds; all of `deductions` but `paid` is updated.
+    """Apply all rules for some rounds; all of `deductions` but `is_paid` is updated.
 
     Returns IMPOSSIBLE (no schedule is within `limit`), STABLE (nothing changes any more) or OPEN.
     """
     p, out_ptr, out_near, out_cost, out_edge = x.p, x.after.pointer, x.after.near, x.after.cost, x.after.edge
-    unit, paid, head, tail = deductions.unit, deductions.paid, deductions.head, deductions.tail
+    unit, is_paid, head, tail = deductions.unit, deductions.paid, deductions.head, deductions.tail
     n, state = len(p), OPEN
     limit_with_slack = limit * (1.0 + SLACK)
     for _ in range(rounds):
@@ -36,14 +36,14 @@ def propagate(limit: float, x: MergeProblem, deductions: Deductions, rounds: int
             for e in range(out_ptr[u], out_ptr[u + 1]):
                 v = out_near[e]
                 if head[u] + p[u] + out_cost[e] + p[v] + tail[v] > limit_with_slack:
-                    if paid[out_edge[e]]:
+                    if is_paid[out_edge[e]]:
                         return IMPOSSIBLE
                     has_joined |= join(unit, u, v)
         if not compare(limit, x, deductions, group_units(unit)):
             return IMPOSSIBLE
         for u in range(n):
             for e in range(out_ptr[u], out_ptr[u + 1]):
-                if paid[out_edge[e]] and unit[u] == unit[out_near[e]]:
+                if is_paid[out_edge[e]] and unit[u] == unit[out_near[e]]:
                     return IMPOSSIBLE
         if not rose and not has_joined:
             state = STABLE

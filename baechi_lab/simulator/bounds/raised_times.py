@@ -33,8 +33,8 @@ def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: 
     head, tail = paid_heads(x)
     for k, zone in enumerate(zones):
         probe_heads(x, head, tail, zone, began + seconds * PROBE_SHARE * (k + 1) / len(zones))
-    probed = float((head + x.p + tail).max())
+    probed_path_us = float((head + x.p + tail).max())
     energy_heads(x, head, tail, began + seconds)
     last = float(staggered_work_us(x, x.unit, head, tail))
     energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
-    return RaisedTimes(head, tail, {"probed-path": probed, "energy": energy})
+    return RaisedTimes(head, tail, {"probed-path": probed_path_us, "energy": energy})

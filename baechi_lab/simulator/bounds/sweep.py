@@ -36,16 +36,16 @@ class Deductions(NamedTuple):
     separated: Bools
 
 
-def no_deductions(unit: NDArray[np.int32], paid: NDArray[np.int8], head: Floats, tail: Floats) -> Deductions:
+def no_deductions(unit: NDArray[np.int32], is_paid: NDArray[np.int8], head: Floats, tail: Floats) -> Deductions:
     """The state before the first round: no pair of units is separated."""
-    return Deductions(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
+    return Deductions(unit, is_paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
 
 
 def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Heads and tails float64[n] by rules 1 and 5 alone, which hold for every makespan."""
     n, reach = len(problem.p), np.zeros((0, 0), np.uint8)
-    unit, paid = problem.unit.copy(), np.zeros(len(problem.before.near), np.int8)
-    deductions = no_deductions(unit, paid, np.zeros(n), np.zeros(n))
+    unit, is_paid = problem.unit.copy(), np.zeros(len(problem.before.near), np.int8)
+    deductions = no_deductions(unit, is_paid, np.zeros(n), np.zeros(n))
     x = problem._replace(ancestors=reach, descendants=reach)
     units = group_units(unit)
     sweep(x, False, deductions, units)
@@ -59,8 +59,8 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
 
     `units` are the members of each unit, as `group_units` gives them.
     """
-    order, p, queued, (mates_ptr, mates) = x.order, x.p, x.queued, units
-    unit, paid, big, separated = deductions.unit, deductions.paid, deductions.big, deductions.separated
+    order, p, has_queues, (mates_ptr, mates) = x.order, x.p, x.queued, units
+    unit, is_paid, big, are_separated = deductions.unit, deductions.paid, deductions.big, deductions.separated
     head, reach = (deductions.tail, x.descendants) if backwards else (deductions.head, x.ancestors)
     pointer, near, cost, edge = x.after if backwards else x.before
     n = len(p)
@@ -84,18 +84,18 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
                     local += 1
         for e in range(pointer[v], pointer[v + 1]):
             u = near[e]
-            ended = head[u] + p[u]
-            best = max(best, ended)
+            end_us = head[u] + p[u]
+            best = max(best, end_us)
             if unit[u] == own_unit:
                 if len(reach) == 0:
                     release[local], length[local] = head[u], p[u]
                     local += 1
                 continue
             a, b = big[unit[u]], big[own_unit]
-            if paid[edge[e]] or (a >= 0 and b >= 0 and separated[a, b]):
-                best = max(best, ended + cost[e])
+            if is_paid[edge[e]] or (a >= 0 and b >= 0 and are_separated[a, b]):
+                best = max(best, end_us + cost[e])
                 continue
-            open_key[free], open_node[free] = ended + cost[e], e
+            open_key[free], open_node[free] = end_us + cost[e], e
             free += 1
         if local > 0:
             best = max(best, serial_end(release, length, local))
@@ -117,7 +117,7 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
                     work_r[z], work_p[z] = release[z], length[z]
                 serial = serial_end(work_r, work_p, local + a + 1)
                 choice = min(choice, max(serial, best, open_key[a + 1] if a + 1 < free else 0.0))
-            if queued and not backwards and free > 1:
+            if has_queues and not backwards and free > 1:
                 choice = max(choice, serial_or_queue(free, open_node, near, cost, head, p))
             best = max(best, choice)
         if best > head[v] * (1.0 + 1e-12) + 1e-12:

@@ -116,14 +116,14 @@ class Schedule:
         """
         finished_units: set[Unit] = set()
         position = [0] * len(self.orders)
-        progressed = True
-        while progressed:
-            progressed = False
+        has_progress = True
+        while has_progress:
+            has_progress = False
             for d, order in enumerate(self.orders):
                 while position[d] < len(order) and finished_units.issuperset(needs(order[position[d]])):
                     finished_units.add(order[position[d]])
                     position[d] += 1
-                    progressed = True
+                    has_progress = True
         blocked_devices = [d for d, order in enumerate(self.orders) if position[d] < len(order)]
         if blocked_devices:
             unit = self.orders[blocked_devices[0]][position[blocked_devices[0]]]

@@ -86,17 +86,17 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
         )
         for (_, i), k, patience, tail in itertools.product(best, range(p), PATIENCE, TAIL)
     ]
-    evaluated = ((_evaluate(line, candidate)[0], candidate) for candidate in halves)
-    cost, tuning = min(evaluated, key=lambda cost_and_tuning: cost_and_tuning[0])
+    cost_and_tuning_of_halves = ((_evaluate(line, candidate)[0], candidate) for candidate in halves)
+    cost, tuning = min(cost_and_tuning_of_halves, key=lambda cost_and_tuning: cost_and_tuning[0])
     rng = np.random.default_rng(0)
     for k in range(0 if p == 1 else min(_WORK // (3 * batches * p * p) + 1, _TRIES)):
-        changed = tuning
+        changed_tuning = tuning
         for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
-            ahead = int(changed.ahead[d] + rng.integers(-1, 2))
-            changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
-        changed_cost = _evaluate(line, changed)[0]
+            ahead = int(changed_tuning.ahead[d] + rng.integers(-1, 2))
+            changed_tuning = changed_tuning.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
+        changed_cost = _evaluate(line, changed_tuning)[0]
         if changed_cost < cost * (1 - 1e-12):
-            cost, tuning = changed_cost, changed
+            cost, tuning = changed_cost, changed_tuning
     cost, code = _evaluate(line, tuning)
     yield cost, _orders(code)
 
