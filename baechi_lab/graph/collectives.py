@@ -197,10 +197,10 @@ def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], f
     levels: list[Level] = []
     component = np.arange(len(rows))
     for price in np.unique(cost[off]):
-        joined = connected_components(cost <= price, directed=False)[1]
-        before, after = len(np.unique(component)), len(np.unique(joined))
+        joined_component = connected_components(cost <= price, directed=False)[1]
+        before, after = len(np.unique(component)), len(np.unique(joined_component))
         if after < before:
             used = off & (cost == price)
             levels.append(Level(before / after, float(latency[used].max()), float(price) / share(float(price))))
-            component = joined
+            component = joined_component
     return tuple(levels)

@@ -60,15 +60,15 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     hardware means the one device for which the graph was estimated. A host needs no durations, as it only holds bytes.
     """
     has = graph.duration_by_kind
-    estimated = estimated_hardware(graph)
-    if not (estimated or any(known_kind(kind) == kind for kind in has)):
+    has_estimates = estimated_hardware(graph)
+    if not (has_estimates or any(known_kind(kind) == kind for kind in has)):
         return
     one = bool({"gpu", "cpu", "tpu"} & has.keys())
     for device in cluster.devices:
         if _kind_in_graph(device.kind, graph) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
                 f"device {device.name!r} is of kind {in_short(device.kind)} and the graph was estimated for "
-                f"{', '.join(dict.fromkeys([*has, *estimated.values()]))}; "
+                f"{', '.join(dict.fromkeys([*has, *has_estimates.values()]))}; "
                 "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"
             )
 

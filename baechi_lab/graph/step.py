@@ -163,9 +163,9 @@ class NativeRun:
         return _median(self.step_seconds)
 
     def __repr__(self) -> str:
-        ended = "" if self.status == "ok" else f" {self.status}"
+        status = "" if self.status == "ok" else f" {self.status}"
         times = f"{len(self.step_seconds)} steps, median {self.median_seconds * 1e3:.4g} ms"
-        return f"<NativeRun {self.method}{ended}: {times}>"
+        return f"<NativeRun {self.method}{status}: {times}>"
 
 
 def _median(seconds: NDArray[np.float64]) -> float:

@@ -25,8 +25,8 @@ def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
         long = next((name for name in _SHORT_TYPES if dtype.startswith(name)), "")
         sizes = ",".join("?" if size < 0 else str(size) for size in shape)
         texts.append(f"{_SHORT_TYPES.get(long, '')}{dtype[len(long) :]}[{sizes}]")
-    omitted = len(texts) - _MOST_SHAPES
-    return ", ".join(texts[:_MOST_SHAPES]) + (f" and {omitted} more" if omitted > 0 else "")
+    omitted_count = len(texts) - _MOST_SHAPES
+    return ", ".join(texts[:_MOST_SHAPES]) + (f" and {omitted_count} more" if omitted_count > 0 else "")
 
 
 def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:

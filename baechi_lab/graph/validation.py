@@ -79,9 +79,9 @@ def validate(graph: OpGraph) -> None:
     ):
         raise InvalidInput(f"consumer_ptr must rise from 0 to {len(graph.consumers)} in {tensors + 1} entries")
     row = np.repeat(np.arange(tensors), np.diff(pointer))
-    repeated = np.flatnonzero((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0))
-    if len(repeated):
-        tensor = int(row[repeated[0]])
+    repeated_edges = np.flatnonzero((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0))
+    if len(repeated_edges):
+        tensor = int(row[repeated_edges[0]])
         raise InvalidInput(
             f"consumers of tensor {graph.tensor_label(tensor)!r} are {in_short(graph.consumers[row == tensor].tolist())}; they "
             "must be ascending, each named once"
@@ -155,9 +155,9 @@ def _validate_groups(graph: OpGraph) -> None:
     if graph.output_shapes:
         _check_length("output_shapes", graph.output_shapes, n, "op")
     # two ops of one group whose device lists are disjoint can never share a device
-    restricted = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
+    restricted_ops = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
     first_of_group: dict[int, tuple[int, set[str]]] = {}
-    for i in restricted.tolist():
+    for i in restricted_ops.tolist():
         group, names = int(graph.colocation[i]), set(graph.allowed_sets[graph.allowed[i]])
         first, common = first_of_group.setdefault(group, (i, names))
         if not common & names and not _may_agree(common | names):

@@ -223,8 +223,8 @@ def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], prod
             )
     rank = {str(key): k for k, key in enumerate(order)}
     sorted_outputs = dict(sorted(bytes_by_name.items(), key=lambda item: rank.get(item[0], len(rank))))
-    unnamed = sorted({size for _, k, size in edges if k is None})
-    return {**sorted_outputs, **dict(enumerate(unnamed))}
+    sizes_without_name = sorted({size for _, k, size in edges if k is None})
+    return {**sorted_outputs, **dict(enumerate(sizes_without_name))}
 
 
 def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> object:

@@ -72,8 +72,8 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
             if layer.name in layers:
                 raise DuplicateNameError(f"line {number}: node {layer.name!r} is there twice")
             layers[layer.name] = layer
-    connected = {end for edge in edges for end in edge}
-    alone = [x.name for x in layers.values() if x.name not in connected and not x.kind.startswith("Input")]
+    ends_of_edges = {end for edge in edges for end in edge}
+    alone = [x.name for x in layers.values() if x.name not in ends_of_edges and not x.kind.startswith("Input")]
     if alone and len(layers) > 1:
         raise FormatError(
             f"{len(alone)} of {len(layers)} nodes have no edge, such as {alone[0]!r} (edges come last: is the file truncated?)"

@@ -77,12 +77,12 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
                 f"it must list {count}, or {2 * count} with communication costs"
             )
         tasks.append(task)
-    announced = _whole_number(header[0], header_line, "number of tasks")
+    task_count = _whole_number(header[0], header_line, "number of tasks")
     has_dummies = bool(tasks) and tasks[0].time == 0 and len(header) != 2
-    expected = [announced + 2] if has_dummies else [announced, announced + 2]
+    expected = [task_count + 2] if has_dummies else [task_count, task_count + 2]
     if len(tasks) not in expected:
         raise FormatError(
-            f"the first line announces {announced} tasks (and two dummies); "
+            f"the first line announces {task_count} tasks (and two dummies); "
             f"the file has {len(tasks)} task lines: is it truncated?"
         )
     index = {task.number: k for k, task in enumerate(tasks)}

@@ -118,25 +118,27 @@ def _plan(forward: OpGraph) -> _Plan:
     needed_edges = needed_edges[np.lexsort((tensor[needed_edges], reader[needed_edges]))]
     tensor, reader = tensor[needed_edges], reader[needed_edges]
     gradients = np.bincount(tensor, minlength=forward.tensor_count)
-    summed = np.flatnonzero(gradients > 1)
+    tensors_to_sum = np.flatnonzero(gradients > 1)
     fed = np.zeros(n, dtype=np.bool_)
     fed[forward.tensor_producer[tensor]] = True
     variable = variable[fed[variable]]
     # Reverse topological order; a sum comes after its readers' gradients and before those of its producer.
     position = forward.position
-    due_order = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[summed]] - 1])
+    due_order = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[tensors_to_sum]] - 1])
     number = n + inverse(np.argsort(due_order, kind="stable"))
     sums = np.full(forward.tensor_count, -1, dtype=np.int64)
-    sums[summed] = number[len(reader) :]
+    sums[tensors_to_sum] = number[len(reader) :]
     update = n + len(due_order) + np.arange(len(variable))
     total = n + len(due_order) + len(variable)
-    return _Plan(total, tensor, reader, number[: len(reader)], offsets(reader, n), summed, sums, variable, update)
+    return _Plan(
+        total, tensor, reader, number[: len(reader)], offsets(reader, n), tensors_to_sum, sums, variable, update
+    )
 
 
 def _names_and_types(forward: OpGraph, plan: _Plan) -> tuple[list[str], list[str]]:
     """Returns the names and types of the added ops."""
-    n, added = forward.n, plan.total - forward.n
-    names, types = [""] * added, ["AddN"] * added
+    n, added_count = forward.n, plan.total - forward.n
+    names, types = [""] * added_count, ["AddN"] * added_count
     number = (np.arange(len(plan.reader)) - plan.by_reader[plan.reader]).tolist()
     several = (np.diff(plan.by_reader)[plan.reader] > 1).tolist()
     for row, f, k, many in zip((plan.gradient - n).tolist(), plan.reader.tolist(), number, several, strict=True):

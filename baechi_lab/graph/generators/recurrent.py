@@ -300,12 +300,19 @@ def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict
     )
     concat = add("concat", "ConcatV2", 2 * state)
     product = add("matmul", "MatMul", wide, 2.0 * shape.batch * 2 * shape.hidden * 4 * shape.hidden)
-    biased = add("bias_add", "BiasAdd", wide)
+    bias_sum = add("bias_add", "BiasAdd", wide)
     gates = add("split", "Split", state, outputs=4)
     active = [add(f"gate{k}", "Tanh" if k == 1 else "Sigmoid", state) for k in range(4)]
     input_part, forget_part, cell = add("input", "Mul", state), add("forget", "Mul", state), add("cell", "AddV2", state)
-    squashed, hidden = add("tanh", "Tanh", state), add("hidden", "Mul", state)
-    pairs = [(inputs, concat), (concat, product), (kernel, product), (product, biased), (bias, biased), (biased, gates)]
+    cell_tanh, hidden = add("tanh", "Tanh", state), add("hidden", "Mul", state)
+    pairs = [
+        (inputs, concat),
+        (concat, product),
+        (kernel, product),
+        (product, bias_sum),
+        (bias, bias_sum),
+        (bias_sum, gates),
+    ]
     pairs += [
         (active[0], input_part),
         (active[1], input_part),
@@ -313,7 +320,7 @@ def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict
         (input_part, cell),
         (forget_part, cell),
     ]
-    pairs += [(cell, squashed), (squashed, hidden), (active[3], hidden)]
+    pairs += [(cell, cell_tanh), (cell_tanh, hidden), (active[3], hidden)]
     pairs += [(hidden[:-1], concat[1:]), (cell[:-1], forget_part[1:])]
     for source, target in pairs:
         net.edge(source, target)

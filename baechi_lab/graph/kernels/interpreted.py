@@ -114,18 +114,18 @@ def run_interpreted(function: FunctionType, records: Callable[..., object], argu
     if not _has_structured_array(arguments):
         with np.errstate(all="ignore"):  # as compiled code
             return _interpreted_function(function, records, on_lists=False)(*arguments)
-    converted: dict[int, tuple[NDArray[Any], Any]] = {}
+    lists_of_array: dict[int, tuple[NDArray[Any], Any]] = {}
 
     def convert(value: object) -> Any:
         if isinstance(value, tuple):
             values = map(convert, value)
             return type(value)._make(values) if hasattr(value, "_make") else tuple(values)
         if isinstance(value, np.ndarray):
-            return converted.setdefault(id(value), (value, to_lists(value)))[1]
+            return lists_of_array.setdefault(id(value), (value, to_lists(value)))[1]
         return value.item() if isinstance(value, np.generic) else value
 
     outputs = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
-    for array, lists in converted.values():
+    for array, lists in lists_of_array.values():
         if array.flags.writeable and lists is not array:
             array[...] = lists.array()
     return _to_arrays(outputs)

@@ -112,9 +112,9 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
 
     def run(*arguments: Any) -> Any:
         nonlocal seconds_left
-        started = time.thread_time()
+        start_seconds = time.thread_time()
         outputs = run_interpreted(kernel.py_func, records, arguments)
-        seconds_left -= time.thread_time() - started
+        seconds_left -= time.thread_time() - start_seconds
         return outputs
 
     def choose(*arguments: object, **keywords: object) -> object:
@@ -215,8 +215,8 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
         )
 
     def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
-        widened = [_widest(a) for a in arguments]
-        return unwrapped_form().get_call_template(widened, {name: _widest(a) for name, a in keywords.items()})
+        widened_types = [_widest(a) for a in arguments]
+        return unwrapped_form().get_call_template(widened_types, {name: _widest(a) for name, a in keywords.items()})
 
     kernel.get_call_template = resolve
     kernel.get_overload = lambda signature: unwrapped_form().get_overload(signature)

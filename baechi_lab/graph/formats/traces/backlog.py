@@ -33,24 +33,24 @@ def blocked_until(
         waits: (time, event) at which events of the host went on after waiting for a device.
         foreign_kernels: (lane, end) of the kernels of other steps.
     """
-    blocked = [NEVER] * len(events)
+    block_end_us = [NEVER] * len(events)
     device_ends = _ends_of_devices(foreign_kernels)
     every_end = sorted(end for _, end in foreign_kernels)
     kernel_ends = sorted(event.end_us for event in events if event.kind == "gpu")
     for k, event in enumerate(events):
         if event.kind == "gpu":
             end = _last_before(device_ends.get(_device(event), []), event.start_us)
-            blocked[k] = end if event.start_us - end <= BACK_TO_BACK_US else NEVER
+            block_end_us[k] = end if event.start_us - end <= BACK_TO_BACK_US else NEVER
     for start, k in waits:
         end = _last_before(every_end, start)
-        blocked[k] = end if end > _last_before(kernel_ends, start) else NEVER
-    return blocked
+        block_end_us[k] = end if end > _last_before(kernel_ends, start) else NEVER
+    return block_end_us
 
 
 def leave_out_backlog(
     events: Sequence[Event],
     launch_of: Mapping[int, int],
-    blocked: Sequence[float],
+    block_end_us: Sequence[float],
     foreign_kernels: Sequence[tuple[str, float]],
     latency_us: float,
 ) -> list[str]:
@@ -59,14 +59,14 @@ def leave_out_backlog(
     Args:
         events: of the step, with what they depend on. Their times are changed in place.
         launch_of: event on a device -> the event on the host that launched it.
-        blocked: see `blocked_until`.
+        block_end_us: see `blocked_until`.
         foreign_kernels: (lane, end) of the kernels of other steps.
         latency_us: the shortest time from a launch to its kernel in the whole trace.
     """
     if not foreign_kernels:
         return []
-    blocked, copies = list(blocked), [replace(e, reads={}, after=set(e.after)) for e in events]
-    chain(copies, blocked=blocked)
+    block_end_us, copies = list(block_end_us), [replace(e, reads={}, after=set(e.after)) for e in events]
+    chain(copies, block_end_us=block_end_us)
     # The streams that were behind at every launch of the step, by more than the host's time for its first launch.
     host_us = min(latency_us, LATENCY_US)
     launches: dict[str, list[tuple[float, float]]] = {}
@@ -84,8 +84,8 @@ def leave_out_backlog(
         if event.lane in behind:
             copies[k].after.discard(launch_of.get(k, -1))
             if not copies[k].reads and not copies[k].after:
-                blocked[k] = _last_before(device_ends.get(_device(event), []), event.start_us)
-    if all(until == NEVER for until in blocked):
+                block_end_us[k] = _last_before(device_ends.get(_device(event), []), event.start_us)
+    if all(until == NEVER for until in block_end_us):
         return []
     first_start = min(event.start_us for event in copies)
     free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
@@ -95,10 +95,10 @@ def leave_out_backlog(
         before = [
             j for j in {*(j for j, _ in event.reads), *event.after} if copies[j].end_us <= event.start_us + CLOCK_US
         ]
-        measured, ready = free.get(event.lane, (first_start, first_start))
-        measured = max([measured, blocked[k], *(copies[j].end_us for j in before)])
-        ready = max([ready, *(copies[j].end_us - lead[j] for j in before)])
-        lead[k] = max(measured - ready, 0.0)
+        measured_us, ready_us = free.get(event.lane, (first_start, first_start))
+        measured_us = max([measured_us, block_end_us[k], *(copies[j].end_us for j in before)])
+        ready_us = max([ready_us, *(copies[j].end_us - lead[j] for j in before)])
+        lead[k] = max(measured_us - ready_us, 0.0)
         if event.lane not in free or event.end_us >= free[event.lane][0]:
             free[event.lane] = (event.end_us, event.end_us - lead[k])
     for event, by in zip(events, lead, strict=True):

@@ -212,17 +212,17 @@ def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[li
     """Returns the dependencies of each node; nodes without work are replaced by their own dependencies."""
     import numpy as np
 
-    pairs = [(d, k) for k, listed in enumerate(reads) for d in set(listed) if d != k]
+    pairs = [(d, k) for k, sources in enumerate(reads) for d in set(sources) if d != k]
     columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     order = topological_order(len(nodes), columns[:, 0], columns[:, 1])
     if order is None:
         raise CycleError("the nodes depend on each other in a cycle")
-    resolved: list[list[int]] = [[] for _ in nodes]
+    sources_of_work: list[list[int]] = [[] for _ in nodes]
     for k in order.tolist():
         for d in dict.fromkeys(reads[k]):
-            resolved[k] += [d] if nodes[d].works else resolved[d]
-        resolved[k] = [d for d in dict.fromkeys(resolved[k]) if d != k]
-    return resolved
+            sources_of_work[k] += [d] if nodes[d].works else sources_of_work[d]
+        sources_of_work[k] = [d for d in dict.fromkeys(sources_of_work[k]) if d != k]
+    return sources_of_work
 
 
 def _event(node: Node, several: bool) -> Event:
@@ -275,22 +275,22 @@ def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
     for i, before in enumerate(waits):
         for j in before:
             readers[j].append(i)
-    missing, ready, started = [len(before) for before in waits], defaultdict[str, list[int]](list), 0
+    missing, ready, start_count = [len(before) for before in waits], defaultdict[str, list[int]](list), 0
     for i in (i for i, count in enumerate(missing) if not count):
         ready[events[i].lane].append(i)  # in rising order: a heap
     running = _start_ready(events, length, ready, set(), 0.0)
     while running:
-        time_us, ended = running[0][0], []
+        time_us, ended_nodes = running[0][0], []
         while running and running[0][0] == time_us:
-            ended.append(heappop(running)[1])
-            events[ended[-1]].tie_order = started = started + 1
-        for i in (i for j in ended for i in readers[j]):
+            ended_nodes.append(heappop(running)[1])
+            events[ended_nodes[-1]].tie_order = start_count = start_count + 1
+        for i in (i for j in ended_nodes for i in readers[j]):
             missing[i] -= 1
             if not missing[i]:
                 heappush(ready[events[i].lane], i)
         for entry in _start_ready(events, length, ready, {events[i].lane for _, i in running}, time_us):
             heappush(running, entry)
-    if started < len(events):
+    if start_count < len(events):
         raise CycleError("the nodes of several ranks wait for each other in a cycle")
     return ["the trace has no start times; ops start as early as lanes and dependencies allow"]
 

@@ -111,7 +111,7 @@ def _changed_arguments(schema: str) -> set[int]:
     >>> _changed_arguments("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
     {0}
     """
-    inner, depth, argument, written = schema.partition("(")[2], 0, 0, set()
+    inner, depth, argument, written_positions = schema.partition("(")[2], 0, 0, set()
     position = 0
     for k, letter in enumerate(inner):
         depth += (letter in "([") - (letter in ")]")
@@ -119,36 +119,36 @@ def _changed_arguments(schema: str) -> set[int]:
             text = inner[argument:k].strip()
             if text != "*":
                 if "!" in text:
-                    written.add(position)
+                    written_positions.add(position)
                 position += 1
             argument = k + 1
         if depth < 0:
             break
-    return written
+    return written_positions
 
 
 def join(
-    rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]
+    rows: Sequence[Row], required_rows: Sequence[Row], accesses: Mapping[int, Access]
 ) -> tuple[dict[int, Access], list[str]]:
     """Returns the storage accesses of rows of a Kineto trace, by `id` of the row, and a sentence if they are inferred.
 
     Args:
         rows: all ops of the trace, including those within others.
-        needed: the ops of the step that is read.
+        required_rows: the ops of the step that is read.
         accesses: the accesses of the execution trace.
 
     Raises:
-        FormatError: the execution trace has none of `needed`.
+        FormatError: the execution trace has none of `required_rows`.
     """
     by_record = _by_number(rows, "Record function id", accesses)
     by_external = _by_number(rows, "External id", accesses)
     candidates = [
         (by_record, ""),
         (by_external, "External id"),
-        (_by_order(rows, needed, accesses), "their order on threads"),
+        (_by_order(rows, required_rows, accesses), "their order on threads"),
     ]
-    access_of_row, how = max(candidates, key=lambda one: sum(id(row) in one[0] for row in needed))
-    if not any(id(row) in access_of_row for row in needed):
+    access_of_row, how = max(candidates, key=lambda one: sum(id(row) in one[0] for row in required_rows))
+    if not any(id(row) in access_of_row for row in required_rows):
         raise FormatError(
             "the execution trace has none of the trace's ops (by record function id, External id or order, and name): it is "
             "of another run; give the profiler execution_trace_observer="
@@ -161,11 +161,11 @@ def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) ->
     times = Counter(row.args.get(key) for row in rows if isinstance(row.args.get(key), (int, str)))
     numbered_rows = [row for row in rows if times.get(row.args.get(key)) == 1 and row.args[key] in accesses]
     agreeing = [row for row in numbered_rows if accesses[row.args[key]].is_of(row.name)]
-    trusted = len(agreeing) >= _AGREEMENT * len(numbered_rows)
-    return {id(row): accesses[row.args[key]] for row in agreeing} if trusted else {}
+    is_trusted = len(agreeing) >= _AGREEMENT * len(numbered_rows)
+    return {id(row): accesses[row.args[key]] for row in agreeing} if is_trusted else {}
 
 
-def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]) -> dict[int, Access]:
+def _by_order(rows: Sequence[Row], required_rows: Sequence[Row], accesses: Mapping[int, Access]) -> dict[int, Access]:
     """Joins by the order of ops on each thread, if the names of one trace's thread occur in this order in the other's."""
     threads: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.start_us, -row.end_us)):
@@ -175,7 +175,7 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
     for _, access in sorted(accesses.items()):
         if "::" in access.name:
             nodes.setdefault(access.thread, []).append(access)
-    needed_ids = set(map(id, needed))
+    needed_ids = set(map(id, required_rows))
     access_of_row: dict[int, Access] = {}
     for thread_nodes in threads.values():
         best: list[tuple[Row, Access]] = []

@@ -15,11 +15,11 @@ from .recording import CLOCK_US, Event
 
 
 def chain(
-    events: Sequence[Event], input_bytes: Sequence[int] | None = None, blocked: Sequence[float] | None = None
+    events: Sequence[Event], input_bytes: Sequence[int] | None = None, block_end_us: Sequence[float] | None = None
 ) -> str:
     """Sets the dependencies of every event by order; returns the sentence that says so.
 
-    `blocked`: the time until which another step blocked each event, so that earlier ends do not explain its start.
+    `block_end_us`: the time until which another step blocked each event, so that earlier ends do not explain its start.
 
     >>> a, b = Event("a", "op", "x", 0.0, 1.0), Event("b", "op", "x", 1.0, 2.0)
     >>> chain([a, b])[:38], b.reads
@@ -29,16 +29,16 @@ def chain(
     by_end = sorted(range(len(events)), key=lambda i: (events[i].end_us, events[i].start_us, i))
     latest: dict[str, int] = {}
     last: dict[str, int] = {}
-    ended = 0
+    ended_count = 0
     for i in by_start:
         event = events[i]
-        while ended < len(by_end) and events[by_end[ended]].end_us <= event.start_us:
-            latest[_side(events[by_end[ended]])] = by_end[ended]
-            ended += 1
+        while ended_count < len(by_end) and events[by_end[ended_count]].end_us <= event.start_us:
+            latest[_side(events[by_end[ended_count]])] = by_end[ended_count]
+            ended_count += 1
         on_lane = last.get(event.lane)
         before = set() if on_lane is None or events[on_lane].end_us > event.start_us + CLOCK_US else {on_lane}
         anywhere = latest.get(_side(event))
-        reason = blocked is None or anywhere is None or events[anywhere].end_us > blocked[i]
+        reason = block_end_us is None or anywhere is None or events[anywhere].end_us > block_end_us[i]
         if anywhere is not None and reason and all(events[anywhere].end_us > events[j].end_us for j in before):
             before.add(anywhere)
         size = max(CONTROL_BYTES, input_bytes[i] if input_bytes is not None else 0)

@@ -143,19 +143,19 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
         row.start_us - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
     ]
     other_kernels = [(_lane(row), row.end_us) for row in step.other_kernels]
-    blocked = blocked_until(builder.events, builder.waits, other_kernels)
+    block_end_us = blocked_until(builder.events, builder.waits, other_kernels)
     if tensors is not None:
         notes = builder.by_tensors(ops, rows, tensors)
     else:
         sizes = [builder.input_bytes.get(k, 0) for k in range(len(builder.events))]
-        notes = [chain(builder.events, sizes, blocked)]
-        if untyped := sum(op.has_untyped_input for op in ops):
+        notes = [chain(builder.events, sizes, block_end_us)]
+        if untyped_count := sum(op.has_untyped_input for op in ops):
             notes.append(
-                f"the trace does not say the type of the largest input of {untyped} of {len(ops)} ops, such as lists of "
+                f"the trace does not say the type of the largest input of {untyped_count} of {len(ops)} ops, such as lists of "
                 f"tensors: {_UNKNOWN_WIDTH} bytes are counted for each of its elements"
             )
     backlog = leave_out_backlog(
-        builder.events, builder.launch_of, blocked, other_kernels, max(min(latencies, default=0.0), 0.0)
+        builder.events, builder.launch_of, block_end_us, other_kernels, max(min(latencies, default=0.0), 0.0)
     )
     notes = [*step.notes, *([] if step.is_marked else _repeated_steps(ops, rows)), *backlog, *notes]
     return recording(builder.events, name, notes)

@@ -216,11 +216,11 @@ def _usual_step(ops: list[int], kernels: list[int]) -> int:
     >>> _usual_step([900, 500, 500, 500], [800, 400, 400, 100])
     2
     """
-    filled = [k for k, count in enumerate(ops) if count] or list(range(len(ops)))
-    usual_ops, usual_kernels = (median(counts[k] for k in filled) for counts in (ops, kernels))
+    steps_with_ops = [k for k, count in enumerate(ops) if count] or list(range(len(ops)))
+    usual_ops, usual_kernels = (median(counts[k] for k in steps_with_ops) for counts in (ops, kernels))
     similar = [
         k
-        for k in filled
+        for k in steps_with_ops
         if abs(ops[k] - usual_ops) <= _SIMILAR * usual_ops and kernels[k] >= (1 - _SIMILAR) * usual_kernels
     ]
-    return max(similar) if similar else max(filled, key=lambda k: (ops[k], kernels[k], k))
+    return max(similar) if similar else max(steps_with_ops, key=lambda k: (ops[k], kernels[k], k))

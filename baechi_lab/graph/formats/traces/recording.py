@@ -177,19 +177,19 @@ def _dependencies(
     waits_for: list[list[int]] = [[] for _ in order]
     waits = [{*(j for j, _ in event.reads), *event.after} for event in events]
     for k, i in enumerate(order):
-        contradicted = []
+        contradicted_events = []
         rows = [*events[i].reads.items(), *(((j, "control"), CONTROL_BYTES) for j in sorted(events[i].after))]
         for (j, label), size in rows:
             if j == i:
                 continue
             if _contradicts_times(events, place, j, i):
-                contradicted.append(j)
+                contradicted_events.append(j)
                 continue
             table.add(place[j], label, size, [k])
             waits_for[k].append(place[j])
-        dropped_count += len(contradicted)
+        dropped_count += len(contradicted_events)
         # The dependencies of the contradicted dependencies of `i`, as far as these had ended.
-        visited, pending, before = {i, *contradicted}, list(contradicted), set()
+        visited, pending, before = {i, *contradicted_events}, list(contradicted_events), set()
         while pending:
             for j in waits[pending.pop()] - visited:
                 visited.add(j)

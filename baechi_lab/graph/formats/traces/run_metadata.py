@@ -64,10 +64,10 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
     cls = messages(SCHEMA)["RunMetadata"]
     if text:
         # Types are numbers in the schema here, and names in the text.
-        numbered = _DTYPE.sub(
+        text_with_numbers = _DTYPE.sub(
             lambda m: f"dtype: {_NUMBERS.get(m[1].removesuffix('_REF'), 0)}", data.decode("utf-8", "replace")
         )
-        metadata = parsed_text(cls, numbered, "a RunMetadata")
+        metadata = parsed_text(cls, text_with_numbers, "a RunMetadata")
     else:
         metadata = parse_message(cls, data, "a RunMetadata")
     rows = list(_rows(metadata.step_stats.dev_stats))
