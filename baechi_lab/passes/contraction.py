@@ -57,9 +57,9 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
         return graph
     lane = graph.on_communication_lane
     size, collectives = np.bincount(label, minlength=count), np.bincount(label, lane, count)
-    if mixed := np.flatnonzero(lane & (collectives < size)[label]).tolist():
+    if mixed_groups := np.flatnonzero(lane & (collectives < size)[label]).tolist():
         raise InvalidInput(
-            f"group holds {graph.names[mixed[0]]!r}, which is a collective, and ops that compute; a group is of one kind"
+            f"group holds {graph.names[mixed_groups[0]]!r}, which is a collective, and ops that compute; a group is of one kind"
         )
     pairs = group_edges(label, graph.edge_tensor, label[graph.edge_source], label[graph.consumers])
     inner_only = np.ones(graph.tensor_count, dtype=np.bool_)
@@ -268,7 +268,7 @@ def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
     source, target = pair // (count + 1), pair % (count + 1)
     order = np.lexsort((us, votes, source))
     largest = order[np.r_[source[order][1:] != source[order][:-1], np.ones(min(len(order), 1), dtype=np.bool_)]]
-    elected = largest[backward[source[largest]] | (2 * votes[largest] > size[source[largest]])]
+    winning_pairs = largest[backward[source[largest]] | (2 * votes[largest] > size[source[largest]])]
     forward_of = np.full(count, -1, dtype=np.int32)
-    forward_of[source[elected]] = target[elected]
+    forward_of[source[winning_pairs]] = target[winning_pairs]
     return forward_of

@@ -103,10 +103,10 @@ def divide_data(
     if zero > 3:
         raise InvalidInput(f"zero is {zero}; it must be 0, 1, 2 or 3")
     writer = _GraphExtension(graph)
-    shared = [bucket for bucket in buckets if bucket.copies > 1]
-    blocks = list({bucket.forward: bucket for bucket in shared}.values())
+    shared_buckets = [bucket for bucket in buckets if bucket.copies > 1]
+    blocks = list({bucket.forward: bucket for bucket in shared_buckets}.values())
     every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
-    for bucket in shared:
+    for bucket in shared_buckets:
         gradient_ops = bucket.backward if overlap or zero >= 2 else every_backward
         writer.persistent[bucket.forward] += bucket.resident_bytes(zero) - bucket.resident_bytes(0)
         if zero == 0:

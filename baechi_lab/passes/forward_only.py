@@ -57,14 +57,14 @@ def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
     """Returns bool[n]: ops with a `forward_of`, and their descendants."""
     pointer, successor = (a.tolist() for a in graph.successors)
     paired_ops = graph.forward_of >= 0
-    unvisited = np.flatnonzero(paired_ops).tolist()
+    stack = np.flatnonzero(paired_ops).tolist()
     is_backward = paired_ops.tolist()
-    while unvisited:
-        op = unvisited.pop()
+    while stack:
+        op = stack.pop()
         for child in successor[pointer[op] : pointer[op + 1]]:
             if not is_backward[child]:
                 is_backward[child] = True
-                unvisited.append(child)
+                stack.append(child)
     return np.array(is_backward, dtype=np.bool_)
 
 
@@ -72,17 +72,17 @@ def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]
     """Returns bool[n]: forward ops that only backward ops or helpers read, and that are no backward op's forward op."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     open_readers = np.diff(graph.successors[0]).tolist()
-    excluded = backward.copy()
-    excluded[graph.forward_of[graph.forward_of >= 0]] = True
-    is_excluded, is_helper = excluded.tolist(), np.zeros(graph.n, dtype=np.bool_)
-    unvisited = np.flatnonzero(backward).tolist()
-    while unvisited:
-        op = unvisited.pop()
+    excluded_ops = backward.copy()
+    excluded_ops[graph.forward_of[graph.forward_of >= 0]] = True
+    is_excluded, is_helper = excluded_ops.tolist(), np.zeros(graph.n, dtype=np.bool_)
+    stack = np.flatnonzero(backward).tolist()
+    while stack:
+        op = stack.pop()
         for producer in predecessor[pointer[op] : pointer[op + 1]]:
             open_readers[producer] -= 1
             if open_readers[producer] == 0 and not is_excluded[producer]:
                 is_helper[producer] = True
-                unvisited.append(producer)
+                stack.append(producer)
     return is_helper
 
 

@@ -84,32 +84,32 @@ def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
     for node in nodes:
         successors.setdefault(node, set())
         predecessors.setdefault(node, set())
-    unchecked = list(reversed(nodes))
-    while unchecked:
-        node = unchecked.pop()
+    stack = list(reversed(nodes))
+    while stack:
+        node = stack.pop()
         if node in parent:
             continue
         partner = _partner(node, successors, predecessors, keys)
         if partner < 0:
             continue
-        survivor, absorbed = node, partner
+        survivor, absorbed_node = node, partner
         if _degree(node, successors, predecessors) < _degree(partner, successors, predecessors):
-            survivor, absorbed = partner, node
-        # The neighbours of `absorbed` become those of `survivor`. A neighbour that both had now has one fewer.
-        shared: set[int] = set()
+            survivor, absorbed_node = partner, node
+        # The neighbours of `absorbed_node` become those of `survivor`. A neighbour that both had now has one fewer.
+        shared_neighbours: set[int] = set()
         for neighbours, reverse in ((successors, predecessors), (predecessors, successors)):
-            for neighbour in neighbours.pop(absorbed):
-                reverse[neighbour].discard(absorbed)
+            for neighbour in neighbours.pop(absorbed_node):
+                reverse[neighbour].discard(absorbed_node)
                 if neighbour == survivor:
                     continue
                 if survivor in reverse[neighbour]:
-                    shared.add(neighbour)
+                    shared_neighbours.add(neighbour)
                 reverse[neighbour].add(survivor)
                 neighbours[survivor].add(neighbour)
-        parent[absorbed] = survivor
+        parent[absorbed_node] = survivor
         # Only ops next to the two can have lost a neighbour, and so have become mergeable.
-        unchecked += sorted(shared, reverse=True)
-        unchecked.append(survivor)
+        stack += sorted(shared_neighbours, reverse=True)
+        stack.append(survivor)
     for node in nodes:
         root = node
         while root in parent:

@@ -52,12 +52,12 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
         descends = backward_ops(graph)
         # Updates are ops that write variables, and their descendants.
         pointer, predecessor = (a.tolist() for a in graph.predecessors)
-        needed = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
+        backward_needs = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
         for op in graph.order[::-1].tolist():
-            if needed[op]:
+            if backward_needs[op]:
                 for k in predecessor[pointer[op] : pointer[op + 1]]:
-                    needed[k] = True
-        writes = [bool(_UPDATES.match(t)) and not n for t, n in zip(graph.op_types, needed, strict=True)]
+                    backward_needs[k] = True
+        writes = [bool(_UPDATES.match(t)) and not n for t, n in zip(graph.op_types, backward_needs, strict=True)]
         for op in graph.order.tolist():
             writes[op] = writes[op] or any(writes[k] for k in predecessor[pointer[op] : pointer[op + 1]])
         update = np.array(writes, dtype=np.bool_)
@@ -78,14 +78,14 @@ _ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionar
 def _depends_on_batch(graph: OpGraph, update: Bools) -> Bools:
     """Returns bool[n]: ops whose outputs may differ between micro-batches."""
     source = np.diff(graph.predecessors[0]) == 0
-    updated = np.zeros(len(graph.colocation_names) + 1, dtype=np.bool_)
-    updated[graph.colocation[update]] = True
-    updated[-1] = False  # ops without a group
+    has_update = np.zeros(len(graph.colocation_names) + 1, dtype=np.bool_)
+    has_update[graph.colocation[update]] = True
+    has_update[-1] = False  # ops without a group
     idle = graph.duration_us == 0
     for column in graph.duration_by_kind.values():
         idle &= column == 0
     typed_variable = np.array([t in _VARIABLES for t in graph.op_types], dtype=np.bool_)
-    variable = typed_variable | source & (graph.persistent_bytes > 0) & (idle | updated[graph.colocation])
+    variable = typed_variable | source & (graph.persistent_bytes > 0) & (idle | has_update[graph.colocation])
     constant = variable | np.array([t in _CONSTANTS for t in graph.op_types], dtype=np.bool_)
     random = np.array([bool(_RANDOM.search(t)) for t in graph.op_types], dtype=np.bool_)
     depends_first = random | (graph.forward_of >= 0) & ~constant
@@ -95,10 +95,10 @@ def _depends_on_batch(graph: OpGraph, update: Bools) -> Bools:
     return depends if depends.any() else _with_descendants(graph, source & ~typed_variable)
 
 
-def _with_descendants(graph: OpGraph, marked: Bools) -> Bools:
+def _with_descendants(graph: OpGraph, marks: Bools) -> Bools:
     """Returns bool[n]: the marked ops and their descendants."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    is_marked = marked.tolist()
+    is_marked = marks.tolist()
     for op in graph.order.tolist():
         is_marked[op] = is_marked[op] or any(is_marked[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     return np.array(is_marked, dtype=np.bool_)

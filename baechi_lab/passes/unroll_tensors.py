@@ -48,9 +48,9 @@ def _edges(graph: OpGraph, numbering: OpNumbering, first_row: Ints, row_of_sum: 
     tensor, reader = graph.edge_tensor.astype(np.int64), graph.consumers.astype(np.int64)
     source = graph.edge_source
     produced_per_batch, read_per_batch = numbering.is_repeated[source], numbering.is_repeated[reader]
-    summed = np.zeros(graph.tensor_count, dtype=np.bool_)
-    summed[numbering.summed] = True
-    to_sum = produced_per_batch & numbering.updates[reader] & summed[tensor]
+    is_summed = np.zeros(graph.tensor_count, dtype=np.bool_)
+    is_summed[numbering.summed] = True
+    to_sum = produced_per_batch & numbering.updates[reader] & is_summed[tensor]
     on_same_replicas = (numbering.replica_group[source] == numbering.replica_group[reader]) & (
         numbering.replica_group[source] >= 0
     )
@@ -121,11 +121,11 @@ def _ring_edges(
             if not len(group_sums):
                 # Gradients are added in place, in any order, so the ring waits for all of this replica.
                 replica_batches = np.arange(k, numbering.count, len(ring.first))
-                ended = (
+                last_ring_ops = (
                     numbering.first[ring.in_place_adders][None, :] + numbering.shift[replica_batches][:, None]
                 ).ravel()
-                row = ring_row + len(numbering.rings.producer) + len(producers) + np.arange(len(ended))
-                producers += ended.tolist()
+                row = ring_row + len(numbering.rings.producer) + len(producers) + np.arange(len(last_ring_ops))
+                producers += last_ring_ops.tolist()
             waiting_updates = [numbering.first[op] + k for op in updates if numbering.replica_group[op] == ring.group]
             if k == 0:
                 waiting_updates += [
