@@ -206,7 +206,7 @@ class Chain:
         """Fills the tables for runs that end with group k, from the last op to the first."""
         end = int(self.group_ends[k])
         target = self.targets(k, mode).tolist()
-        needed, pinned, readers, size = list(target), self._pinned, self._readers, self._size
+        is_needed, is_pinned, readers, size = list(target), self._pinned, self._readers, self._size
         temp, cost, live_bytes = self.training.graph.temp_bytes[self.ops[:end]], 0.0, 0
         grows = np.zeros(end + 1, dtype=np.int64)  # bytes under way, as changes
         top = end
@@ -215,19 +215,19 @@ class Chain:
             for p in range(top - 1, start - 1, -1):
                 last = p
                 for reader in readers[p]:
-                    if reader < end and needed[reader]:
+                    if reader < end and is_needed[reader]:
                         last = reader if reader > last else last
-                        needed[p] = needed[p] or not pinned[p]
-                if needed[p]:
+                        is_needed[p] = is_needed[p] or not is_pinned[p]
+                if is_needed[p]:
                     grows[p] += size[p]
                     grows[end if target[p] else last + 1] -= size[p]
                     live_bytes += size[p] if target[p] else 0
                     cost += self._us[p]
-            running = (temp[start:] + np.cumsum(grows[start:end]))[np.array(needed[start:], dtype=np.bool_)]
+            running = (temp[start:] + np.cumsum(grows[start:end]))[np.array(is_needed[start:], dtype=np.bool_)]
             self.held[mode, first, k], self.cost[mode, first, k] = live_bytes, cost
             self.under_way[mode, first, k] = running.max(initial=0)
             top = start
-        self.runs_by_mode[mode].append(np.array(needed, dtype=np.bool_))
+        self.runs_by_mode[mode].append(np.array(is_needed, dtype=np.bool_))
 
 
 KEEP_BOUNDARY, KEEP_GROUP, KEEP_OWN = range(3)

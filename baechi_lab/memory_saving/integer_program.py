@@ -80,8 +80,8 @@ class Program:
     def __init__(self, groups: RecomputeGroups, once: bool = False):
         self.groups, self.once, m = groups, once, groups.count
         reading_stages: list[list[int]] = [[] for _ in range(m)]  # stages that read each group
-        for stage, needed in enumerate(groups.needs):
-            for i in needed:
+        for stage, needed_groups in enumerate(groups.needs):
+            for i in needed_groups:
                 reading_stages[i].append(stage)
         self.last = [stages[-1] if stages else -1 for stages in reading_stages]
         self.until = list(self.last)  # the last stage in which each group may run again
@@ -233,33 +233,35 @@ class Program:
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         for step, margin in enumerate(MARGINS):
             limit = None if time_limit is None else time_limit * ROUNDING / 2 ** (step + 1)
-            relaxed = self.build_rows(budget_without_persistent * (1.0 - margin)).solve(limit, integer=False)
-            seconds += relaxed.seconds
-            if relaxed.values is None:
+            relaxation = self.build_rows(budget_without_persistent * (1.0 - margin)).solve(limit, integer=False)
+            seconds += relaxation.seconds
+            if relaxation.values is None:
                 break
-            bound = max(bound, relaxed.bound) if margin == 0.0 else bound
-            share = {key: float(relaxed.values[column]) for key, column in self.M.items() if self.ends_gap(*key)}
-            dropped = [{key for key in share if share[key] > least} for least in ROUNDED]
-            plans = [self.groups.sequence(self._repeated_when_due(keys)) for keys in dropped]
+            bound = max(bound, relaxation.bound) if margin == 0.0 else bound
+            share = {key: float(relaxation.values[column]) for key, column in self.M.items() if self.ends_gap(*key)}
+            dropped_gaps = [{key for key in share if share[key] > least} for least in ROUNDED]
+            plans = [self.groups.sequence(self._repeated_when_due(keys)) for keys in dropped_gaps]
             fits = [plan for plan in plans if plan.peak <= budget]
             if fits:
                 return ProgramPlan(min(fits, key=lambda plan: plan.work_us), bound, "Rounded", seconds)
         return ProgramPlan(None, bound, "Rounded", seconds)
 
-    def _repeated_when_due(self, dropped: set[tuple[int, int]]) -> Bools:
-        """Returns bool[stages, groups]: the groups that run again if not held in the gaps `dropped` (last stage, group)."""
+    def _repeated_when_due(self, dropped_gaps: set[tuple[int, int]]) -> Bools:
+        """Returns bool[stages, groups]: the groups that run again if not held in the gaps `dropped_gaps` (last stage, group)."""
         groups = self.groups
         is_repeated = np.zeros((groups.stages, groups.count), dtype=np.bool_)
-        live_groups = {i for i in range(groups.count) if self.in_gap(0, i) and (self.gap_end[i][0], i) not in dropped}
-        for t, needed in enumerate(groups.needs):
-            required = set(needed)
+        live_groups = {
+            i for i in range(groups.count) if self.in_gap(0, i) and (self.gap_end[i][0], i) not in dropped_gaps
+        }
+        for t, needed_groups in enumerate(groups.needs):
+            required_groups = set(needed_groups)
             for i in range(groups.count - 1, -1, -1):
-                if i in required and i not in live_groups:
+                if i in required_groups and i not in live_groups:
                     is_repeated[t, i] = True
-                    required.update(groups.reads[i])
+                    required_groups.update(groups.reads[i])
                     live_groups |= {i} if self.in_gap(t, i) else set()
-            for i in needed:
-                if not self.in_gap(t + 1, i) or (self.gap_end[i][t + 1], i) in dropped:
+            for i in needed_groups:
+                if not self.in_gap(t + 1, i) or (self.gap_end[i][t + 1], i) in dropped_gaps:
                     live_groups.discard(i)
         return is_repeated
 
@@ -298,9 +300,13 @@ class MemoryRows:
         # A row per group for the bytes live in the forward pass: those read later in it, and K of stage 0.
         readers = self.groups.readers
         for k in range(self.groups.count):
-            finished = [i for i in range(k) if not readers[i] or readers[i][-1] < k]
-            live_size = sum(self.size[i] for i in range(k + 1)) - sum(self.size[i] for i in finished) + self.inner[k]
-            finished_terms = [term for i in finished for term in times(self.size[i], self.program.terms_before(0, i))]
+            finished_groups = [i for i in range(k) if not readers[i] or readers[i][-1] < k]
+            live_size = (
+                sum(self.size[i] for i in range(k + 1)) - sum(self.size[i] for i in finished_groups) + self.inner[k]
+            )
+            finished_terms = [
+                term for i in finished_groups for term in times(self.size[i], self.program.terms_before(0, i))
+            ]
             self.rows.add(finished_terms, -np.inf, self.budget_units - live_size)
         for t in range(self.groups.stages):
             self._add_backward_rows(t, self._add_repeat_rows(t))
@@ -350,10 +356,10 @@ class MemoryRows:
     def _add_backward_rows(self, t: int, level: Terms) -> None:
         """Adds rows for the bytes live in the backward ops of stage t: each group that they read is held until its last read."""
         backward_budget = self.budget_units - float(self.groups.kept[t]) / self.unit
-        for finished, other_bytes in self.groups.backward_levels(t):
-            finished_size = sum(self.size[i] for i in finished)
+        for finished_groups, other_bytes in self.groups.backward_levels(t):
+            finished_size = sum(self.size[i] for i in finished_groups)
             finished_terms = [
-                term for i in finished for term in times(self.size[i], self.program.terms_before(t + 1, i))
+                term for i in finished_groups for term in times(self.size[i], self.program.terms_before(t + 1, i))
             ]
             self.rows.add(
                 [*level, *finished_terms, *self.undecided_terms[t + 1]],

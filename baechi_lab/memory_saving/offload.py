@@ -99,8 +99,8 @@ def offload(
         others=other_kinds,
     )
     offload_pass.check()
-    offloaded = offload_pass.apply(graph)
-    if offloaded is graph:
+    offloaded_graph = offload_pass.apply(graph)
+    if offloaded_graph is graph:
         return graph
     if placement is None:
         device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
@@ -108,9 +108,11 @@ def offload(
     else:
         check_records(placement=placement)
         original = placement
-    risen = _risen_peak(graph, original, offloaded, extended_placement(original, offloaded, cluster), cluster)
+    risen = _risen_peak(
+        graph, original, offloaded_graph, extended_placement(original, offloaded_graph, cluster), cluster
+    )
     if risen is None:
-        return offloaded
+        return offloaded_graph
     is_explicit = ops is not None or state
     device, before, after = risen
     device_label = "one device" if placement is None else f"device {cluster.names[device]!r}"
@@ -119,14 +121,17 @@ def offload(
         f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
         stacklevel=2,
     )
-    return offloaded if is_explicit else graph
+    return offloaded_graph if is_explicit else graph
 
 
 def _risen_peak(
-    graph: OpGraph, placement: Placement, offloaded: OpGraph, with_host: Placement, cluster: Cluster
+    graph: OpGraph, placement: Placement, offloaded_graph: OpGraph, with_host: Placement, cluster: Cluster
 ) -> tuple[int, int, int] | None:
     """Returns the first device that computes and whose simulated peak offloading raises, with the peaks before and after."""
-    before, after = simulate(graph, cluster, placement).peak_bytes, simulate(offloaded, cluster, with_host).peak_bytes
+    before, after = (
+        simulate(graph, cluster, placement).peak_bytes,
+        simulate(offloaded_graph, cluster, with_host).peak_bytes,
+    )
     risen = [k for k, d in enumerate(cluster.devices) if d.kind != HOST and after[k] > before[k]]
     return (risen[0], int(before[risen[0]]), int(after[risen[0]])) if risen else None
 
@@ -287,8 +292,8 @@ class _OffloadBuilder:
         self.reads.append((tensor, op))
         if (trigger := self._trigger(first, size)) != producer:
             self._add_wait(trigger, op)
-        fetched = self._add_tensor(op, size, "0")
-        self.reads += [(fetched, int(reader)) for reader in readers]
+        fetched_tensor = self._add_tensor(op, size, "0")
+        self.reads += [(fetched_tensor, int(reader)) for reader in readers]
         self.dropped[edges] = True
 
     def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
@@ -308,7 +313,7 @@ class _OffloadBuilder:
         last = int(readers[self.training.rank[readers].argmax()])
         size = int(graph.persistent_bytes[op])
         state = self._add_op(f"{graph.names[op]}/state", STATE, size)
-        stored = self._add_op(f"{graph.names[op]}/stored", STORED)
+        store_op = self._add_op(f"{graph.names[op]}/stored", STORED)
         if op in readers:
             # A layer's state waits for the previous layer's update, that of the first layer for the update's inputs.
             if self.layers:
@@ -323,9 +328,9 @@ class _OffloadBuilder:
             self.size[data_outputs] = CONTROL_BYTES
         else:
             self._add_wait(self._trigger(first, size), state)
-        fetched = self._add_tensor(state, size, "0")
-        self.reads += [(fetched, int(reader)) for reader in readers]
-        self.reads.append((self._add_tensor(last, size, f"state{len(self.new_tensors)}"), stored))
+        fetched_tensor = self._add_tensor(state, size, "0")
+        self.reads += [(fetched_tensor, int(reader)) for reader in readers]
+        self.reads.append((self._add_tensor(last, size, f"state{len(self.new_tensors)}"), store_op))
         self.moved_bytes[op] = size
 
     def _make_graph(self) -> OpGraph:
@@ -420,11 +425,11 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
     """Returns the graph whose outputs `offload` moved, which has `ops` ops; None if it moved optimizer state, too."""
     if ops == graph.n or set(graph.op_types[ops:]) != {OFFLOADED}:
         return None
-    fetched = graph.tensor_producer >= ops
+    is_sent_back = graph.tensor_producer >= ops
     original_tensor = np.arange(graph.tensor_count)
-    original_tensor[fetched] = [sent_tensor(graph, op) for op in graph.tensor_producer[fetched].tolist()]
+    original_tensor[is_sent_back] = [sent_tensor(graph, op) for op in graph.tensor_producer[is_sent_back].tolist()]
     is_read = graph.consumers < ops
-    numbers = np.cumsum(~fetched) - 1  # ops on the host come last, and so do their tensors
+    numbers = np.cumsum(~is_sent_back) - 1  # ops on the host come last, and so do their tensors
     columns = {
         key: getattr(graph, key)[:ops]
         for key in ("duration_us", "temp_bytes", "persistent_bytes", "forward_of", "colocation", "allowed")
@@ -439,9 +444,9 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
         name=graph.name,
         **columns,
         **tensor_columns(
-            graph.tensor_producer[~fetched],
-            graph.tensor_bytes[~fetched],
-            [label for label, is_fetched in zip(graph.tensor_names, fetched, strict=True) if not is_fetched],
+            graph.tensor_producer[~is_sent_back],
+            graph.tensor_bytes[~is_sent_back],
+            [label for label, is_fetched in zip(graph.tensor_names, is_sent_back, strict=True) if not is_fetched],
             numbers[original_tensor[graph.edge_tensor[is_read]]],
             graph.consumers[is_read],
             ops,

@@ -137,15 +137,15 @@ def recompute_sequence(training: TrainingGraph, is_kept: Bools) -> OpSequence:
 
     `is_kept` is bool[n]; ops that may not be repeated are kept in any case.
     """
-    dropped = training.may_repeat & ~is_kept
+    is_dropped = training.may_repeat & ~is_kept
     due = np.full(training.graph.n, NEVER)  # rank of the first backward op that needs a copy of each dropped op
     for op in training.ordered[::-1].tolist():
-        if dropped[op]:
+        if is_dropped[op]:
             readers = training.readers(op)
             is_backward = training.is_backward[readers]
             own_rank = training.rank[readers[is_backward]].min(initial=NEVER)
             due[op] = min(own_rank, due[readers[~is_backward]].min(initial=NEVER))
-    copied = training.ordered[due[training.ordered] < NEVER]
-    ops = np.concatenate([copied, training.ordered])
-    place = np.concatenate([due[copied], training.rank[training.ordered]])
+    copied_ops = training.ordered[due[training.ordered] < NEVER]
+    ops = np.concatenate([copied_ops, training.ordered])
+    place = np.concatenate([due[copied_ops], training.rank[training.ordered]])
     return OpSequence(training, ops[np.argsort(place, kind="stable")])

@@ -139,19 +139,23 @@ class OrderSearch:
 
     def _runs_of_op(self, state: PlanState, live_tensors: Set, op: int, is_copy: bool, enough: int) -> Iterator[Run]:
         """Yields the runs of an op, by the tensors that are dropped before it or that it overwrites."""
-        read, outputs, executed = self.reads[is_copy][op], self.makes[is_copy][op], state.executed | {op}
-        finished = {t for t in (*read, *outputs) if self.readers[t] <= executed and t not in self.read_again}
-        not_droppable = finished if self.reuse[op] == OVERWRITES else finished.union(read)
-        may = [t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed or t in self.made_again]
-        other_bytes = self.persistent + sum(self.grows[k] for k in executed) + self.temporary[op]
+        read, outputs, executed_ops = self.reads[is_copy][op], self.makes[is_copy][op], state.executed | {op}
+        finished_tensors = {
+            t for t in (*read, *outputs) if self.readers[t] <= executed_ops and t not in self.read_again
+        }
+        not_droppable = finished_tensors if self.reuse[op] == OVERWRITES else finished_tensors.union(read)
+        may = [
+            t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed_ops or t in self.made_again
+        ]
+        other_bytes = self.persistent + sum(self.grows[k] for k in executed_ops) + self.temporary[op]
         attempts: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, dropped tensors
-        for dropped in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
+        for dropped_tensors in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
             self._tries_left -= 1 + len(attempts)
             if self._tries_left <= 0:
                 return
-            if any(before <= set(dropped) and excess == 0 for excess, before in attempts):
+            if any(before <= set(dropped_tensors) and excess == 0 for excess, before in attempts):
                 continue
-            last = finished.union(dropped)
+            last = finished_tensors.union(dropped_tensors)
             dropped_before = last.difference(read, outputs)
             # The possible buffers after the op has made its outputs, by the rules of `memory.reuse_peak`.
             buffer_sets = [_drop_tensors(state.buffers, dropped_before)]
@@ -164,16 +168,16 @@ class OrderSearch:
             for with_made in buffer_sets:
                 need = other_bytes + sum(size for size, _ in with_made)
                 excess = max(need - enough, 0)
-                if all(excess < least for least, before in attempts if before < set(dropped)):
-                    attempts.append((excess, set(dropped)))
-                    after = PlanState(executed, frozenset(_drop_tensors(with_made, last)))
+                if all(excess < least for least, before in attempts if before < set(dropped_tensors)):
+                    attempts.append((excess, set(dropped_tensors)))
+                    after = PlanState(executed_ops, frozenset(_drop_tensors(with_made, last)))
                     yield Run(op, need, self.us[op] if is_copy else 0.0, after)
 
     def _possible_buffers(
         self, buffers: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
     ) -> list[tuple[Buffer | None, Buffer]]:
         """Returns the buffers in which an output may lie, before and after it does; the last is a new buffer."""
-        size, added = self.size[tensor], frozenset((tensor,))
+        size, buffer_tensors = self.size[tensor], frozenset((tensor,))
         inputs = [(self.size[t], buffer) for t in read for buffer in buffers if t in buffer[1]]
         candidates: list[Buffer] = []
         if self.reuse[op] == OVERWRITES:
@@ -184,8 +188,10 @@ class OrderSearch:
             large = [of for of, buffer in inputs if of >= size and buffer[0]]
             candidates = [buffer for of, buffer in inputs if large and of == min(large) and buffer[0]]
             if not candidates and not large:
-                return [(None, (0, added))]
-        return [(buffer, (buffer[0], buffer[1] | added)) for buffer in candidates] or [(None, (size, added))]
+                return [(None, (0, buffer_tensors))]
+        return [(buffer, (buffer[0], buffer[1] | buffer_tensors)) for buffer in candidates] or [
+            (None, (size, buffer_tensors))
+        ]
 
 
 def _drop_tensors(buffers: Iterable[Buffer], tensors: set[int]) -> set[Buffer]:

@@ -66,7 +66,7 @@ class RecomputeGroups:
             if self.stages:
                 self.ops[last - stage].append(k)
                 self.needs[last - stage] += [int(self.group[p]) for p in positions]
-        self.needs = [sorted(set(needed)) for needed in self.needs]
+        self.needs = [sorted(set(needed_groups)) for needed_groups in self.needs]
         self.due, self.kept = chain.due[::-1], chain.kept[::-1]
         self.undecided = [
             (last - stage, sorted({int(self.group[p]) for p in positions}), count)
@@ -105,22 +105,22 @@ class RecomputeGroups:
         last = {int(self.group[p]): k for k in self.ops[stage] for p in self.chain.read[k]}
         most_bytes: dict[tuple[int, ...], int] = {}
         for k in self.ops[stage]:
-            finished = tuple(sorted(i for i, end in last.items() if end < k))
-            most_bytes[finished] = max(most_bytes.get(finished, 0), int(self.chain.backward_op_bytes[k]))
-        return [(list(finished), other_bytes) for finished, other_bytes in most_bytes.items()]
+            finished_groups = tuple(sorted(i for i, end in last.items() if end < k))
+            most_bytes[finished_groups] = max(most_bytes.get(finished_groups, 0), int(self.chain.backward_op_bytes[k]))
+        return [(list(finished_groups), other_bytes) for finished_groups, other_bytes in most_bytes.items()]
 
     @cached_property
     def peak_without_recompute(self) -> int:
         """Returns the peak bytes of the backward pass if no group runs again, as they are counted here."""
         last = np.full(self.count, -1, dtype=np.int64)
-        for stage, needed in enumerate(self.needs):
-            last[needed] = stage
+        for stage, needed_groups in enumerate(self.needs):
+            last[needed_groups] = stage
         level = [
-            int(self.bytes[last >= stage].sum() - self.bytes[[g for g in finished if last[g] == stage]].sum())
+            int(self.bytes[last >= stage].sum() - self.bytes[[g for g in finished_groups if last[g] == stage]].sum())
             + int(self.kept[stage])
             + other_bytes
             for stage in range(self.stages)
-            for finished, other_bytes in self.backward_levels(stage)
+            for finished_groups, other_bytes in self.backward_levels(stage)
         ]
         return max(level, default=0) + int(self.training.graph.persistent_bytes.sum())
 
@@ -142,13 +142,13 @@ class RecomputeGroups:
 
 def _viewed_ops(chain: Chain) -> Ints:
     """Returns int64[ops]: the position of the op in whose memory each output lies, -1 if none that may run again."""
-    graph, viewed = chain.training.graph, np.full(len(chain.ops), -1, dtype=np.int64)
+    graph, viewed_op = chain.training.graph, np.full(len(chain.ops), -1, dtype=np.int64)
     if graph.reuse is None:
-        return viewed
+        return viewed_op
     for p, readers in enumerate(chain.readers):
         for q in set(readers.tolist()):
-            viewed[q] = p if viewed[q] == -1 and graph.reuse[chain.ops[q]] == VIEW else -2
-    return np.where(viewed >= 0, viewed, -1)
+            viewed_op[q] = p if viewed_op[q] == -1 and graph.reuse[chain.ops[q]] == VIEW else -2
+    return np.where(viewed_op >= 0, viewed_op, -1)
 
 
 def _contract_ops(chain: Chain, max_groups: int) -> Ints:

@@ -107,9 +107,9 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
     )
 
 
-def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
+def _colocation(graph: OpGraph, copied_ops: Ints, origin: Ints) -> dict[str, Any]:
     """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
-    lone = np.unique(copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)])
+    lone = np.unique(copied_ops[(graph.colocation[copied_ops] < 0) & (graph.persistent_bytes[copied_ops] > 0)])
     group, group_names = add_single_groups(graph, lone, "copies of")
     return {"colocation": group[origin], "colocation_names": group_names}
 

@@ -120,8 +120,8 @@ class StateSearch:
             op = self.states.steps[k]
             ops.append(op)
             state &= ~self.states.makes[op]
-            cost, entered = self.settled[k], self.entered[k]
-            while entered[state] != cost[state]:
+            cost, entry_cost = self.settled[k], self.entered[k]
+            while entry_cost[state] != cost[state]:
                 state = self._undo_step(k, state, cost, ops)
         return np.array(ops[::-1], dtype=np.int64)
 

@@ -82,10 +82,10 @@ class TrainingGraph:
         if not isinstance(names_by_reason, Mapping):  # a file may have anything there
             return {}
         index = self.graph.index
-        named = [
+        reasons_by_name = [
             (name, str(why)) for why, names in names_by_reason.items() if isinstance(names, list) for name in names
         ]
-        return {index[name]: why for name, why in named if isinstance(name, str) and name in index}
+        return {index[name]: why for name, why in reasons_by_name if isinstance(name, str) and name in index}
 
     def obstacle(self, op: int) -> str:
         """Returns the reason why an op may not be computed again, as the end of a sentence; empty if it may."""
@@ -118,8 +118,8 @@ class TrainingGraph:
     def updates_read(self) -> dict[int, tuple[int, ...]]:
         """Op -> the updates that read the same variable, or the same value computed only from variables."""
         graph, updates_of_op = self.graph, dict[int, set[int]]()
-        shared = np.flatnonzero(self.setup[graph.tensor_producer])
-        for tensor in shared.tolist():
+        setup_tensors = np.flatnonzero(self.setup[graph.tensor_producer])
+        for tensor in setup_tensors.tolist():
             readers = graph.tensor_consumers(tensor)
             updates = set(readers[self.update[readers]].tolist())
             for op in readers.tolist() if updates else ():
