@@ -243,11 +243,11 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         _warn(
             f"{source} has no field 'num_experts_per_tok'; {sizes['experts_per_token']} experts per token are assumed"
         )
-    gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
-    if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
+    is_gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
+    if is_gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
     rotary = any(fields.get(name) is not None for name in ("rope_theta", "rope_parameters"))
-    if rotary or kind in ROTARY or gated or fields.get("position_embedding_type") == "rotary":
+    if rotary or kind in ROTARY or is_gated or fields.get("position_embedding_type") == "rotary":
         sizes["positions"] = 0
     if kind == "opt":
         sizes["positions"] += 2  # its table begins two rows later
@@ -267,9 +267,9 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     tied = fields.get("tie_word_embeddings")
     return Transformer(
         **sizes,
-        gated=gated,
-        bias=bool(fields.get("attention_bias", fields.get("bias", not gated))) and not fields.get("no_bias", False),
-        tied=kind in TIED_UNLESS_SAID or not (gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
+        gated=is_gated,
+        bias=bool(fields.get("attention_bias", fields.get("bias", not is_gated))) and not fields.get("no_bias", False),
+        tied=kind in TIED_UNLESS_SAID or not (is_gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
         causal=kind not in ENCODERS,
         dropout=any(fields.get(key) for key in _DROPOUTS),
         shared_feed_forward=_shared_width(fields, sizes, source),
@@ -349,8 +349,8 @@ def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: s
     if width is not None:
         return check_whole(f"{width} of {source}", fields[width])
     count = next((name for name in _SHARED_COUNTS if fields.get(name)), None)
-    shared = 0 if count is None else check_whole(f"{count} of {source}", fields[count], 0)
-    return shared * (sizes["expert_feed_forward"] or sizes["feed_forward"])
+    shared_experts = 0 if count is None else check_whole(f"{count} of {source}", fields[count], 0)
+    return shared_experts * (sizes["expert_feed_forward"] or sizes["feed_forward"])
 
 
 def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> tuple[int, int]:

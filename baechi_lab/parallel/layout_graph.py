@@ -116,8 +116,8 @@ class StepWriter:
                 self.table.add(op, "order", CONTROL_BYTES, [weight_op])
                 readers.append(weight_op)
             # A stage keeps the tensor that it receives, so a segment's saved input is not counted twice.
-            saved = segment.count * costs.saved_bytes
-            self.table.add(index, "saved", max(saved, 0), readers)
+            saved_bytes = segment.count * costs.saved_bytes
+            self.table.add(index, "saved", max(saved_bytes, 0), readers)
             self.backward[index] = tuple(readers)
             previous_op = op
 

@@ -416,13 +416,13 @@ class _Search:
                 self.callback(f"bounding layout {k + 1} of {len(layouts)}")
             outlines.append(self._bounded_row(layout))
         outlines.sort(key=lambda row: (not row.fits, row.lower_bound_us))
-        rows, best, simulated = [], float("inf"), 0
+        rows, best, simulated_count = [], float("inf"), 0
         for row in outlines:
-            needed = row.fits and (row.lower_bound_us < best or simulated < LEAST_SIMULATED)
-            if all_of_them or needed:
-                simulated += 1
+            is_needed = row.fits and (row.lower_bound_us < best or simulated_count < LEAST_SIMULATED)
+            if all_of_them or is_needed:
+                simulated_count += 1
                 self.callback(
-                    f"simulating layout {simulated}, best so far {best / 1e6:.4g} s"
+                    f"simulating layout {simulated_count}, best so far {best / 1e6:.4g} s"
                     if best < float("inf")
                     else "simulating"
                 )

@@ -100,19 +100,19 @@ class RankCosts:
             pass_times: the part's `pass_times`, if they are known.
         """
         forward, backward = pass_times or self.pass_times(part)
-        saved, transient = part.saved_bytes, part.transient_bytes
+        saved_bytes, transient_bytes = part.saved_bytes, part.transient_bytes
         if recompute == "full":
             recomputed_times = forward
             if self.layout.zero >= 2:  # PyTorch's checkpoints stop at the last product: no backward op reads its output
                 last_product = max(k for k, op in enumerate(part.forward) if op.op_type == "matmul")
                 recomputed_times = self._times(part.forward[:last_product])
             backward = backward.after(recomputed_times)
-            saved, transient = part.input_bytes, transient + part.saved_bytes
+            saved_bytes, transient_bytes = part.input_bytes, transient_bytes + part.saved_bytes
         elif recompute == "selective":
             attention_ops = [op for op in part.forward if not _ATTENTION.isdisjoint(op.name.split("/"))]
             backward = backward.after(self._times(attention_ops))
-            saved, transient = saved - part.attention_bytes, transient + part.attention_bytes
-        return PartCosts(part, *share_host(forward, backward), saved, transient)
+            saved_bytes, transient_bytes = saved_bytes - part.attention_bytes, transient_bytes + part.attention_bytes
+        return PartCosts(part, *share_host(forward, backward), saved_bytes, transient_bytes)
 
     def _times(self, ops: tuple[RankOp, ...] | list[RankOp]) -> PartTimes:
         return part_times(

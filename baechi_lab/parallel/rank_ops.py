@@ -125,7 +125,7 @@ class _PartWriter:
         self.tokens, self.hidden = tokens, hidden
         self.rows: list[tuple[RankOp, tuple[RankOp, ...]]] = []
         self.parameters = self.expert_parameters = 0
-        self.saved = 0
+        self.saved_bytes = 0
         self.attention_saved = 0
 
     def product(
@@ -136,12 +136,12 @@ class _PartWriter:
         columns: int,
         *,
         batch: int = 1,
-        saved: int | None = None,
+        saved_bytes: int | None = None,
         bias: bool = False,
         expert: bool = False,
         weights: bool = True,
     ) -> None:
-        """Adds a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved by default (`saved`).
+        """Adds a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved unless `saved_bytes` says less.
 
         With `weights=False` its parameters are counted elsewhere, such as those of a table that the embedding also has.
         """
@@ -150,7 +150,7 @@ class _PartWriter:
             self.expert_parameters += parameters
         else:
             self.parameters += parameters
-        self.saved += HALF * batch * rows * depth if saved is None else saved
+        self.saved_bytes += HALF * batch * rows * depth if saved_bytes is None else saved_bytes
         forward = _product(f"{self.name}/{label}", FORWARD, batch, rows, columns, depth, precision=self.products)
         data = _product(f"{self.name}/{label}/backward", INPUT, batch, rows, depth, columns, precision=self.products)
         weight = _product(f"{self.name}/{label}/weight", WEIGHT, batch, depth, columns, rows, FULL, self.products)
@@ -163,9 +163,9 @@ class _PartWriter:
         second = _product(f"{self.name}/{label}/backward2", INPUT, batch, columns, depth, rows)
         self.rows.append((forward, (first, second)))
 
-    def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
+    def move(self, label: str, elements: float, backward_elements: float | None = None, saved_bytes: int = 0) -> None:
         """Adds an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
-        self.saved += saved
+        self.saved_bytes += saved_bytes
         moved_elements = elements if backward_elements is None else backward_elements
         forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
         backward_kernel = Kernel(moved_bytes=HALF * moved_elements)
@@ -254,7 +254,7 @@ class _PartWriter:
             backward=tuple(ops + weights),
             parameters=self.parameters,
             expert_parameters=self.expert_parameters,
-            saved_bytes=int(self.saved),
+            saved_bytes=int(self.saved_bytes),
             input_bytes=input_bytes,
             output_bytes=output_bytes,
             transient_bytes=int(transient_bytes),
@@ -301,14 +301,17 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, storage
     rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     norm = hidden * (1 + model.bias)
     writer.parameters += norm
-    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
+    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
     _attention(writer, model, layout, batch, length, sequence_length, storage, rank_tokens)
     mask = rank_tokens * hidden if model.dropout else 0
     writer.move(
-        "add", 3 * rank_tokens * hidden + mask / 2, (rank_tokens * hidden + mask / 2) * (2 if mask else 1), saved=mask
+        "add",
+        3 * rank_tokens * hidden + mask / 2,
+        (rank_tokens * hidden + mask / 2) * (2 if mask else 1),
+        saved_bytes=mask,
     )
     writer.parameters += norm
-    writer.move("norm2", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
+    writer.move("norm2", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
     if experts:
         _experts(writer, model, layout, tokens, rank_tokens)
     else:
@@ -316,7 +319,10 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, storage
         _feed_forward(writer, model, tokens, -(-model.feed_forward // tp), "", saved_input=HALF * rank_tokens * hidden)
         writer.leave_tensor_parallel("down")
     writer.move(
-        "add2", 3 * rank_tokens * hidden + mask / 2, (rank_tokens * hidden + mask / 2) * (2 if mask else 1), saved=mask
+        "add2",
+        3 * rank_tokens * hidden + mask / 2,
+        (rank_tokens * hidden + mask / 2) * (2 if mask else 1),
+        saved_bytes=mask,
     )
     edge = HALF * rank_tokens * hidden
     width = max(2 * model.feed_forward // tp, 3 * model.heads * model.head_size // tp)
@@ -348,38 +354,38 @@ def _attention(
     if model.key_rank:
         rank = model.key_rank + model.rope_size
         if model.query_rank:
-            writer.product("query_down", tokens, hidden, model.query_rank, saved=saved_input)
-            writer.move("query_norm", 2 * tokens * model.query_rank, saved=HALF * tokens * model.query_rank)
+            writer.product("query_down", tokens, hidden, model.query_rank, saved_bytes=saved_input)
+            writer.move("query_norm", 2 * tokens * model.query_rank, saved_bytes=HALF * tokens * model.query_rank)
             writer.product("query_up", tokens, model.query_rank, heads * size)
         else:
-            writer.product("query", tokens, hidden, heads * size, saved=saved_input)
-        writer.product("key_down", tokens, hidden, rank, saved=0)
-        writer.move("key_norm", 2 * tokens * rank, saved=HALF * tokens * rank)
+            writer.product("query", tokens, hidden, heads * size, saved_bytes=saved_input)
+        writer.product("key_down", tokens, hidden, rank, saved_bytes=0)
+        writer.move("key_norm", 2 * tokens * rank, saved_bytes=HALF * tokens * rank)
         writer.product("key_up", tokens, model.key_rank, heads * (model.head_size + model.value_size))
         writer.move("rotary", 4 * tokens * heads * size)
         saved_elements = tokens * heads * (2 * size + model.value_size)
     else:
         width = (heads + 2 * kv_heads) * size
-        writer.product("qkv", tokens, hidden, width, bias=model.bias, saved=saved_input)
+        writer.product("qkv", tokens, hidden, width, bias=model.bias, saved_bytes=saved_input)
         writer.move("split", 2 * tokens * width)
         saved_elements = tokens * width
-    writer.saved += HALF * saved_elements
-    saved_before = writer.saved
+    writer.saved_bytes += HALF * saved_elements
+    saved_before = writer.saved_bytes
     if storage.flash_attention:
         writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.attended_share(keys))
-        writer.saved += FULL * tokens * heads
+        writer.saved_bytes += FULL * tokens * heads
     else:
         gathered_bytes = HALF * batch * keys * kv_heads * (size + model.value_size)
         writer.collective("all_gather", "cp", gathered_bytes, "attention/all_gather")
-        writer.saved += gathered_bytes - gathered_bytes // layout.cp
+        writer.saved_bytes += gathered_bytes - gathered_bytes // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
         _softmax(writer, batch * heads, length, keys, storage.torch_softmax)
         if model.dropout:
-            writer.move("dropout", 2.5 * scores, 2.5 * scores, saved=(HALF + 1) * scores)
+            writer.move("dropout", 2.5 * scores, 2.5 * scores, saved_bytes=(HALF + 1) * scores)
         writer.scores("context", batch * heads, length, model.value_size, keys)
         writer.move("merge_heads", 2 * tokens * heads * model.value_size)
-    writer.attention_saved = writer.saved - saved_before
+    writer.attention_saved = writer.saved_bytes - saved_before
     writer.product("out", tokens, heads * model.value_size, hidden, bias=model.bias)
     writer.leave_tensor_parallel("out")
 
@@ -388,7 +394,7 @@ def _softmax(writer: _PartWriter, heads: int, length: int, keys: int, in_torch: 
     """Adds the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step."""
     scores = heads * length * keys
     if heads % SOFTMAX_MULTIPLE == 0 and length % SOFTMAX_MULTIPLE == 0 and keys <= LONGEST_SOFTMAX:
-        writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
+        writer.move("softmax", 2 * scores, 3 * scores, saved_bytes=HALF * scores)
         return
     # elements of half precision, where those in float32 count twice
     if in_torch:
@@ -399,7 +405,7 @@ def _softmax(writer: _PartWriter, heads: int, length: int, keys: int, in_torch: 
         writer.move("softmax/scale", 4 * scores)
         writer.move("softmax/mask", 4 * scores)
         writer.move("softmax/exp", 4 * scores, 6 * scores)
-    writer.move("softmax/half", 3 * scores, saved=(HALF + FULL) * scores)
+    writer.move("softmax/half", 3 * scores, saved_bytes=(HALF + FULL) * scores)
 
 
 def _feed_forward(
@@ -407,9 +413,9 @@ def _feed_forward(
 ) -> None:
     """Adds the layers of a feed-forward part of inner `width`: up (two of them if gated), activation, and down."""
     up = 2 if model.gated else 1
-    writer.product(f"{label}up", rows, model.hidden, up * width, saved=saved_input, bias=model.bias)
+    writer.product(f"{label}up", rows, model.hidden, up * width, saved_bytes=saved_input, bias=model.bias)
     writer.move(
-        f"{label}activation", (up + 1) * rows * width, (2 * up + 1) * rows * width, saved=HALF * up * rows * width
+        f"{label}activation", (up + 1) * rows * width, (2 * up + 1) * rows * width, saved_bytes=HALF * up * rows * width
     )
     writer.product(f"{label}down", rows, width, model.hidden, bias=model.bias)
 
@@ -419,7 +425,7 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
     hidden, ep, tp = model.hidden, layout.ep, layout.tp
     local_experts = max(model.experts // ep, 1)
     # Rows of a rank before its tensor-parallel ranks gather their tokens, and after.
-    routed, gathered = rank_tokens * model.experts_per_token, tokens * model.experts_per_token
+    routed_tokens, gathered_tokens = rank_tokens * model.experts_per_token, tokens * model.experts_per_token
     if model.shared_feed_forward:
         writer.enter_tensor_parallel("shared")
         _feed_forward(
@@ -431,26 +437,26 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
             saved_input=HALF * rank_tokens * hidden,
         )
         writer.leave_tensor_parallel("shared_down")
-    writer.product("router", rank_tokens, hidden, model.experts, saved=FULL * rank_tokens * hidden)
-    writer.move("top_k", 4 * rank_tokens * model.experts, saved=FULL * rank_tokens * model.experts)
-    writer.move("dispatch", 2 * routed * hidden)
-    writer.collective("all_to_all", "ep", HALF * routed * hidden, "dispatch/all_to_all")
+    writer.product("router", rank_tokens, hidden, model.experts, saved_bytes=FULL * rank_tokens * hidden)
+    writer.move("top_k", 4 * rank_tokens * model.experts, saved_bytes=FULL * rank_tokens * model.experts)
+    writer.move("dispatch", 2 * routed_tokens * hidden)
+    writer.collective("all_to_all", "ep", HALF * routed_tokens * hidden, "dispatch/all_to_all")
     writer.enter_tensor_parallel("experts", model.experts_per_token)
-    rows, width = -(-gathered // local_experts), -(-model.expert_feed_forward // tp)
+    rows, width = -(-gathered_tokens // local_experts), -(-model.expert_feed_forward // tp)
     up = 2 if model.gated else 1
-    writer.move("permute", 2 * gathered * hidden)
+    writer.move("permute", 2 * gathered_tokens * hidden)
     writer.product("experts_up", rows, hidden, up * width, batch=local_experts, expert=True)
     writer.move(
         "experts_activation",
-        (up + 1) * gathered * width,
-        (2 * up + 1) * gathered * width,
-        saved=HALF * up * gathered * width,
+        (up + 1) * gathered_tokens * width,
+        (2 * up + 1) * gathered_tokens * width,
+        saved_bytes=HALF * up * gathered_tokens * width,
     )
     writer.product("experts_down", rows, width, hidden, batch=local_experts, expert=True)
-    writer.move("unpermute", 2 * gathered * hidden)
+    writer.move("unpermute", 2 * gathered_tokens * hidden)
     writer.leave_tensor_parallel("experts", model.experts_per_token)
-    writer.collective("all_to_all", "ep", HALF * routed * hidden, "combine/all_to_all")
-    writer.move("combine", (routed + rank_tokens) * hidden)
+    writer.collective("all_to_all", "ep", HALF * routed_tokens * hidden, "combine/all_to_all")
+    writer.move("combine", (routed_tokens + rank_tokens) * hidden)
 
 
 def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> Part:
@@ -461,7 +467,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
     rows = model.vocabulary_share(tp)
     rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += rows * width + model.positions * hidden
-    writer.move("lookup", 2 * tokens * width, 2 * tokens * width + 2 * rows * width, saved=8 * tokens)
+    writer.move("lookup", 2 * tokens * width, 2 * tokens * width + 2 * rows * width, saved_bytes=8 * tokens)
     writer.leave_tensor_parallel("lookup")
     if model.projection_parameters:
         writer.product("project", rank_tokens, width, hidden)
@@ -470,7 +476,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
             "positions",
             3 * rank_tokens * hidden,
             2 * rank_tokens * hidden,
-            saved=rank_tokens * hidden if model.dropout else 0,
+            saved_bytes=rank_tokens * hidden if model.dropout else 0,
         )
     edge = HALF * rank_tokens * hidden
     return writer.part(0, edge, HALF * tokens * hidden)
@@ -484,14 +490,14 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, storage:
     columns = model.vocabulary_share(tp)
     rank_tokens = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += hidden * (1 + model.bias)
-    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved=HALF * rank_tokens * hidden)
+    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
     if model.projection_parameters:
         writer.product("project", rank_tokens, hidden, width)
     writer.enter_tensor_parallel("logits")
-    writer.product("logits", tokens, width, columns, saved=HALF * rank_tokens * width, weights=False)
+    writer.product("logits", tokens, width, columns, saved_bytes=HALF * rank_tokens * width, weights=False)
     passes = LOSS_PASSES[storage.fused_loss] * FULL / HALF * tokens * columns
     logits = tokens * columns
-    writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if storage.fused_loss else FULL * logits)
+    writer.move("loss", passes * 0.6, passes * 0.4, saved_bytes=HALF * logits if storage.fused_loss else FULL * logits)
     if tp > 1:
         reduction = RankOp("head/loss/all_reduce", "all_reduce", axis="tp", message_bytes=3 * FULL * tokens)
         writer.rows.append((reduction, ()))

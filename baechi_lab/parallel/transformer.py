@@ -158,8 +158,8 @@ class Transformer(Params):
     def expert_layer_parameters(self) -> int:
         """Parameters of a layer with experts."""
         experts = self.experts * self.feed_forward_parameters(self.expert_feed_forward) + self.experts * self.hidden
-        shared = self.feed_forward_parameters(self.shared_feed_forward) if self.shared_feed_forward else 0
-        return self.attention_parameters + experts + shared + self.hidden * (1 + self.bias)
+        shared_parameters = self.feed_forward_parameters(self.shared_feed_forward) if self.shared_feed_forward else 0
+        return self.attention_parameters + experts + shared_parameters + self.hidden * (1 + self.bias)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward part of that layer is a mixture of experts."""
@@ -175,8 +175,8 @@ class Transformer(Params):
         if not self.causal:
             return 1.0
         looked_back = min(self.window / length, 1.0) if self.windowed_layers else 1.0
-        windowed = self.windowed_layers / self.layers
-        return windowed * looked_back * (1 - looked_back / 2) + (1 - windowed) * 0.5
+        windowed_share = self.windowed_layers / self.layers
+        return windowed_share * looked_back * (1 - looked_back / 2) + (1 - windowed_share) * 0.5
 
     @property
     def projection_parameters(self) -> int:
