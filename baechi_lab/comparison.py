@@ -276,13 +276,15 @@ def _make_placers(
         if isinstance(entry, str) or (isinstance(entry, tuple) and len(entry) == 2):
             name, placer_params = (entry, {}) if isinstance(entry, str) else entry
             placer_fields = placer_class(name).__dataclass_fields__
-            shared = {key: value for key, value in common.items() if key in placer_fields}
+            common_params = {key: value for key, value in common.items() if key in placer_fields}
             pipeline_params = pipeline_parameters(name, pipeline)
             if not isinstance(params.get(name, {}), Mapping):
                 raise InvalidInput(
                     f"params of {name!r} is {in_short(params[name])}; it must be a mapping of its parameters"
                 )
-            objects.append(make_placer(name, **{**pipeline_params, **shared, **params.get(name, {}), **placer_params}))
+            objects.append(
+                make_placer(name, **{**pipeline_params, **common_params, **params.get(name, {}), **placer_params})
+            )
         else:
             objects.append(make_placer(entry))
     # A seed or time limit may be given whether or not one of these placers has a use for it.
@@ -328,7 +330,7 @@ def _compile_kernels(placer: Placer) -> None:
 
 def _simulate_row(
     graph: OpGraph,
-    prepared: OpGraph,
+    prepared_graph: OpGraph,
     cluster: Cluster,
     placer: Placer,
     scheduler: SchedulerOption | None,
@@ -336,13 +338,13 @@ def _simulate_row(
     optimize: Optimize,
     memo: Memo,
 ) -> tuple[dict[str, Any], Placement | None]:
-    """Places `prepared` or smaller groups, simulates `graph`; returns the columns of its row and the placement, if any."""
+    """Places `prepared_graph` or smaller groups, simulates `graph`; returns the columns of its row and the placement, if any."""
     from .placers import place
     from .simulator import simulate
 
     try:
         _, placement = place_in_groups(
-            graph, prepared, cluster, optimize, lambda groups, devices: place(groups, devices, placer), memo
+            graph, prepared_graph, cluster, optimize, lambda groups, devices: place(groups, devices, placer), memo
         )
         if placement.interrupted:  # an anytime placer takes Ctrl-C for the end of its search
             raise KeyboardInterrupt

@@ -64,16 +64,16 @@ def measure_rows(
                     continue
                 count = (steps + round_index) // rounds
                 try:
-                    completed: Run | NativeRun
-                    completed = native_runners[row](count) if row in native_runners else run(placements[row], count)
+                    run_of_row: Run | NativeRun
+                    run_of_row = native_runners[row](count) if row in native_runners else run(placements[row], count)
                 except BaechiLabError as error:
                     error_of_row[row] = str(error)
                     continue
-                seconds[row].append(completed.step_seconds)
-                if isinstance(completed, Run) and completed.timeline is not None and row not in memory_columns:
-                    memory_columns[row] = memory_of(completed.timeline, "measured_")
-                if completed.status != "ok":
-                    error_of_row[row] = completed.message or completed.status
+                seconds[row].append(run_of_row.step_seconds)
+                if isinstance(run_of_row, Run) and run_of_row.timeline is not None and row not in memory_columns:
+                    memory_columns[row] = memory_of(run_of_row.timeline, "measured_")
+                if run_of_row.status != "ok":
+                    error_of_row[row] = run_of_row.message or run_of_row.status
     return {row: _time_columns(seconds[row], error_of_row.get(row, "")) | memory_columns.get(row, {}) for row in rows}
 
 
@@ -134,7 +134,7 @@ class _Runner:
     def __enter__(self) -> _Runner:
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._close()
 
 

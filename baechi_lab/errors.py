@@ -74,12 +74,12 @@ class UnknownNameError(InvalidInput):
         lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5) if isinstance(name, str) else []
         hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-        listed, unlisted_count = names, ""
+        listed_names, unlisted_count = names, ""
         if len(names) > MOST_LISTED_NAMES:
             nearest = difflib.get_close_matches(in_short(name, 80).lower(), lower, n=MOST_LISTED_NAMES, cutoff=0.0)
-            listed = sorted(lower[near_name] for near_name in nearest)
-            unlisted_count = f" and {len(names) - len(listed)} more"
-        return cls(f"unknown {kind} {in_short(name, 80)}{hint} (known: {', '.join(listed)}{unlisted_count})")
+            listed_names = sorted(lower[near_name] for near_name in nearest)
+            unlisted_count = f" and {len(names) - len(listed_names)} more"
+        return cls(f"unknown {kind} {in_short(name, 80)}{hint} (known: {', '.join(listed_names)}{unlisted_count})")
 
 
 class InfeasiblePlacement(BaechiLabError):

@@ -46,10 +46,10 @@ def require_framework(name: str, purpose: str) -> None:
     if sys.modules.get(name) is not None:
         return
     try:
-        installed = find_spec(name) is not None
+        is_installed = find_spec(name) is not None
     except ImportError:  # an import hook rejects it
-        installed = False
-    if not installed:
+        is_installed = False
+    if not is_installed:
         raise MissingPackage.of(name, name, purpose)
 
 

@@ -275,8 +275,8 @@ class _Digester:
                 raise Unidentified(description)
             yield from ("global", module, reduction, version_of(module))
             return
-        padded = [*reduction, None, None, None]
-        made_by, arguments, state, list_items, items = padded[:5]
+        padded_reduction = [*reduction, None, None, None]
+        made_by, arguments, state, list_items, items = padded_reduction[:5]
         if isinstance(state, dict):
             state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
         yield from ("object", self.of(kind), *self.each([made_by, arguments, state]))

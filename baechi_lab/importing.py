@@ -21,12 +21,12 @@ def without_modules(*names: str) -> Iterator[None]:
     Traceback (most recent call last):
     ModuleNotFoundError: import of antigravity halted; None in sys.modules
     """
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # what Python documents as "not importable"
+    hidden_modules = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden_modules))  # type: ignore[arg-type]  # what Python documents as "not importable"
     try:
         yield
     finally:
-        for name in hidden:
+        for name in hidden_modules:
             if sys.modules[name] is None:
                 del sys.modules[name]
 
@@ -63,10 +63,10 @@ def in_existing_folder() -> Iterator[None]:
     else:
         yield
         return
-    deleted = os.open(os.curdir, os.O_RDONLY)
+    deleted_folder = os.open(os.curdir, os.O_RDONLY)
     os.chdir(os.sep)
     try:
         yield
     finally:
-        os.fchdir(deleted)
-        os.close(deleted)
+        os.fchdir(deleted_folder)
+        os.close(deleted_folder)

@@ -17,7 +17,7 @@ from typing import Any
 PACKAGE = Path(__file__).parent
 """The folder of this package. Calls in it warn of a user's step, not of a mistake in the calling code."""
 
-_collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None)
+_collected_messages: ContextVar[list[str] | None] = ContextVar("_collected", default=None)
 _notes: ContextVar[list[str] | None] = ContextVar("_notes", default=None)
 
 
@@ -34,7 +34,7 @@ def outer_stacklevel() -> int:
 
 def warn(message: str, stacklevel: int) -> None:
     """Warns as `warnings.warn` does, unless a caller in this thread collects the messages."""
-    messages = _collected.get()
+    messages = _collected_messages.get()
     if messages is None:
         warnings.warn(message, stacklevel=stacklevel + 1)
     else:
@@ -51,11 +51,11 @@ def collected_warnings() -> Iterator[list[str]]:
     ['recomputing saves nothing here']
     """
     messages: list[str] = []
-    token = _collected.set(messages)
+    token = _collected_messages.set(messages)
     try:
         yield messages
     finally:
-        _collected.reset(token)
+        _collected_messages.reset(token)
 
 
 def is_note(category: type[Warning], filename: str) -> bool:

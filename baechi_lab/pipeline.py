@@ -124,15 +124,15 @@ class Pipeline:
             warnings.warn("again= is deprecated; use recompute=", DeprecationWarning, stacklevel=2)
             recompute = again
         step = self._check_subject(subject, cluster, recompute)
-        recomputed: list[str] = []
+        recomputed_stages: list[str] = []
 
         def run_stage(slot: str, *inputs: object, otherwise: object = None) -> Any:
             stage = _bounds if slot == "bounds" else self.stages.get(slot)
             if stage is None:
                 return otherwise
-            value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in recompute)
-            if computed:
-                recomputed.append(slot)
+            value, is_computed = self.memo.recall(slot, stage, *inputs, fresh=slot in recompute)
+            if is_computed:
+                recomputed_stages.append(slot)
             return value
 
         def place(groups: OpGraph, devices: Cluster) -> Placement | None:
@@ -149,7 +149,7 @@ class Pipeline:
         timeline = run_stage("simulate", coarse if on_coarse else graph, cluster, placement)
         bounds = run_stage("bounds", graph, cluster)
         run = run_stage("execute", step, placement)
-        return Result(graph, coarse, placement, timeline, bounds, run, tuple(recomputed))
+        return Result(graph, coarse, placement, timeline, bounds, run, tuple(recomputed_stages))
 
     def _check_subject(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
         """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""
@@ -179,8 +179,8 @@ class Pipeline:
         return cls(**{stage.slot: stage}, memo=None) if isinstance(stage, Stage) else cls() | stage
 
     def __or__(self, other: Callable[..., object]) -> Pipeline:
-        filled = [SLOTS.index(s) for s in self.stages]
-        after = max(filled, default=-1)
+        filled_slots = [SLOTS.index(s) for s in self.stages]
+        after = max(filled_slots, default=-1)
         added_stages = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
         for slot in added_stages:
             if SLOTS.index(slot) <= after:

@@ -245,14 +245,14 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed_graph: OpGraph, clu
         graph, placed_graph: the graph, and the one that was placed: itself, or its groups.
         cluster: the devices.
     """
-    divided = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
+    divided_rows = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
     well_divided = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
     is_well_divided = bool((well_divided & table["feasible"].astype(bool)).any())
     group_note = "" if is_well_divided else note_on_groups(graph, placed_graph, cluster)
     notes = [group_note] if group_note else []
-    if len(divided) == 0 or cluster.n == 1:
+    if len(divided_rows) == 0 or cluster.n == 1:
         return tuple(notes)
-    best_us, one_device_us = float(divided["makespan_us"].min()), float(divided["one_device_us"].iloc[0])
+    best_us, one_device_us = float(divided_rows["makespan_us"].min()), float(divided_rows["one_device_us"].iloc[0])
     if not math.isnan(one_device_us) and best_us > SLOWER * one_device_us:
         advice = (
             "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed_graph is graph else ""
@@ -262,7 +262,7 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed_graph: OpGraph, clu
             f"{against_one_device(best_us, one_device_us)}{advice}"
         )
     elif best_us > (1 - AT_THE_BOUND) * one_device_us and not group_note:
-        proof = ": by the lower bound, none can be" if float(divided["gap"].min()) < AT_THE_BOUND else ""
+        proof = ": by the lower bound, none can be" if float(divided_rows["gap"].min()) < AT_THE_BOUND else ""
         notes.append(f"no placement here is faster than one device, which takes {format_us(one_device_us)}{proof}")
     return tuple(notes)
 
