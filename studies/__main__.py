@@ -15,12 +15,12 @@ def main() -> None:
     parser.add_argument("table", choices=("table3", "table4"))
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the stored profiles")
     parser.add_argument("--comm", default="sequential", help="parallel, sequential or duplex")
-    given = parser.parse_args()
-    paper, memory = (TABLE_3, "8GB") if given.table == "table3" else (TABLE_4, "2.4GB")
-    cluster = paper_cluster(memory, given.comm)
-    found = {name: outcomes(stored(name, given.data), cluster) for name in paper}
-    print(step_table(found, paper).to_string(), end="\n\n")
-    print(ratio_table(found, paper, "single" if given.table == "table3" else "m-etf").to_string())
+    options = parser.parse_args()
+    paper, memory = (TABLE_3, "8GB") if options.table == "table3" else (TABLE_4, "2.4GB")
+    cluster = paper_cluster(memory, options.comm)
+    outcomes_by_model = {name: outcomes(stored(name, options.data), cluster) for name in paper}
+    print(step_table(outcomes_by_model, paper).to_string(), end="\n\n")
+    print(ratio_table(outcomes_by_model, paper, "single" if options.table == "table3" else "m-etf").to_string())
 
 
 if __name__ == "__main__":

@@ -41,46 +41,48 @@ def random_instance(rng: np.random.Generator) -> Instance:
     )
 
 
-def neighbour(now: Instance, rng: np.random.Generator) -> Instance:
-    """`now` with one thing changed."""
-    what, n = int(rng.integers(0, 8)), len(now.durations)
-    if what <= 1:
-        values = list(now.durations)
+def neighbour(instance: Instance, rng: np.random.Generator) -> Instance:
+    """`instance` with one thing changed."""
+    change, n = int(rng.integers(0, 8)), len(instance.durations)
+    if change <= 1:
+        values = list(instance.durations)
         values[int(rng.integers(0, n))] = int(rng.integers(SHORTEST, LONGEST + 1))
-        return replace(now, durations=tuple(values))
-    if what <= 3 and now.edges:
-        k = int(rng.integers(0, len(now.edges)))
-        i, j, _ = now.edges[k]
-        return replace(now, edges=(*now.edges[:k], (i, j, int(rng.integers(0, LARGEST + 1))), *now.edges[k + 1 :]))
-    if what == 4 and now.edges:
-        k = int(rng.integers(0, len(now.edges)))
-        return replace(now, edges=now.edges[:k] + now.edges[k + 1 :])
-    if what <= 5:
+        return replace(instance, durations=tuple(values))
+    if change <= 3 and instance.edges:
+        k = int(rng.integers(0, len(instance.edges)))
+        i, j, _ = instance.edges[k]
+        return replace(
+            instance, edges=(*instance.edges[:k], (i, j, int(rng.integers(0, LARGEST + 1))), *instance.edges[k + 1 :])
+        )
+    if change == 4 and instance.edges:
+        k = int(rng.integers(0, len(instance.edges)))
+        return replace(instance, edges=instance.edges[:k] + instance.edges[k + 1 :])
+    if change <= 5:
         i, j = sorted(rng.choice(n, 2, replace=False).tolist())
-        kept = tuple(e for e in now.edges if e[:2] != (i, j))
-        return replace(now, edges=tuple(sorted((*kept, (i, j, int(rng.integers(0, LARGEST + 1)))))))
-    if what == 6:
-        speeds = list(now.speeds)
+        other_edges = tuple(e for e in instance.edges if e[:2] != (i, j))
+        return replace(instance, edges=tuple(sorted((*other_edges, (i, j, int(rng.integers(0, LARGEST + 1)))))))
+    if change == 6:
+        speeds = list(instance.speeds)
         speeds[int(rng.integers(0, len(speeds)))] = float(rng.choice(SPEEDS))
-        return replace(now, speeds=tuple(speeds))
-    return replace(now, us_per_byte=float(rng.choice(US_PER_BYTE)))
+        return replace(instance, speeds=tuple(speeds))
+    return replace(instance, us_per_byte=float(rng.choice(US_PER_BYTE)))
 
 
-def search(attacked: str, other: str, steps: int, seed: int, restarts: int = 3) -> tuple[float, Instance]:
-    """The worst instance found for `attacked` against `other`, with its ratio."""
+def search(attacked_placer: str, other_placer: str, steps: int, seed: int, restarts: int = 3) -> tuple[float, Instance]:
+    """The worst instance found for `attacked_placer` against `other_placer`, with its ratio."""
     best, worst = 0.0, None
-    for turn in range(restarts):
-        rng = np.random.default_rng([seed, PLACERS.index(attacked), PLACERS.index(other), turn])
-        now = random_instance(rng)
-        value = ratio(now, attacked, other)
+    for restart in range(restarts):
+        rng = np.random.default_rng([seed, PLACERS.index(attacked_placer), PLACERS.index(other_placer), restart])
+        instance = random_instance(rng)
+        value = ratio(instance, attacked_placer, other_placer)
         for step in range(steps // restarts):
-            tried = neighbour(now, rng)
-            new = ratio(tried, attacked, other)
+            candidate = neighbour(instance, rng)
+            new_value = ratio(candidate, attacked_placer, other_placer)
             heat = 0.15 * (1 - step * restarts / steps) + 1e-6
-            if new >= value or rng.random() < math.exp((new - value) / heat):
-                now, value = tried, new
+            if new_value >= value or rng.random() < math.exp((new_value - value) / heat):
+                instance, value = candidate, new_value
             if value > best:
-                best, worst = value, now
+                best, worst = value, instance
     if worst is None:
         raise InvalidInput(f"steps is {steps}; the search needs at least one step per restart ({restarts})")
     return best, worst
@@ -92,20 +94,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1500, help="placements of both placers per pair")
     parser.add_argument("--store", type=Path, help="JSON file to write")
-    given = parser.parse_args(arguments)
-    found = []
-    for attacked in PLACERS:
-        for other in PLACERS:
-            if attacked != other:
-                value, worst = search(attacked, other, given.steps, given.seed)
-                found.append({
-                    "attacked": attacked, "other": other, "ratio": value, "durations": worst.durations,
-                    "edges": worst.edges, "speeds": worst.speeds, "us_per_byte": worst.us_per_byte,
-                })  # fmt: skip
-                print(f"{attacked} is {value:.2f} times as long as {other}")
-    if given.store is not None:
-        command = f"python -m studies.attack --seed {given.seed} --steps {given.steps} --store FILE"
-        store(given.store, command, seed=given.seed, steps=given.steps, pairs=found)
+    options = parser.parse_args(arguments)
+    pairs = []
+    for attacked_placer in PLACERS:
+        for other_placer in PLACERS:
+            if attacked_placer != other_placer:
+                value, worst = search(attacked_placer, other_placer, options.steps, options.seed)
+                pairs.append(
+                    {
+                        "attacked": attacked_placer,
+                        "other": other_placer,
+                        "ratio": value,
+                        "durations": worst.durations,
+                        "edges": worst.edges,
+                        "speeds": worst.speeds,
+                        "us_per_byte": worst.us_per_byte,
+                    }
+                )
+                print(f"{attacked_placer} is {value:.2f} times as long as {other_placer}")
+    if options.store is not None:
+        command = f"python -m studies.attack --seed {options.seed} --steps {options.steps} --store FILE"
+        store(options.store, command, seed=options.seed, steps=options.steps, pairs=pairs)
 
 
 if __name__ == "__main__":

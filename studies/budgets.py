@@ -41,9 +41,9 @@ def skipping(ops: int, span: int = SPAN, seed: int = 0) -> OpGraph:
 def measure(graph: OpGraph, shares: Sequence[float], time_limit: float) -> Iterator[dict[str, Any]]:
     """A row per budget; work is told as a part of the step."""
     plans, step_us = RecomputePlans(graph), float(graph.duration_us.sum())
-    most = plans.peak(plans.simple_plans[0])
+    peak_bytes = plans.peak(plans.simple_plans[0])
     for share in shares:
-        budget = int(plans.least_bytes + share * (most - plans.least_bytes))
+        budget = int(plans.least_bytes + share * (peak_bytes - plans.least_bytes))
         fits = [plans.best_of_chain(table, budget) for table in plans.chains]
         row: dict[str, Any] = {
             "ops": plans.groups.count,
@@ -59,15 +59,17 @@ def measure(graph: OpGraph, shares: Sequence[float], time_limit: float) -> Itera
         yield row
 
 
-def _part(runs: OpSequence | None, step_us: float) -> float | None:
-    return None if runs is None else round(runs.work_us / step_us, 5)
+def _part(sequence: OpSequence | None, step_us: float) -> float | None:
+    return None if sequence is None else round(sequence.work_us / step_us, 5)
 
 
-def _row(solved: ProgramPlan, step_us: float) -> dict[str, Any]:
+def _row(program_plan: ProgramPlan, step_us: float) -> dict[str, Any]:
     return {
-        "repeated": _part(solved.plan, step_us), "bound": round(solved.bound_us / step_us, 5),
-        "status": solved.status, "seconds": round(solved.seconds, 1),
-    }  # fmt: skip
+        "repeated": _part(program_plan.plan, step_us),
+        "bound": round(program_plan.bound_us / step_us, 5),
+        "status": program_plan.status,
+        "seconds": round(program_plan.seconds, 1),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of each solution")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", type=Path, help="JSON file to write")
-    given, rows = parser.parse_args(arguments), []  # type: argparse.Namespace, list[dict[str, Any]]
-    command = f"python -m studies.budgets --seconds {given.seconds:g} --seed {given.seed}"
-    for ops in given.ops:
-        for row in measure(skipping(ops, seed=given.seed), SHARES, given.seconds):
+    options, rows = parser.parse_args(arguments), []  # type: argparse.Namespace, list[dict[str, Any]]
+    command = f"python -m studies.budgets --seconds {options.seconds:g} --seed {options.seed}"
+    for ops in options.ops:
+        for row in measure(skipping(ops, seed=options.seed), SHARES, options.seconds):
             rows.append(row)
             print(row, flush=True)
-            if given.store is not None:
-                store(given.store, f"{command} --store FILE", seed=given.seed, seconds=given.seconds, rows=rows)
+            if options.store is not None:
+                store(options.store, f"{command} --store FILE", seed=options.seed, seconds=options.seconds, rows=rows)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def draw(network: OpGraph, seed: int, memory: float | None = 5.0, bandwidth: flo
     share = rng.uniform(0.5, 1.5, DEVICES) * graph.tensor_bytes.sum() / DEVICES
     largest = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
     largest += np.bincount(graph.consumers, graph.tensor_bytes[graph.edge_tensor], graph.n)
-    room = np.full(DEVICES, 1e15) if memory is None else np.maximum(memory * share, 3 * largest.max())
-    devices = tuple(Device(f"device {d}", "device", int(room[d]), float(speed[d])) for d in range(DEVICES))
+    memory_bytes = np.full(DEVICES, 1e15) if memory is None else np.maximum(memory * share, 3 * largest.max())
+    devices = tuple(Device(f"device {d}", "device", int(memory_bytes[d]), float(speed[d])) for d in range(DEVICES))
     links = [[Link.from_bandwidth(float(r)) for r in row] for row in rate]
     return graph, Cluster(devices, links, comm="parallel")
 
@@ -71,17 +71,21 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 def winners(rows: pd.DataFrame) -> pd.DataFrame:
     """Per network the best and the worst combination, and how many times as fast as `hash` + `fifo` others are."""
     mean = rows.groupby(["network", "partitioner", "scheduler"])["time"].mean()
-    found = []
+    result_rows = []
     for name in rows["network"].unique():
         of = mean[name]
         best = of.idxmin()
-        found.append({
-            "network": name, "worst": " + ".join(of.idxmax()), "best": " + ".join(best),
-            "hash+fifo / best": of["hash", "fifo"] / of[best],
-            "hash+fifo / critical-path+pct": of["hash", "fifo"] / of["critical-path", "pct"],
-            "pct best scheduler for": sum(of[p].idxmin() == "pct" for p in PARTITIONERS),
-        })  # fmt: skip
-    return pd.DataFrame(found).set_index("network")
+        result_rows.append(
+            {
+                "network": name,
+                "worst": " + ".join(of.idxmax()),
+                "best": " + ".join(best),
+                "hash+fifo / best": of["hash", "fifo"] / of[best],
+                "hash+fifo / critical-path+pct": of["hash", "fifo"] / of["critical-path", "pct"],
+                "pct best scheduler for": sum(of[p].idxmin() == "pct" for p in PARTITIONERS),
+            }
+        )
+    return pd.DataFrame(result_rows).set_index("network")
 
 
 def figure_3(rows: pd.DataFrame) -> go.Figure:
@@ -94,9 +98,16 @@ def figure_3(rows: pd.DataFrame) -> go.Figure:
             group = of[of["scheduler"] == scheduler].groupby("partitioner")["time"]
             mean, deviation = group.mean()[list(PARTITIONERS)], group.std()[list(PARTITIONERS)]
             figure.add_bar(
-                x=PARTITIONERS, y=mean, error_y={"array": deviation, "color": "gray"}, name=scheduler, col=column, row=1,
-                marker_color=COLORS[scheduler], legendgroup=scheduler, showlegend=column == 1,
-            )  # fmt: skip
+                x=PARTITIONERS,
+                y=mean,
+                error_y={"array": deviation, "color": "gray"},
+                name=scheduler,
+                col=column,
+                row=1,
+                marker_color=COLORS[scheduler],
+                legendgroup=scheduler,
+                showlegend=column == 1,
+            )
         figure.add_hline(y=of["bound"].mean(), line={"dash": "dash", "color": LIMIT, "width": 1}, col=column, row=1)
     figure.update_yaxes(title_text="time units per step, simulated", rangemode="tozero", col=1)
     figure.update_yaxes(rangemode="tozero")
@@ -117,10 +128,23 @@ def ten_tasks() -> tuple[OpGraph, Cluster]:
         "P3": [9, 18, 19, 17, 10, 9, 11, 14, 20, 16],
     }
     edges = [
-        (1, 2, 18), (1, 3, 12), (1, 4, 9), (1, 5, 11), (1, 6, 14), (2, 8, 19), (2, 9, 16), (3, 7, 23), (4, 8, 27),
-        (4, 9, 23), (5, 9, 13), (6, 8, 15), (7, 10, 17), (8, 10, 11), (9, 10, 13),
-    ]  # fmt: skip
+        (1, 2, 18),
+        (1, 3, 12),
+        (1, 4, 9),
+        (1, 5, 11),
+        (1, 6, 14),
+        (2, 8, 19),
+        (2, 9, 16),
+        (3, 7, 23),
+        (4, 8, 27),
+        (4, 9, 23),
+        (5, 9, 13),
+        (6, 8, 15),
+        (7, 10, 17),
+        (8, 10, 11),
+        (9, 10, 13),
+    ]
     names = [f"t{i}" for i in range(1, 11)]
-    moved = [(a - 1, b - 1, size) for a, b, size in edges]
-    graph = OpGraph.from_edges(cost["P1"], moved, names=names, duration_by_kind=cost)
+    numbered_edges = [(a - 1, b - 1, size) for a, b, size in edges]
+    graph = OpGraph.from_edges(cost["P1"], numbered_edges, names=names, duration_by_kind=cost)
     return graph, Cluster(tuple(Device(p, p, 1 << 30) for p in cost), Link(0.0, 1.0), comm="parallel")

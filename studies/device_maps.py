@@ -28,8 +28,11 @@ from baechi_lab.simulator import simulate
 from studies.results import result, store
 
 PLACERS: dict[str, dict[str, Any]] = {
-    "auto": {}, "contiguous": {}, "m-sct": {}, "search": {"time_limit": None, "evaluations": 5000, "seed": 0},
-}  # fmt: skip
+    "auto": {},
+    "contiguous": {},
+    "m-sct": {},
+    "search": {"time_limit": None, "evaluations": 5000, "seed": 0},
+}
 QUICK: dict[str, dict[str, Any]] = {"contiguous": {}, "m-sct": {}}
 """Placers for small steps whose durations were measured: what they gain is within what durations vary."""
 PCIE = Link(10.0, 1 / 25_000)
@@ -67,11 +70,17 @@ SMALL_STEPS: dict[str, dict[str, Any]] = {
 }
 """Training steps of `bl.torch.models` that run here in milliseconds: their sizes."""
 MEASURED = (
-    ("bert", (0.8, 0.8)), ("bert", (0.9, 0.5)), ("bert", (0.6, 0.6, 0.6)),
-    ("gnmt", (0.8, 0.8)), ("gnmt", (0.9, 0.6)),
-    ("resnet50", (0.8, 0.8)), ("resnet50", (0.7, 0.6, 0.5)),
-    ("transformer", (0.8, 0.8)), ("transformer", (0.9, 0.5)), ("transformer", (0.7, 0.5, 0.5)),
-)  # fmt: skip
+    ("bert", (0.8, 0.8)),
+    ("bert", (0.9, 0.5)),
+    ("bert", (0.6, 0.6, 0.6)),
+    ("gnmt", (0.8, 0.8)),
+    ("gnmt", (0.9, 0.6)),
+    ("resnet50", (0.8, 0.8)),
+    ("resnet50", (0.7, 0.6, 0.5)),
+    ("transformer", (0.8, 0.8)),
+    ("transformer", (0.9, 0.5)),
+    ("transformer", (0.7, 0.5, 0.5)),
+)
 """What is run: a step, and what each device holds in shares of the step's peak on one device."""
 
 
@@ -86,25 +95,29 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
 
     tokens = {"input_ids": torch.zeros((4, 256), dtype=torch.long, device="meta")}
     small: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16}
-    made: dict[str, Any] = {
+    builders: dict[str, Any] = {
         "bert": lambda: (hf.BertModel, hf.BertConfig(**small, intermediate_size=4096), tokens),
         "gpt2": lambda: (hf.GPT2LMHeadModel, hf.GPT2Config(n_embd=1024, n_layer=12, n_head=16), tokens),
         "llama": lambda: (hf.LlamaForCausalLM, hf.LlamaConfig(**small, intermediate_size=2816), tokens),
         "opt": lambda: (
-            hf.OPTForCausalLM, hf.OPTConfig(**small, ffn_dim=4096, word_embed_proj_dim=1024), tokens,
+            hf.OPTForCausalLM,
+            hf.OPTConfig(**small, ffn_dim=4096, word_embed_proj_dim=1024),
+            tokens,
         ),
         "t5": lambda: (
-            hf.T5ForConditionalGeneration, hf.T5Config(d_model=768, d_ff=3072, num_layers=8, num_heads=12),
+            hf.T5ForConditionalGeneration,
+            hf.T5Config(d_model=768, d_ff=3072, num_layers=8, num_heads=12),
             {**tokens, "decoder_input_ids": torch.zeros((4, 64), dtype=torch.long, device="meta")},
         ),
         "vit": lambda: (
-            hf.ViTModel, hf.ViTConfig(**small, intermediate_size=4096),
+            hf.ViTModel,
+            hf.ViTConfig(**small, intermediate_size=4096),
             {"pixel_values": torch.zeros((16, 3, 224, 224), device="meta")},
         ),
-    }  # fmt: skip
-    if name not in made:
-        raise InvalidInput(f"model is {name!r}; it must be one of {', '.join(made)}")
-    model, config, inputs = made[name]()
+    }
+    if name not in builders:
+        raise InvalidInput(f"model is {name!r}; it must be one of {', '.join(builders)}")
+    model, config, inputs = builders[name]()
     config.use_cache = False
     with torch.device("meta"):
         return model(config), inputs
@@ -112,10 +125,10 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
 
 def parameters(model: Any) -> dict[int, list[str]]:
     """Tensor (by id) -> its names; tied ones have several."""
-    found: dict[int, list[str]] = {}
+    names_of_parameter: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(tensor), []).append(name)
-    return found
+        names_of_parameter.setdefault(id(tensor), []).append(name)
+    return names_of_parameter
 
 
 def home(name: str, device_map: dict[str, Any]) -> Any:
@@ -131,24 +144,24 @@ def home(name: str, device_map: dict[str, Any]) -> Any:
 
 def read_back(graph: OpGraph, device_map: dict[str, Any]) -> Placement:
     """Every op on the device of its module; a call between modules stays with the op before it, groups stay together."""
-    device, here = np.zeros(graph.n, dtype=np.int32), 0
+    device, last_device = np.zeros(graph.n, dtype=np.int32), 0
     for i in graph.order[graph.forward_of[graph.order] < 0].tolist():
         stem = graph.names[i].partition("#")[0].partition("/")[0]
         inside = (d for entry, d in device_map.items() if entry.startswith(f"{stem}."))
-        found = home(stem, device_map)
-        here = device[i] = int(next(inside, here) if found is None else found)
+        mapped_device = home(stem, device_map)
+        last_device = device[i] = int(next(inside, last_device) if mapped_device is None else mapped_device)
     first: dict[int, int] = {}
     for i in graph.order.tolist():
         if graph.colocation[i] >= 0:
             device[i] = first.setdefault(int(graph.colocation[i]), int(device[i]))
-    back = graph.forward_of >= 0
-    device[back] = device[graph.forward_of[back]]
+    is_backward = graph.forward_of >= 0
+    device[is_backward] = device[graph.forward_of[is_backward]]
     return Placement(device=device, graph_key=graph.key)
 
 
-def cluster_of(chosen: Configuration, total: int) -> Cluster:
+def cluster_of(configuration: Configuration, total: int) -> Cluster:
     """Devices of those kinds that hold those shares of `total` bytes."""
-    pairs = zip(chosen.hardware, chosen.shares, strict=True)
+    pairs = zip(configuration.hardware, configuration.shares, strict=True)
     return Cluster(
         tuple(Device(f"{kind}:{k}", kind, int(share * total)) for k, (kind, share) in enumerate(pairs)), PCIE
     )
@@ -172,21 +185,21 @@ def our_map(
     graph: OpGraph, cluster: Cluster, model: Any, placers: Mapping[str, dict[str, Any]] = PLACERS
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The best of our maps, one that fits and of these the fastest, and what is to say of it."""
-    found = []
-    for placer, given in placers.items():
+    candidates = []
+    for placer, params in placers.items():
         try:
-            placement = place(graph, cluster, placer, **given)
+            placement = place(graph, cluster, placer, **params)
         except InfeasiblePlacement:
             continue
         plan = write_plan(graph, placement, "device_map", model=model, cluster=cluster)
-        found.append((plan.value, {"placer": placer, **judged(graph, cluster, model, plan.value)}))
-    return min(found, key=lambda pair: (not pair[1]["fits"], pair[1]["step_us"]), default=None)
+        candidates.append((plan.value, {"placer": placer, **judged(graph, cluster, model, plan.value)}))
+    return min(candidates, key=lambda pair: (not pair[1]["fits"], pair[1]["step_us"]), default=None)
 
 
 def ours(graph: OpGraph, cluster: Cluster, model: Any) -> dict[str, Any] | None:
     """Our map, judged; None where nothing fits."""
-    found = our_map(graph, cluster, model)
-    return None if found is None else found[1]
+    answer = our_map(graph, cluster, model)
+    return None if answer is None else answer[1]
 
 
 def theirs(graph: OpGraph, cluster: Cluster, model: Any) -> dict[str, Any] | None:
@@ -194,22 +207,27 @@ def theirs(graph: OpGraph, cluster: Cluster, model: Any) -> dict[str, Any] | Non
     from baechi_lab.torch.references import device_map
 
     try:
-        whole = tuple(getattr(model, "_no_split_modules", None) or ())
-        return judged(graph, cluster, model, device_map(model, cluster, whole=whole))
+        whole_modules = tuple(getattr(model, "_no_split_modules", None) or ())
+        return judged(graph, cluster, model, device_map(model, cluster, whole=whole_modules))
     except InfeasiblePlacement:
         return None
 
 
-def compared(chosen: Configuration) -> dict[str, Any]:
+def compared(configuration: Configuration) -> dict[str, Any]:
     """One configuration: both maps simulated."""
     from baechi_lab.torch import profile
 
-    model, inputs = build(chosen.model)
+    model, inputs = build(configuration.model)
     total = sum(p.nbytes for p in model.parameters())
-    kinds = list(dict.fromkeys(chosen.hardware))
-    graph = profile(model, inputs, mode=chosen.mode, hardware={kind: kind for kind in kinds})
-    cluster = cluster_of(chosen, total)
-    about = {"model": chosen.model, "mode": chosen.mode, "hardware": chosen.hardware, "memory_shares": chosen.shares}
+    kinds = list(dict.fromkeys(configuration.hardware))
+    graph = profile(model, inputs, mode=configuration.mode, hardware={kind: kind for kind in kinds})
+    cluster = cluster_of(configuration, total)
+    about = {
+        "model": configuration.model,
+        "mode": configuration.mode,
+        "hardware": configuration.hardware,
+        "memory_shares": configuration.shares,
+    }
     counts = {"parameter_bytes": total, "parameters": len(parameters(model)), "ops": graph.n}
     return {**about, **counts, "accelerate": theirs(graph, cluster, model), "ours": ours(graph, cluster, model)}
 
@@ -234,29 +252,32 @@ def measured(name: str, shares: tuple[float, ...] = (0.8, 0.8), steps: int = 15)
     roomy = Cluster.uniform(devices, memory_bytes=1 << 34, link=Link(5.0, 1e-4))
     alone = simulate(graph, roomy, Placement(device=np.zeros(graph.n, dtype=np.int32))).peak_bytes[0]
     cluster = roomy.with_memory([int(share * alone) for share in shares])
-    found: dict[str, Any] = {
-        "model": name, "size": SMALL_STEPS[name], "memory_shares": shares, "memory_bytes": cluster.memory_bytes.tolist()
-    }  # fmt: skip
-    mine = our_map(graph, cluster, model, QUICK)
-    if mine is None:
+    record: dict[str, Any] = {
+        "model": name,
+        "size": SMALL_STEPS[name],
+        "memory_shares": shares,
+        "memory_bytes": cluster.memory_bytes.tolist(),
+    }
+    our_plan = our_map(graph, cluster, model, QUICK)
+    if our_plan is None:
         raise InvalidInput(f"no placement of {name!r} fits {devices} devices of {cluster.memory_bytes.tolist()} bytes")
-    maps = {"accelerate": device_map(model, cluster, whole=step.atomic), "ours": mine[0]}
-    for key, chosen in maps.items():
-        simulated = simulate(graph, cluster, read_back(graph, chosen))
-        used = len(set(read_back(graph, chosen).device.tolist()))
-        found[key] = {"simulated_ms": simulated.makespan_us / 1e3, "fits": simulated.feasible, "devices_used": used}
+    maps = {"accelerate": device_map(model, cluster, whole=step.atomic), "ours": our_plan[0]}
+    for key, map_of_key in maps.items():
+        timeline = simulate(graph, cluster, read_back(graph, map_of_key))
+        used = len(set(read_back(graph, map_of_key).device.tolist()))
+        record[key] = {"simulated_ms": timeline.makespan_us / 1e3, "fits": timeline.feasible, "devices_used": used}
     cpus = Cluster.uniform(devices, kind="cpu", memory_bytes=1 << 34, link=Link(5.0, 1e-4))
-    placements = {key: read_back(graph, chosen) for key, chosen in maps.items()}
+    placements = {key: read_back(graph, map_of_key) for key, map_of_key in maps.items()}
     placements["one device"] = Placement(device=np.zeros(graph.n, dtype=np.int32))
-    found["one device"] = {"simulated_ms": simulate(graph, roomy, placements["one device"]).makespan_us / 1e3}
+    record["one device"] = {"simulated_ms": simulate(graph, roomy, placements["one device"]).makespan_us / 1e3}
     for _ in range(3):
         for key, placement in placements.items():
             clock: list[float] = []
             run = execute(step, placement, steps, cluster=cpus, graph=graph, on_step=_noting(clock))
             times = {"measured_ms": run.median_seconds, "processor_ms": float(np.diff(clock)[-steps - 1 : -1].min())}
             for name_of, seconds in times.items():
-                found[key][name_of] = min(found[key].get(name_of, float("inf")), seconds * 1e3)
-    return found
+                record[key][name_of] = min(record[key].get(name_of, float("inf")), seconds * 1e3)
+    return record
 
 
 def _noting(clock: list[float]) -> Callable[[Any], None]:
@@ -271,13 +292,13 @@ def main() -> None:
     parser.add_argument(
         "--measured", action="store_true", help="run the small steps alone; keep the stored simulations"
     )
-    given = parser.parse_args()
-    rows = list(result("device_maps")["simulated"]) if given.measured else []
-    for chosen in () if given.measured else CONFIGURATIONS:
-        rows.append(compared(chosen))
+    options = parser.parse_args()
+    rows = list(result("device_maps")["simulated"]) if options.measured else []
+    for configuration in () if options.measured else CONFIGURATIONS:
+        rows.append(compared(configuration))
         a, b = rows[-1]["accelerate"], rows[-1]["ours"]
         print(
-            chosen,
+            configuration,
             "accelerate",
             a and (round(a["step_us"]), a["fits"]),
             "ours",
@@ -288,9 +309,9 @@ def main() -> None:
     for name, shares in MEASURED:
         real.append(measured(name, shares))
         print(real[-1], flush=True)
-    if given.output:
+    if options.output:
         store(
-            given.output,
+            options.output,
             "python -m studies.device_maps",
             machine="2 cores",
             simulated=rows,

@@ -30,17 +30,17 @@ def measured(checkout: Path) -> list[dict[str, Any]]:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pytest", "-q", BENCHMARK, "--benchmark-only", f"--benchmark-json={report}"]
         subprocess.run(command, cwd=checkout, check=True)
-        found: list[dict[str, Any]] = json.loads(report.read_text())["benchmarks"]
-        return found
+        benchmarks: list[dict[str, Any]] = json.loads(report.read_text())["benchmarks"]
+        return benchmarks
 
 
 def row(benchmark: dict[str, Any]) -> dict[str, Any]:
     """One line of the file."""
-    what = benchmark["name"].removeprefix("test_")
+    benchmark_name = benchmark["name"].removeprefix("test_")
     if "frames_per_second" in benchmark["extra_info"] or "seconds" in benchmark["extra_info"]:
-        return {"what": what, **benchmark["extra_info"]}
+        return {"what": benchmark_name, **benchmark["extra_info"]}
     stats = benchmark["stats"]
-    return {"what": what, "least_s": round(stats["min"], 3), "median_s": round(stats["median"], 3)}
+    return {"what": benchmark_name, "least_s": round(stats["min"], 3), "median_s": round(stats["median"], 3)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.frames", description=__doc__)
     parser.add_argument("--checkout", type=Path, default=Path(), help="folder that holds tests/benchmarks")
     parser.add_argument("--store", type=Path, help="JSON file to write")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
-    rows = [row(benchmark) for benchmark in measured(given.checkout)]
+    rows = [row(benchmark) for benchmark in measured(options.checkout)]
     print(json.dumps(rows, indent=1))
-    if given.store is not None:
+    if options.store is not None:
         about = {"processors": os.cpu_count(), "load_before": round(load, 1)}
-        store(given.store, "python -m studies.frames --store FILE", **about, rows=rows)
+        store(options.store, "python -m studies.frames --store FILE", **about, rows=rows)
 
 
 if __name__ == "__main__":

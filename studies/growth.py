@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--largest", type=int, default=max(SIZES), help="ops of the largest graph")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", type=Path, help="JSON file to write")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     measure(layered_dag(100), 2)
     rows = []
-    for ops in [n for n in SIZES if n <= given.largest]:
-        graph = layered_dag(ops, seed=given.seed)
+    for ops in [n for n in SIZES if n <= options.largest]:
+        graph = layered_dag(ops, seed=options.seed)
         measure(graph.replace(name="views"), 2)
         for devices in DEVICES:
-            place_seconds, simulated = (
+            place_seconds, simulate_seconds = (
                 min(s) for s in zip(*(measure(graph, devices) for _ in range(3 if ops < 100_000 else 1)), strict=True)
             )
             row = {
@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "edges": graph.edge_count,
                 "devices": devices,
                 "place_s": round(place_seconds, 6),
-                "simulate_s": round(simulated, 6),
+                "simulate_s": round(simulate_seconds, 6),
             }
             rows.append(row)
             print(row, flush=True)
-            if given.store is not None:
-                _store(given.store, given.seed, rows)
+            if options.store is not None:
+                _store(options.store, options.seed, rows)
 
 
 def _store(path: Path, seed: int, rows: list[dict[str, Any]]) -> None:

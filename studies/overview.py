@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the picture and print its title."""
     parser = argparse.ArgumentParser(prog="python -m studies.overview", description=__doc__)
     parser.add_argument("picture", type=Path, help="SVG file to write")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     step = models.build("inception_v3", batch_size=32)
     cluster = Cluster.uniform(4, memory_bytes="2GB", link=Link(10.0, 0.00004))
     graph = profile(step, mode="estimated", hardware="rtx2080")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     figure = viz.gantt(timeline, max_bars=600, title=title)
     figure.update_layout(width=1000, title_font_size=14)
-    write_atomically(given.picture, figure.to_image("svg"))
+    write_atomically(options.picture, figure.to_image("svg"))
     print(title, timeline, timeline.peak_bytes)
 
 

@@ -59,10 +59,10 @@ def svg_figure(svg: str) -> dict[str, Any]:
     """A plotly figure that shows the SVG in its own size and nothing else."""
     width, height = (float(re.findall(rf'<svg[^>]*?\b{side}="([\d.]+)', svg)[0]) for side in ("width", "height"))
     source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
-    whole = {"source": source, "x": 0, "y": 1, "sizex": 1, "sizey": 1, "xref": "paper", "yref": "paper"}
+    image = {"source": source, "x": 0, "y": 1, "sizex": 1, "sizey": 1, "xref": "paper", "yref": "paper"}
     bare = {"width": width, "height": height, "margin": dict.fromkeys("lrtb", 0), "template": "none"}
     hidden = {"visible": False}
-    return {"data": [], "layout": {"images": [whole], "xaxis": hidden, "yaxis": hidden, **bare}}
+    return {"data": [], "layout": {"images": [image], "xaxis": hidden, "yaxis": hidden, **bare}}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from studies.paper_b import PLACERS
 if TYPE_CHECKING:
     import pandas
 
-WHOLE = ("single", "expert")
+PLACERS_OF_WHOLE_GRAPHS = ("single", "expert")
 """Placers that look at the graph as it is: people do not fuse operators first."""
 
 
@@ -63,9 +63,14 @@ def paper_cluster(memory_bytes: int | str = "8GB", comm: str = "sequential") -> 
 
 
 def outcome(
-    graph: OpGraph, cluster: Cluster, placer: str, *, passes: Iterable[Any] | None = None,
-    forward_only: bool | str = "auto", **params: Any,
-) -> Outcome:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    placer: str,
+    *,
+    passes: Iterable[Any] | None = None,
+    forward_only: bool | str = "auto",
+    **params: Any,
+) -> Outcome:
     """Optimize, place, and simulate on the whole graph.
 
     `passes` None is the default ones, or none for `single` and `expert`. Never raises for lack of memory: see `why`.
@@ -75,9 +80,9 @@ def outcome(
     >>> outcome(chain(3, duration_us=2.0), paper_cluster(), "single").step_s
     6e-06
     """
-    chosen = tuple(passes) if passes is not None else () if placer in WHOLE else PASSES
+    chosen_passes = tuple(passes) if passes is not None else () if placer in PLACERS_OF_WHOLE_GRAPHS else PASSES
     start = time.perf_counter()
-    coarse = optimize(graph, cluster, passes=chosen, forward_only=forward_only) if chosen else graph
+    coarse = optimize(graph, cluster, passes=chosen_passes, forward_only=forward_only) if chosen_passes else graph
     middle = time.perf_counter()
     try:
         placement = place(coarse, cluster, placer, **params)
@@ -96,12 +101,12 @@ def outcomes(graph: OpGraph, cluster: Cluster, placers: Iterable[str] = PLACERS,
     return {placer: outcome(graph, cluster, placer, **options) for placer in placers}
 
 
-def step_table(found: dict[str, dict[str, Outcome]], paper: dict[str, Any]) -> pandas.DataFrame:
+def step_table(outcomes_by_model: dict[str, dict[str, Outcome]], paper: dict[str, Any]) -> pandas.DataFrame:
     """Step times in seconds: per model one row of ours (simulated), one of the paper's (measured)."""
     import pandas as pd
 
     rows: dict[tuple[str, str], list[str]] = {}
-    for model, by_placer in found.items():
+    for model, by_placer in outcomes_by_model.items():
         rows[model, "simulated here"] = [_seconds(by_placer[p].step_s) for p in PLACERS]
         rows[model, "paper B, measured"] = [_seconds(value) for value in paper[model]]
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(PLACERS)).set_index(
@@ -109,12 +114,14 @@ def step_table(found: dict[str, dict[str, Outcome]], paper: dict[str, Any]) -> p
     )
 
 
-def ratio_table(found: dict[str, dict[str, Outcome]], paper: dict[str, Any], base: str = "single") -> pandas.DataFrame:
+def ratio_table(
+    outcomes_by_model: dict[str, dict[str, Outcome]], paper: dict[str, Any], base: str = "single"
+) -> pandas.DataFrame:
     """Step time over that of `base` minus 1, ours and the paper's, in percent (negative: faster)."""
     import pandas as pd
 
     rows = {}
-    for model, by_placer in found.items():
+    for model, by_placer in outcomes_by_model.items():
         ours = {p: by_placer[p].step_s for p in PLACERS}
         theirs = dict(zip(PLACERS, paper[model], strict=True))
         for who, times in (("simulated here", ours), ("paper B, measured", theirs)):

@@ -39,9 +39,16 @@ def small_instance(seed: int) -> tuple[OpGraph, Cluster]:
     rng = np.random.default_rng(seed)
     n, devices = int(rng.integers(4, 15)), int(rng.integers(2, 4))
     graph = random_dag(
-        n, degree=float(rng.uniform(0.8, 2.0)), second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100),
-        temp_bytes=(1, 50), persistent_bytes=(1, 100), colocation_groups=seed % 3, seed=seed,
-    )  # fmt: skip
+        n,
+        degree=float(rng.uniform(0.8, 2.0)),
+        second_output=0.3,
+        duration_us=(1, 20),
+        size_bytes=(10, 100),
+        temp_bytes=(1, 50),
+        persistent_bytes=(1, 100),
+        colocation_groups=seed % 3,
+        seed=seed,
+    )
     graph = graph.replace(duration_us=np.round(graph.duration_us))
     link = Link(float(rng.integers(0, 12)), 0.1)
     memory = 1 << 40
@@ -64,10 +71,10 @@ def against_exact(seed: int, seconds: float = 1.0, exact_seconds: float = 60.0) 
     """One row: makespans in microseconds, the exact placer's status, and whether `search` equals it."""
     graph, cluster = small_instance(seed)
     best, status = _makespan(graph, cluster, "exact", time_limit=exact_seconds)
-    found, _ = _makespan(graph, cluster, "search", time_limit=seconds)
-    equal = found <= best * (1.0 + CLOSE) or found == best
+    search_us, _ = _makespan(graph, cluster, "search", time_limit=seconds)
+    equal = search_us <= best * (1.0 + CLOSE) or search_us == best
     row = {"seed": seed, "ops": graph.n, "devices": cluster.n, "comm": cluster.comm, "tight": bool(seed % 2)}
-    return {**row, "status": status, "exact_us": best, "search_us": found, "equal": bool(equal)}
+    return {**row, "status": status, "exact_us": best, "search_us": search_us, "equal": bool(equal)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,23 +84,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance")
     parser.add_argument("--seconds", type=float, default=1.0, help="for search")
     parser.add_argument("--store", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     began, rows = time.perf_counter(), []
     _makespan(*small_instance(0), "search", time_limit=0.1)  # compiles the kernels
-    for seed in range(given.first, given.first + given.instances):
-        rows.append(against_exact(seed, given.seconds))
+    for seed in range(options.first, options.first + options.instances):
+        rows.append(against_exact(seed, options.seconds))
         if not rows[-1]["equal"]:
             print(rows[-1], flush=True)
     counts = {
-        "instances": len(rows), "equal": sum(r["equal"] for r in rows), "proven": sum(r["status"] != "FEASIBLE" for r in rows),
+        "instances": len(rows),
+        "equal": sum(r["equal"] for r in rows),
+        "proven": sum(r["status"] != "FEASIBLE" for r in rows),
         "nothing fits": sum(r["status"] == "INFEASIBLE" for r in rows),
-    }  # fmt: skip
+    }
     print(json.dumps(counts))
-    if given.store is not None:
+    if options.store is not None:
         command = "python -m studies.search_exact " + " ".join(arguments or sys.argv[1:])
-        seeds = [given.first, given.first + given.instances - 1]
+        seeds = [options.first, options.first + options.instances - 1]
         took = round(time.perf_counter() - began, 1)
-        store(given.store, command, seeds=seeds, seconds=took, **counts, rows=rows)
+        store(options.store, command, seeds=seeds, seconds=took, **counts, rows=rows)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,12 @@ from baechi_lab.simulator.bounds import bounds
 from studies.results import store
 
 SHARED = ("bert_l-3_training.json", "inceptionv3_training.json")
-OWN = (
-    "inception_v3-batch32.json.gz", "inception_v3-batch128.json.gz", "gnmt-length40-batch128.json.gz",
+STORED_GRAPHS = (
+    "inception_v3-batch32.json.gz",
+    "inception_v3-batch128.json.gz",
+    "gnmt-length40-batch128.json.gz",
     "gnmt-length50-batch256.json.gz",
-)  # fmt: skip
+)
 DRAWN = ("tf-examples/recurrent_network.json.gz", "tf-examples/dynamic_rnn.json.gz")
 GENERATED = "generated "
 SIMPLE = ("critical-path", "work", "restricted-work", "group")
@@ -53,9 +55,13 @@ def graphs(
     """The graphs of the bars and what their clusters need: those of dnn-partitioning in `folder` (None: left out), stored
     profiles in `data`, generated ones, and paper C's with drawn costs."""
     paths = [] if folder is None else [Path(folder) / name for name in SHARED]
-    measured = (load_graph(path) for path in [*paths, *(Path(data) / name for name in OWN)])
-    made = (generators.gnmt(ops=10_000), generators.unrolled_rnn(), with_backward(generators.layered_dag(1000)))
-    for graph in chain(measured, (graph.replace(name=f"{GENERATED}{graph.name}") for graph in made)):
+    measured = (load_graph(path) for path in [*paths, *(Path(data) / name for name in STORED_GRAPHS)])
+    generated_graphs = (
+        generators.gnmt(ops=10_000),
+        generators.unrolled_rnn(),
+        with_backward(generators.layered_dag(1000)),
+    )
+    for graph in chain(measured, (graph.replace(name=f"{GENERATED}{graph.name}") for graph in generated_graphs)):
         if not quick or graph.n <= QUICK_OPS:
             yield graph, {"link": Link(134.0, 0.0001754)}
     for path in (Path(data) / name for name in DRAWN):
@@ -81,8 +87,8 @@ def transfers_dominate(graph: OpGraph, cluster: Cluster) -> bool:
     """
     if cluster.n < 2:
         return False
-    moved = cluster.latency_us[0, 1] + cluster.us_per_byte[0, 1] * graph.tensor_bytes
-    return bool(moved.sum() > graph.duration_us.sum() / cluster.speed.max())
+    transfer_us = cluster.latency_us[0, 1] + cluster.us_per_byte[0, 1] * graph.tensor_bytes
+    return bool(transfer_us.sum() > graph.duration_us.sum() / cluster.speed.max())
 
 
 def quality(
@@ -97,23 +103,29 @@ def quality(
     table = place(graph, cluster, "auto").info["table"]
     fits = [r["makespan_us"] for r in table if r["feasible"] and (not fifo or r["scheduler"] == "fifo")]
     schedulers = ("fifo",) if fifo else ("fifo", "planned")
-    found = []
+    step_us = []
     for seed in seeds:
         placement = place(graph, cluster, "search", time_limit=seconds, seed=seed, schedulers=schedulers)
-        found.append(simulate(graph, cluster, placement).makespan_us)
-    known = (
+        step_us.append(simulate(graph, cluster, placement).makespan_us)
+    known_bounds = (
         bounds(graph, cluster, effort="high", time_limit=effort_seconds)
         if effort_seconds > 0
         else bounds(graph, cluster)
     )
-    best, searched = min(fits), float(np.median(found))
+    best, searched = min(fits), float(np.median(step_us))
     return {
-        "graph": graph.name, "ops": graph.n, "devices": cluster.n, "transfers_dominate": transfers_dominate(graph, cluster),
-        "one_device_us": float(graph.duration_us.sum() / cluster.speed.max()), "best_rule_us": best, "search_us": found,
-        "search_over_rule": searched / best, "search_over_bound": searched / known.best,
-        "search_over_simple_bound": searched / max(known[name] for name in SIMPLE),
-        "bounds_us": dict(known),
-    }  # fmt: skip
+        "graph": graph.name,
+        "ops": graph.n,
+        "devices": cluster.n,
+        "transfers_dominate": transfers_dominate(graph, cluster),
+        "one_device_us": float(graph.duration_us.sum() / cluster.speed.max()),
+        "best_rule_us": best,
+        "search_us": step_us,
+        "search_over_rule": searched / best,
+        "search_over_bound": searched / known_bounds.best,
+        "search_over_simple_bound": searched / max(known_bounds[name] for name in SIMPLE),
+        "bounds_us": dict(known_bounds),
+    }
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -130,12 +142,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Geometric means of the ratios over all rows, over those of profiles and of generated graphs, and of search over bound
     where transfers dominate."""
     keys = ("search_over_rule", "search_over_bound", "search_over_simple_bound")
-    found = {key: geometric_mean(row[key] for row in rows) for key in keys}
-    for kind, made in (("profiles", False), ("generated", True)):
-        mine = [row for row in rows if row["graph"].startswith(GENERATED) == made]
-        found |= {f"{key}_{kind}": geometric_mean(row[key] for row in mine) for key in keys[:2]}
+    means = {key: geometric_mean(row[key] for row in rows) for key in keys}
+    for kind, is_generated in (("profiles", False), ("generated", True)):
+        rows_of_kind = [row for row in rows if row["graph"].startswith(GENERATED) == is_generated]
+        means |= {f"{key}_{kind}": geometric_mean(row[key] for row in rows_of_kind) for key in keys[:2]}
     heavy = [row["search_over_bound"] for row in rows if row["transfers_dominate"]]
-    return {**found, "search_over_bound_where_transfers_dominate": geometric_mean(heavy)}
+    return {**means, "search_over_bound_where_transfers_dominate": geometric_mean(heavy)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -151,21 +163,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fifo", action="store_true", help="first in first out alone")
     parser.add_argument("--quick", action="store_true", help="small graphs, 2 s, one seed")
     parser.add_argument("--store", type=Path)
-    given = parser.parse_args(arguments)
-    seconds, seeds = (2.0, 1) if given.quick else (given.seconds, given.seeds)
+    options = parser.parse_args(arguments)
+    seconds, seeds = (2.0, 1) if options.quick else (options.seconds, options.seeds)
     began, rows = time.perf_counter(), []
-    for graph, costs in graphs(given.graphs, given.data, given.quick):
+    for graph, costs in graphs(options.graphs, options.data, options.quick):
         for devices in DEVICES:
             cluster = Cluster.uniform(devices, memory_bytes=PLENTY, comm="sequential", **costs)
-            rows.append(quality(graph, cluster, seconds, range(seeds), given.fifo, given.bound_seconds))
+            rows.append(quality(graph, cluster, seconds, range(seeds), options.fifo, options.bound_seconds))
             row = rows[-1]
             ratios = " ".join(f"{key} {row[key]:.3f}" for key in row if key.startswith("search_over"))
             print(f"{row['graph']:28} {row['ops']:6} ops {devices} devices: {ratios}", flush=True)
     print(json.dumps(summary(rows), indent=2))
-    if given.store is not None:
+    if options.store is not None:
         command = "python -m studies.search_quality " + " ".join(arguments or sys.argv[1:])
         took = round(time.perf_counter() - began, 1)
-        store(given.store, command, seeds=list(range(seeds)), seconds=took, summary=summary(rows), rows=rows)
+        store(options.store, command, seeds=list(range(seeds)), seconds=took, summary=summary(rows), rows=rows)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,15 @@ def perturbed(graph: OpGraph, link: Link, error: float, seed: int) -> tuple[OpGr
 
 
 def sensitivity(
-    graph: OpGraph, cluster: Cluster, link: Link, placers: Sequence[str], *, errors: Sequence[float] = ERRORS,
-    samples: int = 3, seed: int = 0,
-) -> pandas.DataFrame:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    link: Link,
+    placers: Sequence[str],
+    *,
+    errors: Sequence[float] = ERRORS,
+    samples: int = 3,
+    seed: int = 0,
+) -> pandas.DataFrame:
     """Step time relative to a placement made with the right profile: one row per error, one column per placer.
 
     The median over `samples` wrong profiles. `cluster` must be uniform with `link` between all devices. Passes run
@@ -57,10 +63,10 @@ def sensitivity(
         steps: dict[str, list[float]] = {p: [] for p in placers}
         for sample in range(samples):
             wrong, slower = perturbed(coarse, link, error, seed + sample)
-            other = Cluster.uniform(
+            wrong_cluster = Cluster.uniform(
                 cluster.n, memory_bytes=int(cluster.memory_bytes[0]), link=slower, comm=cluster.comm
             )
             for p in placers:
-                steps[p].append(makespan_and_peak(graph, cluster, place(wrong, other, p))[0] / right[p])
+                steps[p].append(makespan_and_peak(graph, cluster, place(wrong, wrong_cluster, p))[0] / right[p])
         rows.append({p: float(np.median(steps[p])) for p in placers})
     return pd.DataFrame(rows, index=pd.Index(errors, name="profile error"))

@@ -49,13 +49,15 @@ PROFILES = (
 )
 
 
-def make_profile(wanted: Stored) -> OpGraph:
+def make_profile(profile_to_store: Stored) -> OpGraph:
     """Build, trace and profile one of them. Needs TensorFlow."""
     from baechi_lab.models.building import build
     from baechi_lab.profilers import profile
 
-    step = build(wanted.model, **wanted.params)
-    return profile(step, mode="estimated", hardware=Hardware.named(HARDWARE).as_roofline()).replace(name=wanted.name)
+    step = build(profile_to_store.model, **profile_to_store.params)
+    return profile(step, mode="estimated", hardware=Hardware.named(HARDWARE).as_roofline()).replace(
+        name=profile_to_store.name
+    )
 
 
 def store(folder: Path, names: Iterable[str] = ()) -> None:
@@ -65,16 +67,16 @@ def store(folder: Path, names: Iterable[str] = ()) -> None:
     """
     from tqdm.auto import tqdm
 
-    known = {wanted.name: wanted for wanted in PROFILES}
-    chosen = [*names] or [*known]
-    for name in chosen:
-        if name not in known:
-            raise UnknownNameError.of("profile", name, known)
+    profile_of_name = {profile_to_store.name: profile_to_store for profile_to_store in PROFILES}
+    chosen_names = [*names] or [*profile_of_name]
+    for name in chosen_names:
+        if name not in profile_of_name:
+            raise UnknownNameError.of("profile", name, profile_of_name)
     if not folder.is_dir():
         raise InvalidInput(f"folder is {str(folder)!r}; it must be an existing folder")
-    for name in tqdm(chosen, desc="profile"):
-        save_graph(make_profile(known[name]), folder / f"{name}.json.gz")
-    if all((folder / f"{name}.json.gz").exists() for name in known):
+    for name in tqdm(chosen_names, desc="profile"):
+        save_graph(make_profile(profile_of_name[name]), folder / f"{name}.json.gz")
+    if all((folder / f"{name}.json.gz").exists() for name in profile_of_name):
         (folder / "README.md").write_text(_readme(folder), encoding="utf-8")
 
 
@@ -82,13 +84,13 @@ def _readme(folder: Path) -> str:
     from baechi_lab.graph import load_graph
 
     rows = []
-    for wanted in PROFILES:
-        path = folder / f"{wanted.name}.json.gz"
+    for stored_profile in PROFILES:
+        path = folder / f"{stored_profile.name}.json.gz"
         graph = load_graph(path)
-        call = ", ".join([repr(wanted.model), *(f"{k}={v!r}" for k, v in wanted.params.items())])
+        call = ", ".join([repr(stored_profile.model), *(f"{k}={v!r}" for k, v in stored_profile.params.items())])
         rows.append(
             f"| `{path.name}` | `bl.models.build({call})` | {graph.n:,} | {graph.edge_count:,} "
-            f"| {graph.duration_us.sum() / 1e6:.3f} | {format_bytes(path.stat().st_size)} | {wanted.purpose} |"
+            f"| {graph.duration_us.sum() / 1e6:.3f} | {format_bytes(path.stat().st_size)} | {stored_profile.purpose} |"
         )
     return _README.format(rows="\n".join(rows), hardware=HARDWARE)
 
@@ -147,8 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.store_profiles", description=__doc__)
     parser.add_argument("folder", type=Path, help="where to write, usually data/")
     parser.add_argument("names", nargs="*", help="profiles to make (default: all)")
-    given = parser.parse_args(arguments)
-    store(given.folder, given.names)
+    options = parser.parse_args(arguments)
+    store(options.folder, options.names)
 
 
 if __name__ == "__main__":

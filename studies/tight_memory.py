@@ -64,18 +64,18 @@ def attempt(graph: OpGraph, cluster: Cluster, placer: str) -> str:
 
 def count(seeds: Sequence[int], placers: Sequence[str] = PLACERS) -> dict[str, Any]:
     """How often each placer placed, gave up, gave up although another placed, or broke a rule."""
-    made: dict[str, Counter[str]] = {p: Counter() for p in placers}
+    counts: dict[str, Counter[str]] = {p: Counter() for p in placers}
     total = Counter[str]()
     for seed in seeds:
         graph, cluster = instance(seed)
-        found = {p: attempt(graph, cluster, p) for p in placers}
-        some = "placed" in found.values()
-        total["placed by some" if some else "placed by none"] += 1
-        for p, result in found.items():
-            made[p][result] += 1
-            made[p]["infeasible where another placed"] += some and result == "infeasible"
-        total["one failed where another placed"] += some and "infeasible" in found.values()
-    return {"instances": len(seeds), **total, "placers": {p: dict(sorted(c.items())) for p, c in made.items()}}
+        result_of_placer = {p: attempt(graph, cluster, p) for p in placers}
+        is_placed_by_some = "placed" in result_of_placer.values()
+        total["placed by some" if is_placed_by_some else "placed by none"] += 1
+        for p, result in result_of_placer.items():
+            counts[p][result] += 1
+            counts[p]["infeasible where another placed"] += is_placed_by_some and result == "infeasible"
+        total["one failed where another placed"] += is_placed_by_some and "infeasible" in result_of_placer.values()
+    return {"instances": len(seeds), **total, "placers": {p: dict(sorted(c.items())) for p, c in counts.items()}}
 
 
 def main() -> None:
@@ -83,8 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--instances", type=int, default=10000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first instance")
-    given = parser.parse_args()
-    print(json.dumps(count(range(given.first, given.first + given.instances)), indent=2))
+    options = parser.parse_args()
+    print(json.dumps(count(range(options.first, options.first + options.instances)), indent=2))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ device. Traces of models (`--traces gpt2:bf16`) are written beside OUT.
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import gc
-import gzip
 import json
 import statistics
 import sys
@@ -34,6 +32,7 @@ import torch
 from torch import nn
 
 from baechi_lab.errors import BaechiLabError
+from studies.csv_records import read_rows
 from studies.gpu.cases import Layer, Model, layers, models
 
 GPU = "cuda"
@@ -51,8 +50,8 @@ PHASES = ("inference", "training", "step")
 @contextmanager
 def precision_of_products(precision: str) -> Iterator[None]:
     """Sets the precision of float32 products and convolutions."""
-    allowed = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    allows_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allows_tf32
     try:
         yield
     finally:
@@ -108,7 +107,7 @@ def layer_rows(layer: Layer) -> Iterator[dict[str, Any]]:
         if precision == "bf16":
             module = module.bfloat16()
         inputs = tuple(of_type(x, precision) for x in tensors)
-        trained = [*module.parameters(), *(x for x in inputs if x.requires_grad)]
+        trained_tensors = [*module.parameters(), *(x for x in inputs if x.requires_grad)]
         with torch.no_grad():
             output = module(*inputs)
         gradient = torch.randn_like(output)
@@ -120,10 +119,10 @@ def layer_rows(layer: Layer) -> Iterator[dict[str, Any]]:
         def train(
             module: nn.Module = module,
             inputs: Sequence[torch.Tensor] = inputs,
-            trained: Sequence[torch.Tensor] = trained,
+            trained_tensors: Sequence[torch.Tensor] = trained_tensors,
             gradient: torch.Tensor = gradient,
         ) -> None:
-            torch.autograd.grad(module(*inputs), trained, gradient)
+            torch.autograd.grad(module(*inputs), trained_tensors, gradient)
 
         with precision_of_products(precision):
             for phase, run in (("inference", infer), ("training", train)):
@@ -152,8 +151,8 @@ def model_rows(case: Model, phases: Sequence[str] = PHASES) -> Iterator[dict[str
             optimizer.step()
 
         with precision_of_products(precision):
-            runs: dict[str, Callable[[], None]] = {"inference": infer, "training": train, "step": step}
-            for phase, run in runs.items():
+            run_of_phase: dict[str, Callable[[], None]] = {"inference": infer, "training": train, "step": step}
+            for phase, run in run_of_phase.items():
                 if phase not in phases:
                     continue
                 model.train(phase != "inference")
@@ -177,10 +176,10 @@ def real_model(case: Model, precision: str) -> tuple[nn.Module, dict[str, Any]]:
     """Builds a model with random weights on the GPU, and random inputs."""
     from baechi_lab.profilers.torch.hugging_face import hugging_face
 
-    described, inputs = hugging_face(dict(case.fields), batch_size=case.batch, sequence_length=case.sequence)
+    description, inputs = hugging_face(dict(case.fields), batch_size=case.batch, sequence_length=case.sequence)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with torch.device(GPU):
-        model = type(described)._from_config(described.config, dtype=dtype).train()
+        model = type(description)._from_config(description.config, dtype=dtype).train()
     return model, {name: real_input(name, value, dtype) for name, value in inputs.items()}
 
 
@@ -204,8 +203,7 @@ def free_memory() -> None:
 
 def product_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Measures the products of `data/neusight` on an H100, as they stand there and with inner and columns exchanged."""
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
-        table = [row for row in csv.DictReader(stream) if row["op"] in ("linear", "bmm") and "H100" in row["device"]]
+    table = [row for row in read_rows(path) if row["op"] in ("linear", "bmm") and "H100" in row["device"]]
     for row in table:
         count, rows, inner, columns = (int(row[key]) for key in ("count", "rows", "inner", "columns"))
         about = {"op": row["op"], "count": count, "rows": rows, "inner": inner, "columns": columns}
@@ -224,8 +222,8 @@ def product_us(op: str, count: int, rows: int, inner: int, columns: int) -> floa
         if op == "linear":
             layer = nn.Linear(inner, columns, device=GPU).requires_grad_(False)
             return microseconds(lambda: layer(x))
-        other = torch.randn(count, inner, columns, device=GPU)
-        return microseconds(lambda: torch.bmm(x, other))
+        right_operand = torch.randn(count, inner, columns, device=GPU)
+        return microseconds(lambda: torch.bmm(x, right_operand))
     except torch.cuda.OutOfMemoryError:
         return None
     finally:
@@ -235,14 +233,14 @@ def product_us(op: str, count: int, rows: int, inner: int, columns: int) -> floa
 def copy_rows() -> Iterator[dict[str, Any]]:
     """Measures copies within the device, and from and to the host, pinned and not."""
     for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28):
-        host, pinned = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8).pin_memory()
+        host, pinned_memory = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8).pin_memory()
         device = torch.ones(size, dtype=torch.uint8, device=GPU)
         for name, source, target in (
             ("device", device, device.clone()),
             ("from host", host, device),
-            ("from pinned host", pinned, device),
+            ("from pinned host", pinned_memory, device),
             ("to host", device, host),
-            ("to pinned host", device, pinned),
+            ("to pinned host", device, pinned_memory),
         ):
             run = lambda source=source, target=target: target.copy_(source, non_blocking=True)  # noqa: E731
             yield {"copy": name, "bytes": size, "us": round(microseconds(run), 2)}

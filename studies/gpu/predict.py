@@ -48,14 +48,14 @@ def error_of(predicted_us: float, row: dict[str, Any], hardware: Hardware) -> fl
     return predicted_us / max(min(row["kernel_us"], row["us"]), hardware.launch_us * row["kernels"]) - 1
 
 
-def layer_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
+def layer_rows(measured_rows: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
     """Estimates every measured layer, without the start of the first kernel."""
     for layer in layers():
         with torch.device("meta"):
             module, inputs = layer.build()
         for precision in PRECISIONS:
             for mode in ("inference", "training"):
-                row = measured.get((layer.kind, layer.sizes, precision, mode))
+                row = measured_rows.get((layer.kind, layer.sizes, precision, mode))
                 if row is not None:
                     kernels = [k for _, k in estimate_layers(module, inputs, mode=mode, precision=precision).kernels]
                     work = work_of(len(kernels), enumerate(kernels))
@@ -64,19 +64,19 @@ def layer_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
                     yield {**row, "predicted_us": round(predicted_us, 1), "error": round(error, 3)}
 
 
-def model_rows(measured: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
+def model_rows(measured_rows: Rows, hardware: Hardware) -> Iterator[dict[str, Any]]:
     """Estimates every measured model: its kernels, and the peak of its memory on one device."""
     cluster = bl.Cluster.uniform(1, kind=hardware.name)
     for case in models():
         model, inputs = bl.torch.hugging_face(dict(case.fields), batch_size=case.batch, sequence_length=case.sequence)
         for precision, mode in product(PRECISIONS, ("inference", "training")):
             of_mode = ("inference",) if mode == "inference" else ("training", "step")
-            phases = [phase for phase in of_mode if (case.name, precision, phase) in measured]
+            phases = [phase for phase in of_mode if (case.name, precision, phase) in measured_rows]
             if not phases:
                 continue
             estimate = estimate_layers(model, inputs, mode=mode, precision=precision)
             for phase in phases:
-                row = measured[case.name, precision, phase]
+                row = measured_rows[case.name, precision, phase]
                 graph = estimate.graph({hardware.name: hardware}, optimizer="adamw" if phase == "step" else None)
                 timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
                 predicted_us, predicted_bytes = float(timeline.makespan_us), int(timeline.peak_bytes[0])

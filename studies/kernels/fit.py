@@ -35,24 +35,32 @@ TILE_SIDES = (64, 128)
 STEPS = {"products": 240, "all": 700}
 """Evaluations of the simplex."""
 PRODUCTS = ("product_share", "tile_us", "long_row_ps", "product_pj")
-OTHERS = {"bandwidth_share": "element-wise", "cached_bytes_per_flop": "softmax", "convolution_us": "convolution"}
+KIND_OF_CONSTANT = {
+    "bandwidth_share": "element-wise",
+    "cached_bytes_per_flop": "softmax",
+    "convolution_us": "convolution",
+}
 """Constants beside those of products, and the kind of kernel that tells each."""
 
 Table = Mapping[tuple[str, str], Measurements]
 
 
-def fit_generation(table: Table, devices: Sequence[str], start: Generation, fixed: Collection[str] = ()) -> Generation:
+def fit_generation(
+    table: Table, devices: Sequence[str], start: Generation, fixed_constants: Collection[str] = ()
+) -> Generation:
     """Returns the constants that fit the kernels of `devices` best.
 
     Args:
         table: measurements by device and kind.
         devices: names in the catalog, of one generation.
         start: where the search starts; what is 0 there stays 0, and what no row tells stays as it is.
-        fixed: constants that stay as in `start`, beside those that no row tells.
+        fixed_constants: constants that stay as in `start`, beside those that no row tells.
     """
     kinds = [kind for kind in KINDS if any((device, kind) in table for device in devices)]
-    tiles = [(start.tile_rows, start.tile_columns)] if "tile" in fixed else list(product(TILE_SIDES, TILE_SIDES))
-    keys = [key for key in (*PRODUCTS, "start_us") if getattr(start, key) and key not in fixed]
+    tiles = (
+        [(start.tile_rows, start.tile_columns)] if "tile" in fixed_constants else list(product(TILE_SIDES, TILE_SIDES))
+    )
+    keys = [key for key in (*PRODUCTS, "start_us") if getattr(start, key) and key not in fixed_constants]
     best = min(
         (
             _search(
@@ -62,7 +70,7 @@ def fit_generation(table: Table, devices: Sequence[str], start: Generation, fixe
         ),
         key=lambda generation_loss: generation_loss[1],
     )[0]
-    keys += [key for key, kind in OTHERS.items() if kind in kinds and key not in fixed]
+    keys += [key for key, kind in KIND_OF_CONSTANT.items() if kind in kinds and key not in fixed_constants]
     return _search(table, devices, kinds, best, keys, STEPS["all"])[0]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +14,7 @@ from baechi_lab.graph.hardware import Hardware, kind_named
 from baechi_lab.profilers.generations import Generation, generation_named
 from baechi_lab.profilers.kernel_model import estimated_us, start_us
 from baechi_lab.profilers.work import Kernel, Product, Rows, Work, convolution_products, work_of
+from studies.csv_records import read_rows
 
 FLOAT_BYTES = 4
 KINDS = ("linear", "bmm", "softmax", "layer norm", "element-wise", "convolution")
@@ -63,13 +62,11 @@ def read_measurements(folder: str | Path = "data/neusight") -> dict[tuple[str, s
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, str, Kernel, float]]:
-    with gzip.open(folder / "kernels.csv.gz", "rt", newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            kind, kernel = _kernel(row)
-            yield kind_named(row["device"]), kind, kernel, 1e3 * float(row["ms"])
-    with gzip.open(folder / "convolutions.csv.gz", "rt", newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            yield kind_named(row["device"]), "convolution", _convolution(row), 1e3 * float(row["ms"])
+    for row in read_rows(folder / "kernels.csv.gz"):
+        kind, kernel = _kernel(row)
+        yield kind_named(row["device"]), kind, kernel, 1e3 * float(row["ms"])
+    for row in read_rows(folder / "convolutions.csv.gz"):
+        yield kind_named(row["device"]), "convolution", _convolution(row), 1e3 * float(row["ms"])
 
 
 def _kernel(row: dict[str, str]) -> tuple[str, Kernel]:
@@ -78,8 +75,8 @@ def _kernel(row: dict[str, str]) -> tuple[str, Kernel]:
         rows, inner, columns = (int(row[key]) for key in ("rows", "inner", "columns"))
         product = Product(1, count * rows, columns, inner) if op == "linear" else Product(count, rows, columns, inner)
         weights = product.inner * product.columns * product.count
-        moved = FLOAT_BYTES * (product.count * product.rows * (product.inner + product.columns) + weights)
-        return op, Kernel(product.flops, float(moved), matrix=True, batched=op == "bmm", products=(product,))
+        moved_bytes = FLOAT_BYTES * (product.count * product.rows * (product.inner + product.columns) + weights)
+        return op, Kernel(product.flops, float(moved_bytes), matrix=True, batched=op == "bmm", products=(product,))
     length = int(row["length"])
     numbers = count * length
     if op in ("softmax", "ln"):
@@ -93,6 +90,6 @@ def _kernel(row: dict[str, str]) -> tuple[str, Kernel]:
 def _convolution(row: dict[str, str]) -> Kernel:
     batch, size, channels, filters = (int(row[k]) for k in ("batch", "size", "in_channels", "out_channels"))
     pixels = batch * size**2
-    moved = FLOAT_BYTES * (pixels * (channels + filters) + 9 * channels * filters)
+    moved_bytes = FLOAT_BYTES * (pixels * (channels + filters) + 9 * channels * filters)
     (product,) = convolution_products(batch, (size, size), channels, filters, (3, 3), plain=True)
-    return Kernel(product.flops, float(moved), matrix=True, products=(product,), convolution=True)
+    return Kernel(product.flops, float(moved_bytes), matrix=True, products=(product,), convolution=True)

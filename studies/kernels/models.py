@@ -10,7 +10,6 @@ kernel model was fitted to these rows.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from baechi_lab.graph.hardware import Hardware, kind_named
 from baechi_lab.profilers.torch.hugging_face import hugging_face
 from baechi_lab.profilers.torch.layer_estimate import LayerEstimate, estimate_layers
+from studies.csv_records import read_rows
 from studies.results import store
 
 
@@ -35,19 +35,18 @@ class ModelRun(NamedTuple):
 
 def read_runs(folder: Path) -> list[ModelRun]:
     """Returns the runs that were not compiled."""
-    with open(folder / "models.csv", newline="", encoding="utf-8") as stream:
-        return [
-            ModelRun(
-                kind_named(row["device"]),
-                row["model"],
-                row["phase"],
-                int(row["sequence"]),
-                int(row["batch"]),
-                float(row["total_ms"]),
-            )
-            for row in csv.DictReader(stream)
-            if not row["variant"]
-        ]
+    return [
+        ModelRun(
+            kind_named(row["device"]),
+            row["model"],
+            row["phase"],
+            int(row["sequence"]),
+            int(row["batch"]),
+            float(row["total_ms"]),
+        )
+        for row in read_rows(folder / "models.csv")
+        if not row["variant"]
+    ]
 
 
 def estimate_of(run: ModelRun, folder: Path) -> LayerEstimate:

@@ -9,7 +9,6 @@ model was fitted to them but two: `hardware.CONVERTED_SHARE`, and what Blackwell
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.kernel_model import kernel_us
 from baechi_lab.profilers.work import Kernel, Product
+from studies.csv_records import read_records
 from studies.results import store
 
 SIZES = (1024, 2048, 4096, 8192, 10240)
@@ -34,11 +34,7 @@ class BestProduct(NamedTuple):
 
 def read_best_products(folder: Path) -> list[BestProduct]:
     """Returns the rows of `best_products.csv`."""
-    with open(folder / "best_products.csv", newline="", encoding="utf-8") as stream:
-        return [
-            BestProduct(row["device"], row["precision"], float(row["tflops"]), int(row["reports"]))
-            for row in csv.DictReader(stream)
-        ]
+    return read_records(folder / "best_products.csv", BestProduct)
 
 
 def predicted_tflops(device: str, precision: str) -> float:

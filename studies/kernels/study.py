@@ -66,10 +66,10 @@ def errors(table: Table, device: str, generation: Generation | None = None) -> d
 
 def half_errors(table: Table) -> Errors:
     """Returns the errors of every second row, with constants fitted to the others."""
-    fitted, others = ({key: rows.part(k, 2) for key, rows in table.items()} for k in (0, 1))
+    fitted_rows, other_rows = ({key: rows.part(k, 2) for key, rows in table.items()} for k in (0, 1))
     return {
-        device: errors(others, device, generation)
-        for name, generation in fitted_generations(fitted).items()
+        device: errors(other_rows, device, generation)
+        for name, generation in fitted_generations(fitted_rows).items()
         for device in FITTED_ON[name]
     }
 
@@ -77,9 +77,9 @@ def half_errors(table: Table) -> Errors:
 def device_errors(table: Table) -> Errors:
     """Returns the errors of devices with constants that are fitted to other devices."""
     result = {}
-    for device, others in HELD_OUT.items():
-        start = GENERATIONS[Hardware.named(others[0]).generation]
-        result[device] = errors(table, device, fit_generation(table, others, start))
+    for device, other_devices in HELD_OUT.items():
+        start = GENERATIONS[Hardware.named(other_devices[0]).generation]
+        result[device] = errors(table, device, fit_generation(table, other_devices, start))
     return result
 
 

@@ -10,7 +10,6 @@ and clipping the gradients. No constant of the kernel model was fitted to these 
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering, ResNetConfig, ResNetForImageClassification
 
 import baechi_lab as bl
+from studies.csv_records import read_records
 from studies.results import store
 
 SEQUENCE, IMAGE, CLASSES = 384, 224, 1000
@@ -40,11 +40,7 @@ class TrainingRun(NamedTuple):
 
 def read_runs(folder: Path) -> list[TrainingRun]:
     """Returns the rows of `lambda.csv`."""
-    with open(folder / "lambda.csv", newline="", encoding="utf-8") as stream:
-        return [
-            TrainingRun(row["device"], row["model"], row["precision"], int(row["batch"]), float(row["per_second"]))
-            for row in csv.DictReader(stream)
-        ]
+    return read_records(folder / "lambda.csv", TrainingRun)
 
 
 def model_and_inputs(name: str, batch: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:

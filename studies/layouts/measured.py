@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +16,7 @@ from baechi_lab.parallel.layout_stages import StageCosts, StepOptions
 from baechi_lab.parallel.layout_step import LayoutStep, make_layout_step
 from baechi_lab.parallel.rank_ops import HALF, Storage
 from baechi_lab.parallel.transformer import Transformer
+from studies.csv_records import read_rows
 
 DATA = Path(__file__).parents[1] / "data"
 VTRAIN = Path(__file__).parents[2] / "data" / "vtrain" / "a100_single_node_even.csv"
@@ -52,19 +52,16 @@ class MeasuredStep:
     def step(self, efficiency: Efficiency | None = None) -> LayoutStep:
         """The step to simulate, with the package's constants or with others."""
         options = replace(self.options, efficiency=efficiency)
-        reached = efficiency or EFFICIENCIES[self.constants]
-        collectives = Collectives(self.cluster, (), reached.collective_share, reached.network_share)
+        reached_efficiencies = efficiency or EFFICIENCIES[self.constants]
+        collectives = Collectives(
+            self.cluster, (), reached_efficiencies.collective_share, reached_efficiencies.network_share
+        )
         costs = StageCosts(self.model, self.cluster, self.sequence_length, options, collectives)
         return make_layout_step(costs, self.layout, self.global_batch)
 
     def predicted_seconds(self, efficiency: Efficiency | None = None) -> float:
         """Simulated seconds of the step."""
         return self.step(efficiency).makespan_and_peak[0] / 1e6
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def vtrain() -> list[MeasuredStep]:
@@ -77,7 +74,7 @@ def vtrain() -> list[MeasuredStep]:
     """
     options = StepOptions(Storage(flash_attention=False, gradient_bytes=2))
     steps = []
-    for row in _rows(VTRAIN):
+    for row in read_rows(VTRAIN):
         value = lambda key: int(row[key])  # noqa: E731, B023
         model = Transformer(
             hidden=value("hidden size"),
@@ -116,7 +113,7 @@ BLOOM_OVERHEAD = 3_500_000_000
 def bloom() -> list[MeasuredStep]:
     """Megatron-DeepSpeed on 384 A100, ZeRO-1, full recomputation; half an Omni-Path link per device."""
     steps = []
-    for row in _rows(DATA / "bloom_a100.csv"):
+    for row in read_rows(DATA / "bloom_a100.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         full = row["precision"] == "bf16"  # gradients are added up in float32, beside those in half precision
         precision = Storage(
@@ -169,7 +166,7 @@ _MPT = {
 def mpt() -> list[MeasuredStep]:
     """llm-foundry under FSDP, with gradients reduced in bf16; 200 (A100) or 400 Gbit/s (H100) per device between machines."""
     steps = []
-    for row in _rows(DATA / "mpt_fsdp.csv"):
+    for row in read_rows(DATA / "mpt_fsdp.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         hidden, heads, layers = _MPT[row["model"]]
         model = Transformer(
@@ -247,7 +244,7 @@ def b200() -> list[MeasuredStep]:
     """
     steps = []
     options = StepOptions(Storage(fused_loss=True), overlap=False, overlap_tensor=True, reserve_share=B200_RESERVE)
-    for row in _rows(DATA / "b200.csv"):
+    for row in read_rows(DATA / "b200.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         model = LLAMA if row["model"].startswith("llama") else replace(DEEPSEEK, dense_layers=1)
         layout = Layout(
@@ -302,7 +299,7 @@ def sailor() -> list[MeasuredStep]:
         overhead_bytes=SAILOR_OVERHEAD,
         reserve_share=SAILOR_RESERVE,
     )
-    for row in _rows(DATA / "sailor_gh200.csv"):
+    for row in read_rows(DATA / "sailor_gh200.csv"):
         layers = [int(count) for count in row["layers_per_stage"].split(";")]
         layers[0] -= 1  # the embedding and the output layer count as layers there
         layers[-1] -= 1
@@ -338,7 +335,7 @@ def megatron() -> list[MeasuredStep]:
     device here; theirs had up to three. The steps on H100 ran with `--overlap-grad-reduce`, `--overlap-param-gather` and
     `--tp-comm-overlap`.
     """
-    return [_megatron_step(row) for row in _rows(DATA / "megatron.csv")]
+    return [_megatron_step(row) for row in read_rows(DATA / "megatron.csv")]
 
 
 def _megatron_step(row: dict[str, str]) -> MeasuredStep:

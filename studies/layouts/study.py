@@ -46,7 +46,7 @@ SHARED = (
 )
 """Constants that all hardware shares."""
 
-OWN = {
+OWN_CONSTANTS = {
     "a100": ("product_share", "attention_share", "bandwidth_share"),
     "h100": ("product_share", "attention_share", "bandwidth_share"),
     "b200": ("product_share", "attention_share", "collective_share"),
@@ -71,7 +71,7 @@ SPREAD_OF_SHARES, SPREAD_OF_TIMES = 0.3, 0.7
 ROW_ERROR = 0.05
 """Relative error of a row that costs as much as a constant one standard deviation away from its start."""
 
-KEYS = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
+KEYS = [("", key) for key in SHARED] + [(kind, key) for kind, constants in OWN_CONSTANTS.items() for key in constants]
 """Hardware ("" for all) and name of every constant that is fitted."""
 
 
@@ -79,10 +79,10 @@ def constants_by_hardware(values: np.ndarray) -> dict[str, Efficiency]:
     """The constants of every kind of hardware from logarithms float64[constants], in the order of `KEYS`."""
     table = {}
     for kind, start in START.items():
-        changed: dict[str, Any] = {
+        new_values: dict[str, Any] = {
             key: float(np.exp(value)) for (owner, key), value in zip(KEYS, values, strict=True) if owner in ("", kind)
         }
-        table[kind] = replace(start, **changed)
+        table[kind] = replace(start, **new_values)
     return table
 
 
@@ -194,43 +194,43 @@ def choices(steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]]) -> di
     }
 
 
-def summary(fitted: dict[str, list[int]]) -> dict[str, Any]:
+def summary(fitted_rows: dict[str, list[int]]) -> dict[str, Any]:
     """Errors of every source, with the rows that were fitted left out and in."""
     sources: dict[str, Any] = {}
     for name, read in SOURCES.items():
         steps = read()
         rows = errors_of(steps)
-        held_out = [row for k, row in enumerate(rows) if k not in fitted[name] and "error" in row]
+        held_out = [row for k, row in enumerate(rows) if k not in fitted_rows[name] and "error" in row]
         errors = np.abs([row["error"] for row in held_out])
         entry: dict[str, Any] = {
             "rows": len(rows),
-            "fitted_rows": fitted[name],
+            "fitted_rows": fitted_rows[name],
             "mean_error_of_others": round(float(errors.mean()), 4),
             "percentiles_of_others": {p: round(float(np.percentile(errors, p)), 4) for p in (50, 90, 100)},
             "mean_error_of_all": round(float(np.abs([row["error"] for row in rows if "error" in row]).mean()), 4),
             "choice": choices(steps, rows),
             "errors": [round(row["error"], 3) for row in rows if "error" in row],
-            "mean_errors_by_hardware": _mean_errors_by_hardware(steps, rows, fitted[name]),
+            "mean_errors_by_hardware": _mean_errors_by_hardware(steps, rows, fitted_rows[name]),
         }
         memory = [row for row in rows if "memory_error" in row]
         if memory:
             entry["memory_mean_error"] = round(float(np.abs([row["memory_error"] for row in memory]).mean()), 4)
             gigabytes = [abs(row["predicted_bytes"] - row["measured_bytes"]) / 1e9 for row in memory]
             entry["memory_mean_gigabytes"] = round(float(np.mean(gigabytes)), 2)
-        said = [row["out_of_memory_said"] for row in rows if "out_of_memory_said" in row]
-        if said:
-            entry["out_of_memory"] = {"rows": len(said), "said": sum(said)}
+        predictions = [row["out_of_memory_said"] for row in rows if "out_of_memory_said" in row]
+        if predictions:
+            entry["out_of_memory"] = {"rows": len(predictions), "said": sum(predictions)}
         sources[name] = entry
     return sources
 
 
 def _mean_errors_by_hardware(
-    steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]], fitted: Sequence[int]
+    steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]], fitted_rows: Sequence[int]
 ) -> dict[str, float]:
     """Returns the mean absolute error of the rows that were not fitted, by the hardware whose constants they have."""
     errors: dict[str, list[float]] = defaultdict(list)
     for k, (step, row) in enumerate(zip(steps, rows, strict=True)):
-        if k not in fitted and "error" in row:
+        if k not in fitted_rows and "error" in row:
             errors[step.constants].append(abs(row["error"]))
     return {kind: round(float(np.mean(values)), 4) for kind, values in sorted(errors.items())}
 
@@ -243,16 +243,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--store", help="where to write the result as JSON")
     options = parser.parse_args(arguments)
     if options.fit:
-        chosen = choose_rows()
-        efficiencies = fit([SOURCES[name]()[k] for name, rows in chosen.items() for k in rows])
+        chosen_rows = choose_rows()
+        efficiencies = fit([SOURCES[name]()[k] for name, rows in chosen_rows.items() for k in rows])
         for kind, efficiency in efficiencies.items():
             print(kind, efficiency)
         if options.table:
             write_table(Path(options.table), efficiencies)
         EFFICIENCIES.update(efficiencies)
     else:
-        chosen = {name: entry["fitted_rows"] for name, entry in result("layouts")["sources"].items()}
-    sources = summary(chosen)
+        chosen_rows = {name: entry["fitted_rows"] for name, entry in result("layouts")["sources"].items()}
+    sources = summary(chosen_rows)
     for name, entry in sources.items():
         print(name, {key: value for key, value in entry.items() if key != "errors"})
     if options.store:

@@ -12,7 +12,6 @@ them.
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from baechi_lab.graph import Link
 from baechi_lab.profilers.links import fit_link
+from studies.csv_records import read_rows
 from studies.results import store
 
 LARGE_BYTES = 1 << 24
@@ -41,8 +41,7 @@ class AllReduces(NamedTuple):
 
 def read(path: str | Path) -> AllReduces:
     """Reads the out-of-place times of a file."""
-    with open(path, newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_rows(path)
     return AllReduces(
         np.array([int(row["gpus"]) for row in rows]),
         np.array([int(row["bytes"]) for row in rows]),

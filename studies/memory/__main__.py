@@ -15,8 +15,17 @@ from studies.memory.report import Row, summarize_rows
 from studies.memory.study import study
 
 NAMES = (
-    "inception_v3", "resnet50", "gnmt", "transformer", "bert", "gpt2", "llama", "t5", "vit", "convnext",
-)  # fmt: skip
+    "inception_v3",
+    "resnet50",
+    "gnmt",
+    "transformer",
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "vit",
+    "convnext",
+)
 """Of `torch_steps`, which loads PyTorch."""
 UNSEEN = ("densenet121", "efficientnet_v2_b0", "mobilenet_v2", "xception", "vgg16", "encoder", "gpt")
 """Of `studies/unseen.py`, which loads TensorFlow."""
@@ -29,11 +38,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=tuple(dict.fromkeys((*MODELS, *UNSEEN, *NAMES))))
     parser.add_argument("--seed", type=int, default=0, help="of the random placement")
     parser.add_argument("-o", "--output", help="a .json file to write")
-    given = parser.parse_args()
-    known = NAMES if given.torch else (*MODELS, *UNSEEN)
-    if strange := [name for name in given.models or () if name not in known]:
+    options = parser.parse_args()
+    known_names = NAMES if options.torch else (*MODELS, *UNSEEN)
+    if strange := [name for name in options.models or () if name not in known_names]:
         parser.error(
-            f"--models has {strange[0]!r}; {'with' if given.torch else 'without'} --torch there are {', '.join(known)}"
+            f"--models has {strange[0]!r}; {'with' if options.torch else 'without'} --torch there are {', '.join(known_names)}"
         )
 
     def keep(rows: Sequence[Row]) -> None:
@@ -41,15 +50,15 @@ def main() -> None:
             print(
                 f"{row.model} {row.placement} {row.device}: {row.simulated} simulated, {row.measured} measured, {row.error:+.1%}"
             )
-        if given.output:
-            write_atomically(given.output, (json.dumps(document(rows, given.seed), indent=1) + "\n").encode())
+        if options.output:
+            write_atomically(options.output, (json.dumps(document(rows, options.seed), indent=1) + "\n").encode())
 
-    if given.torch:
+    if options.torch:
         from studies.memory.torch_study import torch_study
 
-        rows = torch_study(given.models or NAMES, seed=given.seed, on_model=keep)
+        rows = torch_study(options.models or NAMES, seed=options.seed, on_model=keep)
     else:
-        rows = study(_cases(given.models or MODELS), seed=given.seed, on_model=keep)
+        rows = study(_cases(options.models or MODELS), seed=options.seed, on_model=keep)
     print(summarize_rows(rows))
 
 
@@ -66,13 +75,13 @@ def _cases(names: Iterable[str]) -> Iterator[Case]:
 
 def document(rows: Sequence[Row], seed: int) -> dict[str, object]:
     """Everything, ready for JSON."""
-    found = summarize_rows(rows)
-    made = provenance(seed=seed)
-    made["command"] = made["command"].replace("__main__.py", "python -m studies.memory")
-    made["machine"] = f"{os.cpu_count()} cores"
+    summary = summarize_rows(rows)
+    origin = provenance(seed=seed)
+    origin["command"] = origin["command"].replace("__main__.py", "python -m studies.memory")
+    origin["machine"] = f"{os.cpu_count()} cores"
     return {
-        **made,
-        "summary": {**asdict(found), "met": found.met},
+        **origin,
+        "summary": {**asdict(summary), "met": summary.met},
         "rows": [{**asdict(r), "error": r.error} for r in rows],
     }
 

@@ -55,37 +55,49 @@ def study(
     with LocalCluster(workers) as local, Worker(network=local.network) as worker:
         costs = calibration or calibrate(local)
         for case in cases_of(cases):
-            graph, beside = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)
+            graph, beside_kernels_us = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)
             for placement in placements:
                 rule_placement = _place(placement, graph, local, seed)
                 measured_runs = [
                     run_placed(case.step, rule_placement, local, worker, 0, graph, warmup) for warmup in WARMUPS
                 ]
-                simulated = predicted_timelines(graph, local.cluster, rule_placement, costs, beside)
-                rows += rows_of(case.name, placement, simulated, measured_runs)
+                simulated_timelines = predicted_timelines(
+                    graph, local.cluster, rule_placement, costs, beside_kernels_us
+                )
+                rows += rows_of(case.name, placement, simulated_timelines, measured_runs)
             if on_model is not None:
                 on_model(rows)
     return rows
 
 
-def rows_of(model: str, name: str, simulated: Sequence[Timeline], runs: Sequence[Run]) -> list[Row]:
+def rows_of(model: str, name: str, simulated_timelines: Sequence[Timeline], runs: Sequence[Run]) -> list[Row]:
     """A row per device that holds anything, by the largest of its simulated and measured peaks.
 
     Raises `ExecutionError` for a run without a timeline.
     """
-    lost = next((run for run in runs if run.timeline is None), None)
-    if lost is not None:
-        raise ExecutionError(f"placement {name!r} of {model!r} gave no trace: {lost.message or lost.status}")
-    measured = [run.timeline for run in runs if run.timeline is not None]
+    failed_run = next((run for run in runs if run.timeline is None), None)
+    if failed_run is not None:
+        raise ExecutionError(
+            f"placement {name!r} of {model!r} gave no trace: {failed_run.message or failed_run.status}"
+        )
+    measured_timelines = [run.timeline for run in runs if run.timeline is not None]
     rows = []
-    for d, device in enumerate(measured[0].device_names):
-        most, line = fullest(simulated, d), fullest(measured, d)
-        allocator = line.info.get("allocator_peak_bytes")
-        if line.peak_bytes[d]:
+    for d, device in enumerate(measured_timelines[0].device_names):
+        simulated_timeline, measured_timeline = fullest(simulated_timelines, d), fullest(measured_timelines, d)
+        allocator = measured_timeline.info.get("allocator_peak_bytes")
+        if measured_timeline.peak_bytes[d]:
             rows.append(
-                Row(model, name, device, int(most.peak_bytes[d]), int(line.peak_bytes[d]),
-                    int(allocator[d]) if allocator else 0, parts_at_peak(most, d), parts_at_peak(line, d))
-            )  # fmt: skip
+                Row(
+                    model,
+                    name,
+                    device,
+                    int(simulated_timeline.peak_bytes[d]),
+                    int(measured_timeline.peak_bytes[d]),
+                    int(allocator[d]) if allocator else 0,
+                    parts_at_peak(simulated_timeline, d),
+                    parts_at_peak(measured_timeline, d),
+                )
+            )
     return rows
 
 

@@ -13,15 +13,21 @@ import torch
 from baechi_lab.torch.models.registry import build
 from baechi_lab.torch_steps.step import TorchStep
 
-OWN: dict[str, dict[str, Any]] = {
+OWN_MODELS: dict[str, dict[str, Any]] = {
     "inception_v3": {"batch_size": 4, "image_size": 96, "classes": 100},
     "resnet50": {"batch_size": 4, "image_size": 64, "width": 16, "blocks": (2, 2, 2, 2), "classes": 100},
     "gnmt": {"batch_size": 8, "length": 8, "vocabulary": 2000, "width": 64, "layers": 3},
     "transformer": {
-        "batch_size": 4, "length": 32, "vocabulary": 2000, "width": 64, "heads": 4, "inner": 256, "layers": 2,
+        "batch_size": 4,
+        "length": 32,
+        "vocabulary": 2000,
+        "width": 64,
+        "heads": 4,
+        "inner": 256,
+        "layers": 2,
     },
     "bert": {"batch_size": 4, "length": 32, "vocabulary": 2000, "width": 64, "heads": 4, "inner": 256, "layers": 3},
-}  # fmt: skip
+}
 
 
 def _gpt2(hub: Any) -> Any:
@@ -57,10 +63,14 @@ def _convnext(hub: Any) -> Any:
 
 
 HUGGING_FACE: dict[str, Callable[[Any], Any]] = {
-    "gpt2": _gpt2, "llama": _llama, "t5": _t5, "vit": _vit, "convnext": _convnext,
-}  # fmt: skip
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "t5": _t5,
+    "vit": _vit,
+    "convnext": _convnext,
+}
 
-NAMES = (*OWN, *HUGGING_FACE)
+NAMES = (*OWN_MODELS, *HUGGING_FACE)
 
 
 def torch_step(name: str) -> TorchStep:
@@ -69,16 +79,16 @@ def torch_step(name: str) -> TorchStep:
     >>> torch_step("gnmt")
     <TorchStep 'gnmt': inputs [8, 8], [8, 8]>
     """
-    if name in OWN:
-        return build(name, **OWN[name])
+    if name in OWN_MODELS:
+        return build(name, **OWN_MODELS[name])
     import transformers
 
-    make, drawn = HUGGING_FACE[name], torch.Generator().manual_seed(0)
+    make, generator = HUGGING_FACE[name], torch.Generator().manual_seed(0)
     if name in ("vit", "convnext"):
-        inputs = {"pixel_values": torch.randn(4, 3, 64, 64, generator=drawn)}
-        inputs["labels"] = torch.randint(100, (4,), generator=drawn)
+        inputs = {"pixel_values": torch.randn(4, 3, 64, 64, generator=generator)}
+        inputs["labels"] = torch.randint(100, (4,), generator=generator)
     else:
-        tokens = torch.randint(2000, (4, 32), generator=drawn)
+        tokens = torch.randint(2000, (4, 32), generator=generator)
         inputs = {"input_ids": tokens, "labels": tokens}
     return TorchStep(
         name, lambda: make(transformers), inputs, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), mode="training"

@@ -59,7 +59,7 @@ def _place(name: str, graph: OpGraph, cluster: Cluster, seed: int) -> Placement:
     """A placement without an order: layers are called as the code has them."""
     if name == "random":
         groups = len(graph.colocation_names)
-        drawn = np.random.default_rng(seed).integers(0, cluster.n, groups + graph.n)
+        drawn_devices = np.random.default_rng(seed).integers(0, cluster.n, groups + graph.n)
         of = np.where(graph.colocation >= 0, graph.colocation, groups + np.arange(graph.n))
-        return Placement(device=drawn[of].astype(np.int32), placer="random", graph_key=graph.key)
+        return Placement(device=drawn_devices[of].astype(np.int32), placer="random", graph_key=graph.key)
     return place(graph, cluster, name).on(graph).replace(order=None, priority=None)

@@ -22,27 +22,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="measured per round (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="through all schedules (%(default)s)")
     parser.add_argument("--store", help="a file that keeps the rows; other parts in it stay")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from studies.pipelines.tensorflow import settings_of, study
 
     def told(rows: Sequence[Row], costs: Calibration) -> None:
         print(to_pandas(rows).to_string(index=False, float_format=lambda x: f"{x:.3g}"), flush=True)
         print(summarize_rows(rows), flush=True)
-        if given.store:
+        if options.store:
             about = settings_of(
-                costs, micro_batches=given.micro_batches, steps=given.steps, rounds=given.rounds, seed=0
+                costs, micro_batches=options.micro_batches, steps=options.steps, rounds=options.rounds, seed=0
             )
             command = (
-                f"python -m studies.pipelines --framework {given.framework} --processes {given.processes} "
-                f"--models {given.models} --micro-batches {given.micro_batches} --steps {given.steps} "
-                f"--rounds {given.rounds} --store pipelines.json"
+                f"python -m studies.pipelines --framework {options.framework} --processes {options.processes} "
+                f"--models {options.models} --micro-batches {options.micro_batches} --steps {options.steps} "
+                f"--rounds {options.rounds} --store pipelines.json"
             )
-            keep(given.store, f"{given.framework}, {given.processes} processes", rows, command=command, **about)
+            keep(options.store, f"{options.framework}, {options.processes} processes", rows, command=command, **about)
 
     study(
-        given.models.split(","), given.processes, micro_batches=given.micro_batches, steps=given.steps,
-        rounds=given.rounds, on_model=told,
-    )  # fmt: skip
+        options.models.split(","),
+        options.processes,
+        micro_batches=options.micro_batches,
+        steps=options.steps,
+        rounds=options.rounds,
+        on_model=told,
+    )
 
 
 if __name__ == "__main__":

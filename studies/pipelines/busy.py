@@ -42,11 +42,11 @@ def busy_messages(local: LocalCluster, worker: Worker) -> NDArray[np.float64]:
     return np.array([(*_ends(cost, size), np.median(_arrivals(size, local, worker))) for size in SIZES])
 
 
-def with_busy_messages(costs: Calibration, found: Sequence[NDArray[np.float64]]) -> Calibration:
+def with_busy_messages(costs: Calibration, message_costs: Sequence[NDArray[np.float64]]) -> Calibration:
     """`costs` with messages as they are between busy workers; nothing is added for cold caches, which are so already.
 
     Args:
-        found: what `busy_messages` found, once or several times: single differences of two steps may be far off where the
+        message_costs: what `busy_messages` found, once or several times: single differences of two steps may be far off where the
             cores change their pace between the two.
 
     >>> from baechi_lab.graph import Link
@@ -56,19 +56,23 @@ def with_busy_messages(costs: Calibration, found: Sequence[NDArray[np.float64]])
     >>> [round(link.cost_us(4), 3) for link in (costs.send, costs.receive, costs.wire)]
     [30.0, 20.0, 40.0]
     """
-    send, receive, way = np.maximum(np.median(np.array(found), axis=0), 0.1).T
-    ends = fit_link(SIZES, send)[0], fit_link(SIZES, receive)[0]
+    send, receive, wire = np.maximum(np.median(np.array(message_costs), axis=0), 0.1).T
+    end_costs = fit_link(SIZES, send)[0], fit_link(SIZES, receive)[0]
     wires = [
-        max(us - sum(end.cost_us(size) for end in ends), 0.1) for size, us in zip(SIZES, way.tolist(), strict=True)
+        max(us - sum(end.cost_us(size) for end in end_costs), 0.1)
+        for size, us in zip(SIZES, wire.tolist(), strict=True)
     ]
-    return replace(costs, send=ends[0], receive=ends[1], wire=fit_link(SIZES, wires)[0], cooled=())
+    return replace(costs, send=end_costs[0], receive=end_costs[1], wire=fit_link(SIZES, wires)[0], cooled=())
 
 
 def _ends(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float]:
     """Microseconds of processor time that a message takes of a sender and of a receiver that both make products."""
-    stays, goes = (cost(stream_step(MESSAGES, size, goes, two_streams=True), 2).cpu_us for goes in (False, True))
-    sent, received = ((b - a) / MESSAGES for a, b in zip(stays, goes, strict=True))
-    return sent, received
+    stays, crosses_devices = (
+        cost(stream_step(MESSAGES, size, crosses_devices, two_streams=True), 2).cpu_us
+        for crosses_devices in (False, True)
+    )
+    send_us, receive_us = ((b - a) / MESSAGES for a, b in zip(stays, crosses_devices, strict=True))
+    return send_us, receive_us
 
 
 def _arrivals(size: int, local: LocalCluster, worker: Worker) -> np.ndarray:
@@ -79,12 +83,12 @@ def _arrivals(size: int, local: LocalCluster, worker: Worker) -> np.ndarray:
     run = execute(step, placement, 1, warmup=2, traced=1, cluster=local, graph=graph, worker=worker, progress=False)
     if run.status != "ok" or run.timeline is None:
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
-    ended = dict(zip(run.timeline.op.tolist(), run.timeline.end_us.tolist(), strict=True))
-    moved = run.timeline.transfers
-    rows = zip(moved.tensor.tolist(), moved.end_us.tolist(), strict=True)
+    end_us = dict(zip(run.timeline.op.tolist(), run.timeline.end_us.tolist(), strict=True))
+    transfers = run.timeline.transfers
+    rows = zip(transfers.tensor.tolist(), transfers.end_us.tolist(), strict=True)
     producer = run.timeline.tensor_producer
     names = [(graph.names[producer[t]], int(producer[t]), end) for t, end in rows]
-    return np.array([max(end - ended[op], 0.0) for name, op, end in names if name.startswith("d0_send")][:-1])
+    return np.array([max(end - end_us[op], 0.0) for name, op, end in names if name.startswith("d0_send")][:-1])
 
 
 def stream_step(messages: int, size: int, crosses: bool = True, two_streams: bool = False) -> Step:
@@ -102,16 +106,16 @@ def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: Mod
     ]
     matrix = list(value)
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
-    received = []
+    outputs = []
     for i in range(messages):
         value = [
             raw.MatMul(a=a, b=b, name=f"d{d}_product{i}") for d, (a, b) in enumerate(zip(value, matrix, strict=True))
         ]
         with source.graph.control_dependencies([value[0].op]):
             sent_tensor = raw.Identity(input=source, name=f"d0_send{i}")
-        received.append(raw.Identity(input=sent_tensor, name=f"d{int(crosses)}_receive{i}"))
+        outputs.append(raw.Identity(input=sent_tensor, name=f"d{int(crosses)}_receive{i}"))
     for d, last in enumerate(value):
-        received.append(
+        outputs.append(
             raw.Slice(
                 input=last,
                 begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
@@ -119,4 +123,4 @@ def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: Mod
                 name=f"d{d}_last",
             )
         )
-    return raw.IdentityN(input=received, name=f"d{int(crosses)}_all")[0]
+    return raw.IdentityN(input=outputs, name=f"d{int(crosses)}_all")[0]

@@ -29,19 +29,21 @@ def step_us_on_cores(
     """
     if cores >= cluster.n:
         return timeline.makespan_us
-    pipelined = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.schedule_lines)
-    device = np.asarray(pipelined.placement.device)
-    start = np.zeros(pipelined.graph.n)
+    pipelined_graph = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.schedule_lines)
+    device = np.asarray(pipelined_graph.placement.device)
+    start = np.zeros(pipelined_graph.graph.n)
     start[timeline.op] = timeline.start_us
-    turns = []
-    for mine in range(cluster.n):
-        op = np.flatnonzero(device == mine)
-        op = op[np.lexsort((pipelined.graph.position[op], start[op]))]
-        turns += [(a, b, 0) for a, b in zip(op[:-1].tolist(), op[1:].tolist(), strict=True)]
+    turn_edges = []
+    for own_device in range(cluster.n):
+        op = np.flatnonzero(device == own_device)
+        op = op[np.lexsort((pipelined_graph.graph.position[op], start[op]))]
+        turn_edges += [(a, b, 0) for a, b in zip(op[:-1].tolist(), op[1:].tolist(), strict=True)]
     edges = zip(
-        pipelined.graph.edge_source.tolist(), pipelined.graph.consumers.tolist(),
-        pipelined.graph.tensor_bytes[pipelined.graph.edge_tensor].tolist(), strict=True,
-    )  # fmt: skip
-    shared = OpGraph.from_edges(pipelined.graph.duration_us, [*edges, *turns])
-    there = Cluster.uniform(cores, link=cluster.link_between(0, 1), comm=cluster.comm)
-    return simulate(shared, there, Placement(device=device % cores), "fifo").makespan_us
+        pipelined_graph.graph.edge_source.tolist(),
+        pipelined_graph.graph.consumers.tolist(),
+        pipelined_graph.graph.tensor_bytes[pipelined_graph.graph.edge_tensor].tolist(),
+        strict=True,
+    )
+    graph_on_cores = OpGraph.from_edges(pipelined_graph.graph.duration_us, [*edges, *turn_edges])
+    cluster_of_cores = Cluster.uniform(cores, link=cluster.link_between(0, 1), comm=cluster.comm)
+    return simulate(graph_on_cores, cluster_of_cores, Placement(device=device % cores), "fifo").makespan_us

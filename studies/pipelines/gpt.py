@@ -13,9 +13,16 @@ from baechi_lab.profilers import trace
 
 
 def gpt_step(
-    *, batch_size: int, layers: int = 4, units: int = 128, heads: int = 4, words: int = 64, vocabulary: int = 1000,
-    seed: int = 0, causal: bool = True,
-) -> Step:  # fmt: skip
+    *,
+    batch_size: int,
+    layers: int = 4,
+    units: int = 128,
+    heads: int = 4,
+    words: int = 64,
+    vocabulary: int = 1000,
+    seed: int = 0,
+    causal: bool = True,
+) -> Step:
     """The traced training step: mean cross entropy of the next word, SGD; words also see later ones where not `causal`."""
     make = Weights(seed)
     table, places = make.matrix("embedding/table", vocabulary, units), make.matrix("embedding/places", words, units)
@@ -28,8 +35,8 @@ def gpt_step(
         parts = tf.reshape(tf.matmul(x, kernel["qkv"]), [batch_size, words, 3, heads, units // heads])
         query, key, value = tf.unstack(tf.transpose(parts, [2, 0, 3, 1, 4]))
         scores = tf.matmul(query, key, transpose_b=True) * (units // heads) ** -0.5 + mask
-        mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
-        return tf.matmul(tf.reshape(mixed, [-1, units]), kernel["out"])
+        attended = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
+        return tf.matmul(tf.reshape(attended, [-1, units]), kernel["out"])
 
     def loss(given: Any, wanted: Any) -> Any:
         with tf.name_scope("embedding/lookup"):
@@ -44,10 +51,10 @@ def gpt_step(
             return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(wanted, [-1]), logits))
 
     text = np.random.default_rng(seed + 1).integers(0, vocabulary, (batch_size, words + 1), dtype=np.int32)
-    made = make_step("gpt", loss, make.variables, (text[:, :-1].copy(), text[:, 1:].copy()), ("given", "wanted"), "sgd")
-    return trace(made.function, *made.inputs, name="gpt" if causal else "bert")
+    step = make_step("gpt", loss, make.variables, (text[:, :-1].copy(), text[:, 1:].copy()), ("given", "wanted"), "sgd")
+    return trace(step.function, *step.inputs, name="gpt" if causal else "bert")
 
 
 def _normal(x: Any) -> Any:
-    centred = x - tf.reduce_mean(x, 1, keepdims=True)
-    return centred * tf.math.rsqrt(tf.reduce_mean(tf.square(centred), 1, keepdims=True) + 1e-6)
+    deviation = x - tf.reduce_mean(x, 1, keepdims=True)
+    return deviation * tf.math.rsqrt(tf.reduce_mean(tf.square(deviation), 1, keepdims=True) + 1e-6)

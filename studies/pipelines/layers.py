@@ -50,16 +50,16 @@ def least_runs(work: Sequence[float], runs: int) -> list[int]:
     total = np.concatenate([[0.0], np.cumsum(work)])
     n = len(work)
     best = np.full((runs + 1, n + 1), np.inf)
-    came = np.zeros((runs + 1, n + 1), dtype=int)
+    run_begins = np.zeros((runs + 1, n + 1), dtype=int)
     best[0, 0] = 0.0
     for r in range(1, runs + 1):
         for end in range(r, n + 1):
             largest = np.maximum(best[r - 1, :end], total[end] - total[:end])
-            came[r, end] = int(largest.argmin())
-            best[r, end] = largest[came[r, end]]
-    found, end = [0] * n, n
+            run_begins[r, end] = int(largest.argmin())
+            best[r, end] = largest[run_begins[r, end]]
+    starts_of_runs, end = [0] * n, n
     for r in range(runs, 0, -1):
-        begin = int(came[r, end])
-        found[begin:end] = [r - 1] * (end - begin)
-        end = begin
-    return found
+        run_begin = int(run_begins[r, end])
+        starts_of_runs[run_begin:end] = [r - 1] * (end - run_begin)
+        end = run_begin
+    return starts_of_runs

@@ -31,13 +31,13 @@ class Plan:
 
 def placements(graph: OpGraph, devices: int) -> dict[str, Placement]:
     """By schedule, stages that suit it; schedules that do not apply to this graph are left out."""
-    found = {}
+    placement_of = {}
     for name, rule in RULES.items():
         try:
-            found[name] = _placement(rule.shape, graph, devices)
+            placement_of[name] = _placement(rule.shape, graph, devices)
         except InvalidInput:
             continue  # too few layers for stages of this shape
-    return found
+    return placement_of
 
 
 def _placement(shape: str, graph: OpGraph, devices: int) -> Placement:
@@ -51,21 +51,23 @@ def plans(
     placements: Mapping[str, Placement], graph: OpGraph, cluster: Cluster, costs: Calibration, micro_batches: int
 ) -> dict[str, Plan]:
     """By schedule, the simulated step; schedules whose stages form no pipeline of their shape are left out."""
-    found = {}
+    plan_of = {}
     for name, placement in placements.items():
         try:
-            found[name] = planned(name, graph, cluster, placement, costs, micro_batches)
+            plan_of[name] = planned(name, graph, cluster, placement, costs, micro_batches)
         except InvalidInput:
             continue
-    return found
+    return plan_of
 
 
 def planned(
     schedule: str, graph: OpGraph, cluster: Cluster, placement: Placement, costs: Calibration, micro_batches: int
 ) -> Plan:
     """Simulate the step with the runtime's overheads; wires carry messages independently, workers may share cores."""
-    charged = charged_graph(graph, placement, costs)
-    there = cluster.replace(link=costs.wire, comm="parallel")
-    timeline = simulate(charged, there, placement, micro_batches=micro_batches, schedule=schedule)
-    step_us = step_us_on_cores(charged, there, placement, timeline, micro_batches, len(os.sched_getaffinity(0)))
-    return Plan(schedule, charged, placement, timeline, step_us + costs.step_us)
+    graph_with_charges = charged_graph(graph, placement, costs)
+    wire_cluster = cluster.replace(link=costs.wire, comm="parallel")
+    timeline = simulate(graph_with_charges, wire_cluster, placement, micro_batches=micro_batches, schedule=schedule)
+    step_us = step_us_on_cores(
+        graph_with_charges, wire_cluster, placement, timeline, micro_batches, len(os.sched_getaffinity(0))
+    )
+    return Plan(schedule, graph_with_charges, placement, timeline, step_us + costs.step_us)

@@ -106,17 +106,17 @@ def summarize_rows(rows: Iterable[Row]) -> Summary:
     for row in rows:
         groups[row.framework, row.model, row.processes].append(row)
     clear = right = 0
-    for mine in groups.values():
-        for i, a in enumerate(mine):
-            for b in mine[i + 1 :]:
+    for rows_of_group in groups.values():
+        for i, a in enumerate(rows_of_group):
+            for b in rows_of_group[i + 1 :]:
                 ratio = a.times_as_long(b)
                 if max(ratio, 1 / ratio) > 1 + CLEAR:
                     clear += 1
                     right += (a.simulated_us < b.simulated_us) == (ratio < 1)
     errors = [abs(row.error) for row in rows]
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
-    others = float(np.median([row.others_share for row in rows])) if rows else 0.0
-    return Summary(len(rows), mean, worst, clear, right, others)
+    others_share = float(np.median([row.others_share for row in rows])) if rows else 0.0
+    return Summary(len(rows), mean, worst, clear, right, others_share)
 
 
 def to_pandas(rows: Sequence[Row]) -> pandas.DataFrame:
@@ -125,14 +125,22 @@ def to_pandas(rows: Sequence[Row]) -> pandas.DataFrame:
 
     return pd.DataFrame(
         {
-            "framework": row.framework, "model": row.model, "processes": row.processes, "schedule": row.schedule,
-            "simulated_ms": row.simulated_us / 1e3, "measured_ms": row.measured_us / 1e3, "low_ms": row.low_us / 1e3,
-            "high_ms": row.high_us / 1e3, "fastest_ms": row.fastest_us / 1e3, "error": row.error,
-            "times_faster": row.single_us / row.measured_us, "busy_share": row.busy_share,
+            "framework": row.framework,
+            "model": row.model,
+            "processes": row.processes,
+            "schedule": row.schedule,
+            "simulated_ms": row.simulated_us / 1e3,
+            "measured_ms": row.measured_us / 1e3,
+            "low_ms": row.low_us / 1e3,
+            "high_ms": row.high_us / 1e3,
+            "fastest_ms": row.fastest_us / 1e3,
+            "error": row.error,
+            "times_faster": row.single_us / row.measured_us,
+            "busy_share": row.busy_share,
             "others_share": row.others_share,
         }
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def keep(path: str | os.PathLike[str], part: str, rows: Sequence[Row], **settings: Any) -> None:
@@ -151,11 +159,15 @@ def keep(path: str | os.PathLike[str], part: str, rows: Sequence[Row], **setting
 
 def rows_of(document: Mapping[str, Any], framework: str | None = None) -> tuple[Row, ...]:
     """All rows of a stored document, or those of one framework."""
-    parts = [part["rows"] for part in document.values() if isinstance(part, dict) and "rows" in part]
-    made = (_row(row) for rows in parts for row in rows)
-    return tuple(row for row in made if framework is None or row.framework == framework)
+    parts = [
+        document_part["rows"]
+        for document_part in document.values()
+        if isinstance(document_part, dict) and "rows" in document_part
+    ]
+    parsed_rows = (_row(row) for rows in parts for row in rows)
+    return tuple(row for row in parsed_rows if framework is None or row.framework == framework)
 
 
-def _row(stored: Mapping[str, Any]) -> Row:
-    values = {key: stored[key] for key in Row.__dataclass_fields__ if key in stored}
+def _row(stored_row: Mapping[str, Any]) -> Row:
+    values = {key: stored_row[key] for key in Row.__dataclass_fields__ if key in stored_row}
     return Row(**{**values, "rounds_us": tuple(values.get("rounds_us", ()))})

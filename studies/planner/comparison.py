@@ -18,9 +18,11 @@ from baechi_lab.graph import Cluster, OpGraph
 from baechi_lab.placers.hierarchical import SIMULATED, PlannerProgress
 
 GROUPINGS: dict[str, dict[str, Any]] = {
-    "learned": {}, "random": {"grouping": "random"}, "metis": {"grouping": "metis"},
+    "learned": {},
+    "random": {"grouping": "random"},
+    "metis": {"grouping": "metis"},
     "learned from uniform": {"grouper_start": "uniform"},
-}  # fmt: skip
+}
 POINTS = 20
 """Points of a stored curve."""
 
@@ -30,10 +32,11 @@ def compare_groupings(
 ) -> Iterator[dict[str, Any]]:
     """One row per seed and grouping: `best_seconds` of a step, `samples`, `train_seconds`, and `curve`, which holds
     (samples, seconds spent, best seconds) as training goes on; last per seed, random placement."""
-    given = {**SIMULATED, **params, "updates": updates, "time_limit": None}
+    parameters = {**SIMULATED, **params, "updates": updates, "time_limit": None}
     for seed in seeds:
         rows = [
-            _trained(graph, cluster, name, {**given, **changes, "seed": seed}) for name, changes in GROUPINGS.items()
+            _trained(graph, cluster, name, {**parameters, **changes, "seed": seed})
+            for name, changes in GROUPINGS.items()
         ]
         yield from rows
         yield _random_placement(graph, cluster, rows[0]["samples"], seed)
@@ -42,18 +45,32 @@ def compare_groupings(
 def _trained(graph: OpGraph, cluster: Cluster, name: str, params: dict[str, Any]) -> dict[str, Any]:
     from baechi_lab.placers import place
 
-    seen: list[PlannerProgress] = []
-    info = place(graph, cluster, "hierarchical", **params, callback=lambda progress: seen.append(progress)).info
-    kept = _points(len(seen))
-    last = max(1, len(seen) // 10)
+    progress_records: list[PlannerProgress] = []
+    info = place(
+        graph, cluster, "hierarchical", **params, callback=lambda progress: progress_records.append(progress)
+    ).info
+    sampled_points = _points(len(progress_records))
+    last = max(1, len(progress_records) // 10)
     return {
-        "grouping": name, "seed": params["seed"], "updates": info["updates"], "samples": info["samples"],
-        "best_seconds": info["best_us"] * 1e-6, "train_seconds": info["train_seconds"],
-        "mean_reward_at_the_end": float(np.mean(info["rewards"][-last:])), "groups_used": len(set(info["groups"])),
-        "entropy": [round(info["entropy"][i], 3) for i in kept],
-        "grouper_entropy": [round(info["grouper_entropy"][i], 3) for i in kept],
-        "curve": [(seen[i].samples, round(seen[i].seconds, 2), _finite(seen[i].best_seconds)) for i in kept],
-    }  # fmt: skip
+        "grouping": name,
+        "seed": params["seed"],
+        "updates": info["updates"],
+        "samples": info["samples"],
+        "best_seconds": info["best_us"] * 1e-6,
+        "train_seconds": info["train_seconds"],
+        "mean_reward_at_the_end": float(np.mean(info["rewards"][-last:])),
+        "groups_used": len(set(info["groups"])),
+        "entropy": [round(info["entropy"][i], 3) for i in sampled_points],
+        "grouper_entropy": [round(info["grouper_entropy"][i], 3) for i in sampled_points],
+        "curve": [
+            (
+                progress_records[i].samples,
+                round(progress_records[i].seconds, 2),
+                _finite(progress_records[i].best_seconds),
+            )
+            for i in sampled_points
+        ],
+    }
 
 
 def _random_placement(graph: OpGraph, cluster: Cluster, samples: int, seed: int) -> dict[str, Any]:
@@ -66,14 +83,20 @@ def _random_placement(graph: OpGraph, cluster: Cluster, samples: int, seed: int)
     began, rng = time.perf_counter(), np.random.default_rng([seed, 1])
     units, reward = make_units(graph, cluster, 200, 6, 6), SimulatedReward(graph, cluster, 1)
     best, curve = float("inf"), []
-    for part in np.array_split(np.arange(samples), min(samples, POINTS)):
-        drawn = np.where(units.allowed, rng.random((len(part), *units.allowed.shape)), -1.0).argmax(axis=2)
-        best = min(best, float(reward(drawn[:, units.of]).min()))
-        curve.append((int(part[-1]) + 1, round(time.perf_counter() - began, 2), _finite(best)))
+    for samples_of_point in np.array_split(np.arange(samples), min(samples, POINTS)):
+        drawn_devices = np.where(units.allowed, rng.random((len(samples_of_point), *units.allowed.shape)), -1.0).argmax(
+            axis=2
+        )
+        best = min(best, float(reward(drawn_devices[:, units.of]).min()))
+        curve.append((int(samples_of_point[-1]) + 1, round(time.perf_counter() - began, 2), _finite(best)))
     return {
-        "grouping": "random placement", "seed": seed, "samples": samples, "best_seconds": _finite(best),
-        "train_seconds": time.perf_counter() - began, "curve": curve,
-    }  # fmt: skip
+        "grouping": "random placement",
+        "seed": seed,
+        "samples": samples,
+        "best_seconds": _finite(best),
+        "train_seconds": time.perf_counter() - began,
+        "curve": curve,
+    }
 
 
 def _points(count: int) -> list[int]:
@@ -91,7 +114,7 @@ def best_within(row: Mapping[str, Any], column: int, limit: float) -> float:
     >>> best_within({"curve": [(16, 0.5, None), (32, 0.9, 3.0), (48, 1.4, 2.0)]}, 1, 1.0)
     3.0
     """
-    found: NDArray[np.float64] = np.array(
+    best_seconds: NDArray[np.float64] = np.array(
         [point[2] for point in row["curve"] if point[column] <= limit and point[2] is not None], dtype=np.float64
     )
-    return float(found.min()) if found.size else float("inf")
+    return float(best_seconds.min()) if best_seconds.size else float("inf")

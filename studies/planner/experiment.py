@@ -116,18 +116,24 @@ def learning_rates(graph: OpGraph, cluster: Cluster, seconds: float, seed: int, 
     """For each of `LEARNING_RATES`: best step, mean reward and entropy per choice over the last updates."""
     from baechi_lab.placers import place
 
-    found = []
+    rows = []
     for rate in LEARNING_RATES:
-        given = {**params, "learning_rate": rate, "time_limit": seconds, "updates": None, "seed": seed}
-        info = place(graph, cluster, "hierarchical", **given).info
+        parameters = {**params, "learning_rate": rate, "time_limit": seconds, "updates": None, "seed": seed}
+        info = place(graph, cluster, "hierarchical", **parameters).info
         last = slice(-max(1, info["updates"] // 10), None)
         mean = lambda values: sum(values[last]) / len(values[last])  # noqa: E731, B023
-        found.append(
-            {"learning_rate": rate, "updates": info["updates"], "best_seconds": info["best_us"] * 1e-6,
-             "first_reward": info["rewards"][0], "last_reward": mean(info["rewards"]),
-             "first_entropy": info["entropy"][0], "last_entropy": mean(info["entropy"])}
-        )  # fmt: skip
-    return found
+        rows.append(
+            {
+                "learning_rate": rate,
+                "updates": info["updates"],
+                "best_seconds": info["best_us"] * 1e-6,
+                "first_reward": info["rewards"][0],
+                "last_reward": mean(info["rewards"]),
+                "first_entropy": info["entropy"][0],
+                "last_entropy": mean(info["entropy"]),
+            }
+        )
+    return rows
 
 
 def profiled(cell: Cell, hardware: str) -> OpGraph:
@@ -139,38 +145,41 @@ def profiled(cell: Cell, hardware: str) -> OpGraph:
 
 
 def _answer(
-    cell: Cell, make: Callable[[Cell], OpGraph], given: argparse.Namespace, params: dict[str, Any]
+    cell: Cell, make: Callable[[Cell], OpGraph], options: argparse.Namespace, params: dict[str, Any]
 ) -> dict[str, Any]:
     from baechi_lab.passes import optimize
 
     graph = make(cell)
-    cluster = machine(cell.gpus, parse_bytes(given.memory), Link(134.0, 0.0001754))
+    cluster = machine(cell.gpus, parse_bytes(options.memory), Link(134.0, 0.0001754))
     began = time.perf_counter()
     coarse = optimize(graph, cluster)
     took = time.perf_counter() - began
     result = {
-        **asdict(cell), "ops": graph.n, "placed_ops": coarse.n, "optimize_seconds": took,
-        "rows": rows(graph, coarse, cluster, given.seconds, given.seed, given.trials, **params),
-    }  # fmt: skip
-    if given.rates and cell.name == given.rates:
-        result["learning_rates"] = learning_rates(coarse, cluster, given.seconds, given.seed, **params)
+        **asdict(cell),
+        "ops": graph.n,
+        "placed_ops": coarse.n,
+        "optimize_seconds": took,
+        "rows": rows(graph, coarse, cluster, options.seconds, options.seed, options.trials, **params),
+    }
+    if options.rates and cell.name == options.rates:
+        result["learning_rates"] = learning_rates(coarse, cluster, options.seconds, options.seed, **params)
     return result
 
 
-def _compared(result: dict[str, Any], cell: Cell, graph: OpGraph, given: argparse.Namespace) -> None:
+def _compared(result: dict[str, Any], cell: Cell, graph: OpGraph, options: argparse.Namespace) -> None:
     """Add the comparison of groupings to `result`, and write it down after every row."""
     from baechi_lab.passes import optimize
     from studies.planner.comparison import compare_groupings
 
-    cluster = machine(cell.gpus, parse_bytes(given.memory), Link(134.0, 0.0001754))
-    graph_to_place = graph if given.on == "ops" else optimize(graph, cluster)
+    cluster = machine(cell.gpus, parse_bytes(options.memory), Link(134.0, 0.0001754))
+    graph_to_place = graph if options.on == "ops" else optimize(graph, cluster)
     rows: list[dict[str, Any]] = []
     result["cells"].append(
-        {"name": cell.name, "gpus": cell.gpus, "on": given.on, "ops": graph_to_place.n, "rows": rows}
+        {"name": cell.name, "gpus": cell.gpus, "on": options.on, "ops": graph_to_place.n, "rows": rows}
     )
-    for row in compare_groupings(graph_to_place, cluster, given.groupings, given.seeds, **given.params):
+    for row in compare_groupings(graph_to_place, cluster, options.groupings, options.seeds, **options.params):
         rows.append(row)
-        _write(result, given.results)
+        _write(result, options.results)
 
 
 def _write(result: dict[str, Any], place: str) -> None:
@@ -202,34 +211,38 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; see the module's text."""
-    told = list(sys.argv[1:] if arguments is None else arguments)
-    given = _arguments(told)
+    argument_list = list(sys.argv[1:] if arguments is None else arguments)
+    options = _arguments(argument_list)
     began, date = time.perf_counter(), datetime.now(timezone.utc).date().isoformat()
-    if given.graph:
-        graph = load_graph(given.graph)
-        cells, make = [Cell(graph.name, gpus, "", {}) for gpus in given.gpus], lambda cell: graph
+    if options.graph:
+        graph = load_graph(options.graph)
+        cells, make = [Cell(graph.name, gpus, "", {}) for gpus in options.gpus], lambda cell: graph
     else:
-        cells = [cell for cell in CELLS if given.cells is None or cell.name in given.cells]
-        make = lambda cell: profiled(cell, given.hardware)  # noqa: E731
-    warm_up(machine(2, parse_bytes(given.memory), Link(134.0, 0.0001754)), given.params)
+        cells = [cell for cell in CELLS if options.cells is None or cell.name in options.cells]
+        make = lambda cell: profiled(cell, options.hardware)  # noqa: E731
+    warm_up(machine(2, parse_bytes(options.memory), Link(134.0, 0.0001754)), options.params)
     result: dict[str, Any] = {
-        "command": " ".join(["python", "-m", "studies.planner.experiment", *told]),
-        "seed": given.seeds if given.groupings else given.seed,
-        "date": date, "step_times": "simulated", "place_seconds": "measured",
-        "hardware": given.hardware if not given.graph else "as profiled", "budget": _budget(given), "cells": [],
-    }  # fmt: skip
+        "command": " ".join(["python", "-m", "studies.planner.experiment", *argument_list]),
+        "seed": options.seeds if options.groupings else options.seed,
+        "date": date,
+        "step_times": "simulated",
+        "place_seconds": "measured",
+        "hardware": options.hardware if not options.graph else "as profiled",
+        "budget": _budget(options),
+        "cells": [],
+    }
     for cell in cells:
-        if given.groupings:
-            _compared(result, cell, make(cell), given)
+        if options.groupings:
+            _compared(result, cell, make(cell), options)
         else:
-            result["cells"].append(_answer(cell, make, given, given.params))
+            result["cells"].append(_answer(cell, make, options, options.params))
         result["took_seconds"] = time.perf_counter() - began
-        _write(result, given.results)
+        _write(result, options.results)
     return 0
 
 
-def _budget(given: argparse.Namespace) -> str:
-    each = f"{given.groupings} updates" if given.groupings else f"{given.seconds:g} s of training"
+def _budget(options: argparse.Namespace) -> str:
+    each = f"{options.groupings} updates" if options.groupings else f"{options.seconds:g} s of training"
     return f"{each} per learned placement on a machine shared with other work; H: up to 3 h"
 
 

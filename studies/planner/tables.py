@@ -40,10 +40,15 @@ def table_1(results: Mapping[str, Any]) -> pandas.DataFrame:
     rows = {}
     for cell in results["cells"]:
         step = _steps(cell)
-        others = {label: step[name] for name, label in TABLE_1.items()}
-        learned = step["hierarchical"]
-        best = np.nanmin(list(others.values()))
-        rows[cell["name"]] = {"GPUs": cell["gpus"], **others, "hierarchical": learned, "reduction": 1 - learned / best}
+        other_placers = {label: step[name] for name, label in TABLE_1.items()}
+        learned_seconds = step["hierarchical"]
+        best = np.nanmin(list(other_placers.values()))
+        rows[cell["name"]] = {
+            "GPUs": cell["gpus"],
+            **other_placers,
+            "hierarchical": learned_seconds,
+            "reduction": 1 - learned_seconds / best,
+        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -64,9 +69,13 @@ def table_2(results: Mapping[str, Any]) -> pandas.DataFrame:
         drawn = [seconds for name, seconds in step.items() if name.startswith("random grouping")]
         learned, best = step["hierarchical on ops"], float(np.min(drawn))
         rows[cell["name"]] = {
-            "best": best, "median": float(np.median(drawn)), "worst": float(np.max(drawn)), "learned": learned,
-            "improvement": 1 - learned / best, "updates": [r for r in cell["rows"] if "updates" in r][3]["updates"],
-        }  # fmt: skip
+            "best": best,
+            "median": float(np.median(drawn)),
+            "worst": float(np.max(drawn)),
+            "learned": learned,
+            "improvement": 1 - learned / best,
+            "updates": [r for r in cell["rows"] if "updates" in r][3]["updates"],
+        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -79,14 +88,15 @@ def compared_groupings(results: Mapping[str, Any]) -> pandas.DataFrame:
     for cell in results["cells"]:
         limit = min(row["train_seconds"] for row in cell["rows"] if row["grouping"] in ("learned", "random"))
         for name in dict.fromkeys(row["grouping"] for row in cell["rows"]):
-            mine = [row for row in cell["rows"] if row["grouping"] == name]
-            soon = [best_within(row, 1, limit if "updates" in row else float("inf")) for row in mine]
+            rows_of_grouping = [row for row in cell["rows"] if row["grouping"] == name]
+            soon = [best_within(row, 1, limit if "updates" in row else float("inf")) for row in rows_of_grouping]
             rows[cell["on"], name] = {
-                **{f"seed {row['seed']}": row["best_seconds"] for row in mine},
-                "median": float(np.median([row["best_seconds"] for row in mine])),
+                **{f"seed {row['seed']}": row["best_seconds"] for row in rows_of_grouping},
+                "median": float(np.median([row["best_seconds"] for row in rows_of_grouping])),
                 f"median after {limit:.0f} s": float(np.median(soon)),
-                "samples": mine[0]["samples"], "seconds": float(np.median([row["train_seconds"] for row in mine])),
-            }  # fmt: skip
+                "samples": rows_of_grouping[0]["samples"],
+                "seconds": float(np.median([row["train_seconds"] for row in rows_of_grouping])),
+            }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["placed", "grouping"])
 
 
@@ -101,8 +111,10 @@ def placing_times(results: Mapping[str, Any]) -> pandas.DataFrame:
         for name in RIVALS:
             seconds = by_name[name]["place_seconds"]
             rows[cell["name"], name] = {
-                "place_seconds": seconds, "learned_place_seconds": learned["place_seconds"],
-                "samples": learned.get("samples", 0), "times_longer": learned["place_seconds"] / seconds,
+                "place_seconds": seconds,
+                "learned_place_seconds": learned["place_seconds"],
+                "samples": learned.get("samples", 0),
+                "times_longer": learned["place_seconds"] / seconds,
                 "step_learned_over_rival": step["hierarchical"] / step[name],
-            }  # fmt: skip
+            }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["model", "rival"])

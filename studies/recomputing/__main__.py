@@ -21,16 +21,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="measured steps per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-o", "--output", help="a .json file to write")
-    given = parser.parse_args()
-    wanted = {f: {m: s for m, s in CASES[f].items() if m in (given.models or CASES[f])} for f in given.frameworks}
+    options = parser.parse_args()
+    cases = {f: {m: s for m, s in CASES[f].items() if m in (options.models or CASES[f])} for f in options.frameworks}
 
     def keep(rows: list[Row]) -> None:
         for row in (r for r in rows if (r.framework, r.model) == (rows[-1].framework, rows[-1].model)):
             print(line(rows, row), flush=True)
-        if given.output:
-            write_atomically(given.output, (json.dumps(document(rows), indent=1) + "\n").encode())
+        if options.output:
+            write_atomically(options.output, (json.dumps(document(rows), indent=1) + "\n").encode())
 
-    study(wanted, steps=given.steps, rounds=given.rounds, on_row=keep)
+    study(cases, steps=options.steps, rounds=options.rounds, on_row=keep)
 
 
 def line(rows: Sequence[Row], row: Row) -> str:
@@ -44,9 +44,9 @@ def line(rows: Sequence[Row], row: Row) -> str:
 
 def document(rows: Sequence[Row]) -> dict[str, object]:
     """Everything, ready for JSON."""
-    made = provenance(seed=0, machine="2 cores")
-    made["command"] = made["command"].replace("__main__.py", "python -m studies.recomputing")
-    return {**made, "rows": [{**asdict(r), "saving_error": saving_error(plain_of(rows, r), r)} for r in rows]}
+    origin = provenance(seed=0, machine="2 cores")
+    origin["command"] = origin["command"].replace("__main__.py", "python -m studies.recomputing")
+    return {**origin, "rows": [{**asdict(r), "saving_error": saving_error(plain_of(rows, r), r)} for r in rows]}
 
 
 if __name__ == "__main__":

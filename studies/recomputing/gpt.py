@@ -23,8 +23,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, words, width = x.shape
-        parts = self.qkv(self.norm1(x)).view(batch, words, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        projections = self.qkv(self.norm1(x)).view(batch, words, 3, self.heads, width // self.heads)
+        query, key, value = projections.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, words, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -39,22 +39,28 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        x = self.table(given) + self.places
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens) + self.places
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
 
 
-def next_word(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def next_word(logits: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy."""
-    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
 
 
 def gpt_step(
-    *, batch_size: int, layers: int = 4, width: int = 128, heads: int = 4, words: int = 64, vocabulary: int = 1000,
+    *,
+    batch_size: int,
+    layers: int = 4,
+    width: int = 128,
+    heads: int = 4,
+    words: int = 64,
+    vocabulary: int = 1000,
     seed: int = 0,
-) -> TorchStep:  # fmt: skip
+) -> TorchStep:
     """The training step: mean cross entropy of the next word, SGD."""
     text = torch.randint(0, vocabulary, (batch_size, words + 1), generator=torch.Generator().manual_seed(seed + 1))
     build = functools.partial(GPT, vocabulary, width, heads, layers, words)

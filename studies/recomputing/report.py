@@ -42,5 +42,5 @@ def saving_error(plain: Row, row: Row) -> float:
 
 def plain_of(rows: Sequence[Row], row: Row) -> Row:
     """The row of the same model without recomputation, in the order of a plan where there is one."""
-    mine = {r.choice: r for r in rows if (r.framework, r.model) == (row.framework, row.model)}
-    return mine.get("ordered", mine["plain"]) if row.choice != "plain" else row
+    row_of_choice = {r.choice: r for r in rows if (r.framework, r.model) == (row.framework, row.model)}
+    return row_of_choice.get("ordered", row_of_choice["plain"]) if row.choice != "plain" else row

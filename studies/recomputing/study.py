@@ -43,9 +43,12 @@ SHARE = 0.5
 
 
 def study(
-    cases: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None, *, steps: int = 5, rounds: int = 3,
+    cases: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    *,
+    steps: int = 5,
+    rounds: int = 3,
     on_row: Callable[[list[Row]], None] | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """A row per choice: "plain" first, on TensorFlow "ordered", then "sqrt" and "budget".
 
     Args:
@@ -70,22 +73,28 @@ def study_model(framework: str, name: str, sizes: Mapping[str, Any], *, steps: i
         raise InvalidInput(f"framework is {framework!r}; it must be 'tensorflow' or 'torch'")
     graph, run = RUNNERS[framework](name, dict(sizes), steps)
     graphs = dict(choices(graph, ordered=framework == "tensorflow"))
-    runs: dict[str, list[Run]] = {choice: [] for choice in graphs}
+    runs_of_choice: dict[str, list[Run]] = {choice: [] for choice in graphs}
     for _ in range(rounds):
         for choice, changed in graphs.items():
-            runs[choice].append(run(changed))
-    losses = _losses(runs["plain"][0])
+            runs_of_choice[choice].append(run(changed))
+    losses = _losses(runs_of_choice["plain"][0])
     rows = []
     for choice, changed in graphs.items():
         timeline = _simulated(framework, changed)
-        seconds = np.concatenate([one.step_seconds for one in runs[choice]])
+        seconds = np.concatenate([one.step_seconds for one in runs_of_choice[choice]])
         rows.append(
             Row(
-                framework, name, choice, changed.n - graph.n, int(timeline.peak_bytes[0]), _peak(runs[choice][0]),
-                float(timeline.makespan_us), float(np.median(seconds)) * 1e6,
-                all(_losses(one) == losses for one in runs[choice]),
+                framework,
+                name,
+                choice,
+                changed.n - graph.n,
+                int(timeline.peak_bytes[0]),
+                _peak(runs_of_choice[choice][0]),
+                float(timeline.makespan_us),
+                float(np.median(seconds)) * 1e6,
+                all(_losses(one) == losses for one in runs_of_choice[choice]),
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -101,8 +110,8 @@ def choices(graph: OpGraph, ordered: bool) -> Iterator[tuple[str, OpGraph]]:
     if ordered:
         yield "ordered", recompute(graph, "all", ordered=True)
     yield "sqrt", recompute(graph, "sqrt", ordered=ordered)
-    least, most = plans_for(graph).least_bytes, readiness_peak(graph)
-    yield "budget", recompute(graph, budget=int(least + SHARE * (most - least)), ordered=ordered)
+    least, peak_bytes = plans_for(graph).least_bytes, readiness_peak(graph)
+    yield "budget", recompute(graph, budget=int(least + SHARE * (peak_bytes - least)), ordered=ordered)
 
 
 def _alone(graph: OpGraph) -> Placement:

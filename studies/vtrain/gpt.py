@@ -67,12 +67,22 @@ def layer_rows(gpt: GPT, batch: int) -> list[Row]:
 
     attention: Row = (2.0 * batch * s * s * h, half * (2 * t * h + scores), True, True)
     return [
-        moved(2 * t * h), product(h, 3 * h), moved(6 * t * h),  # normalise, queries and keys and values, bias
-        attention, moved(2 * scores), moved(2.5 * scores), attention,  # scores, softmax, dropout with its mask, context
-        moved(2 * t * h), product(h, h), moved(3.5 * t * h),  # transpose, projection, bias and dropout and add
-        moved(2 * t * h), product(h, 4 * h), moved(8 * t * h),  # normalise, widen, bias and gelu
-        product(4 * h, h), moved(3.5 * t * h),  # narrow, bias and dropout and add
-    ]  # fmt: skip
+        moved(2 * t * h),
+        product(h, 3 * h),
+        moved(6 * t * h),  # normalise, queries and keys and values, bias
+        attention,
+        moved(2 * scores),
+        moved(2.5 * scores),
+        attention,  # scores, softmax, dropout with its mask, context
+        moved(2 * t * h),
+        product(h, h),
+        moved(3.5 * t * h),  # transpose, projection, bias and dropout and add
+        moved(2 * t * h),
+        product(h, 4 * h),
+        moved(8 * t * h),  # normalise, widen, bias and gelu
+        product(4 * h, h),
+        moved(3.5 * t * h),  # narrow, bias and dropout and add
+    ]
 
 
 def head_rows(gpt: GPT, batch: int) -> list[Row]:
@@ -91,8 +101,10 @@ def embedding_rows(gpt: GPT, batch: int, table: bool) -> list[Row]:
 
 def microseconds(rows: list[Row], hardware: Hardware, times: float = 1.0) -> float:
     """Of kernels in half precision; a backward pass does the work of two forward passes (`times=2`)."""
-    done = work_of(1, [(0, Kernel(flops, moved, "fp16", matrix, batched)) for flops, moved, matrix, batched in rows])
-    return times * float(estimated_us(done, hardware)[0])
+    work = work_of(
+        1, [(0, Kernel(flops, moved_bytes, "fp16", matrix, batched)) for flops, moved_bytes, matrix, batched in rows]
+    )
+    return times * float(estimated_us(work, hardware)[0])
 
 
 def pipeline(
@@ -107,9 +119,15 @@ def pipeline(
     layer, hidden = layer_rows(gpt, batch), HALF * batch * gpt.sequence_length * gpt.hidden
     engine = ENGINE_LAUNCHES * hardware.launch_us
     ahead = microseconds(layer, hardware)
-    blocks = [("embedding", microseconds(embedding_rows(gpt, batch, False), hardware),
-               microseconds(embedding_rows(gpt, batch, False) + embedding_rows(gpt, batch, True), hardware),
-               gpt.embedding_parameters, 0)]  # fmt: skip
+    blocks = [
+        (
+            "embedding",
+            microseconds(embedding_rows(gpt, batch, False), hardware),
+            microseconds(embedding_rows(gpt, batch, False) + embedding_rows(gpt, batch, True), hardware),
+            gpt.embedding_parameters,
+            0,
+        )
+    ]
     for k in range(gpt.layers):
         stage = k * stages // gpt.layers
         blocks.append((f"layer{k}", ahead, ahead + microseconds(layer, hardware, 2.0), gpt.layer_parameters, stage))
@@ -140,9 +158,11 @@ def _graph(
     edges += [(max(k - 1, 0), n + k, hidden) for k in range(n)]  # what is kept of a layer is its input
     edges += [(n + k + 1, n + k, hidden) for k in range(n - 1)]
     edges += [(n + k, 2 * n + stage[k], CONTROL_BYTES) for k in range(n)]
-    held = [sum(block[3] for block in blocks if block[4] == s) for s in range(stages)]
-    ends = (0, stages - 1)
-    update = [_update_us(held[s], replicas, hardware, shared if s in ends else 0) for s in range(stages)]
+    parameters_of_stage = [sum(block[3] for block in blocks if block[4] == s) for s in range(stages)]
+    end_stages = (0, stages - 1)
+    update = [
+        _update_us(parameters_of_stage[s], replicas, hardware, shared if s in end_stages else 0) for s in range(stages)
+    ]
     return OpGraph.from_edges(
         forward + backward + update,
         edges,

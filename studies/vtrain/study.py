@@ -12,7 +12,6 @@ from each other as can be: each further one is the farthest from those before, i
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,15 +23,22 @@ from baechi_lab.errors import FormatError
 from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.calibration import Calibration, calibrate
 from baechi_lab.simulator import simulate
+from studies.csv_records import read_rows
 from studies.results import store
 from studies.vtrain.gpt import GPT, pipeline
 
 ROWS = 12
 COLUMNS = {
-    "global_batch": "global batch", "micro_batch": "micro batch", "hidden": "hidden size", "heads": "attention heads",
-    "layers": "# layers", "sequence_length": "sequence length", "tensor": "tensor parallelism",
-    "data": "data parallelism", "stages": "pipeline parallelism",
-}  # fmt: skip
+    "global_batch": "global batch",
+    "micro_batch": "micro batch",
+    "hidden": "hidden size",
+    "heads": "attention heads",
+    "layers": "# layers",
+    "sequence_length": "sequence length",
+    "tensor": "tensor parallelism",
+    "data": "data parallelism",
+    "stages": "pipeline parallelism",
+}
 
 
 class Iteration(NamedTuple):
@@ -56,15 +62,14 @@ class Iteration(NamedTuple):
 
 def read(path: str | Path) -> list[Iteration]:
     """The rows without tensor parallelism, in the order of the file."""
-    found = []
-    with open(path, newline="", encoding="utf-8") as stream:
-        for number, row in enumerate(csv.DictReader(stream), 2):
-            try:
-                settings = {key: int(row[column]) for key, column in COLUMNS.items()}
-                found.append(Iteration(**settings, measured_ms=float(row["iteration time (ms)"])))
-            except (KeyError, TypeError, ValueError) as error:
-                raise FormatError(f"{path}, line {number}: {error} is missing or no number") from error
-    return [row for row in found if row.tensor == 1]
+    iterations = []
+    for number, row in enumerate(read_rows(path), 2):
+        try:
+            settings = {key: int(row[column]) for key, column in COLUMNS.items()}
+            iterations.append(Iteration(**settings, measured_ms=float(row["iteration time (ms)"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{path}, line {number}: {error} is missing or no number") from error
+    return [row for row in iterations if row.tensor == 1]
 
 
 def predicted_ms(row: Iteration, hardware: Hardware) -> float:
@@ -85,11 +90,11 @@ def spread_rows(rows: Sequence[Iteration], count: int = ROWS) -> list[int]:
     columns = np.array([[r.hidden, r.layers, r.micro_batch, r.data, r.stages, r.micro_batches] for r in rows])
     place = np.log2(columns)
     place = (place - place.mean(axis=0)) / np.maximum(place.std(axis=0), 1e-9)
-    chosen = [int((place**2).sum(axis=1).argmin())]
-    while len(chosen) < min(count, len(rows)):
-        away = ((place[:, None] - place[chosen]) ** 2).sum(axis=2).min(axis=1)
-        chosen.append(int(away.argmax()))
-    return chosen
+    chosen_rows = [int((place**2).sum(axis=1).argmin())]
+    while len(chosen_rows) < min(count, len(rows)):
+        away = ((place[:, None] - place[chosen_rows]) ** 2).sum(axis=2).min(axis=1)
+        chosen_rows.append(int(away.argmax()))
+    return chosen_rows
 
 
 def fitted(rows: Sequence[Iteration], fit: Sequence[int]) -> Calibration:
@@ -102,20 +107,22 @@ def fitted(rows: Sequence[Iteration], fit: Sequence[int]) -> Calibration:
     return calibrate(replace(Hardware.named("a100").as_roofline(), launches_hidden=True), measurements, fit=fit)
 
 
-def summary(rows: Sequence[Iteration], found: Calibration) -> dict[str, Any]:
+def summary(rows: Sequence[Iteration], calibration: Calibration) -> dict[str, Any]:
     """What is stored: how it was made, what was fitted to which rows, and the errors of the others."""
-    others, hardware = np.abs(found.held_out), found.hardware
+    held_out_errors, hardware = np.abs(calibration.held_out), calibration.hardware
     return {
         "seed": None,
         "rows": len(rows),
-        "fitted_rows": [{**rows[k]._asdict(), "error": round(float(found.errors[k]), 4)} for k in found.fitted],
+        "fitted_rows": [
+            {**rows[k]._asdict(), "error": round(float(calibration.errors[k]), 4)} for k in calibration.fitted
+        ],
         "hardware": {
             key: round(float(getattr(hardware, key)), 6)
             for key in ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
         },
-        "mean_absolute_error_of_others": round(float(others.mean()), 5),
-        "percentiles_of_others": {p: round(float(np.percentile(others, p)), 4) for p in (50, 90, 100)},
-        "errors": [round(float(e), 4) for e in found.errors],
+        "mean_absolute_error_of_others": round(float(held_out_errors.mean()), 5),
+        "percentiles_of_others": {p: round(float(np.percentile(held_out_errors, p)), 4) for p in (50, 90, 100)},
+        "errors": [round(float(e), 4) for e in calibration.errors],
     }
 
 
@@ -126,11 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--store", help="where to write the result as JSON")
     options = parser.parse_args(arguments)
     rows = read(options.data)
-    found = fitted(rows, spread_rows(rows))
-    print(found)
+    calibration = fitted(rows, spread_rows(rows))
+    print(calibration)
     if options.store:
         command = "python -m studies.vtrain.study data/vtrain/a100_single_node_even.csv --store FILE"
-        store(options.store, command, **summary(rows, found))
+        store(options.store, command, **summary(rows, calibration))
 
 
 if __name__ == "__main__":

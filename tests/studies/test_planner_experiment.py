@@ -36,9 +36,14 @@ def test_cells_are_those_of_the_papers():
     # H, Table 1 (models and GPUs) and section 3 (batch sizes); B, Table 2 (GNMT on 4 GPUs).
     setting_of_cell = {cell.name: (cell.gpus, cell.params.get("batch_size")) for cell in experiment.CELLS}
     assert setting_of_cell == {
-        "Inception-V3": (2, 1), "ResNet": (2, 128), "RNNLM": (2, 64), "NMT (2-layer)": (2, 64),
-        "NMT (4-layer)": (4, 64), "NMT (8-layer)": (8, 64), "GNMT": (4, 128),
-    }  # fmt: skip
+        "Inception-V3": (2, 1),
+        "ResNet": (2, 128),
+        "RNNLM": (2, 64),
+        "NMT (2-layer)": (2, 64),
+        "NMT (4-layer)": (4, 64),
+        "NMT (8-layer)": (8, 64),
+        "GNMT": (4, 128),
+    }
 
 
 @pytest.mark.tensorflow
@@ -57,16 +62,32 @@ def test_learning_rates_are_compared(monkeypatch):
 
 def test_tables_of_the_planner_by_hand():
     steps = {
-        "cpu-only": 8.0, "gpu-only": 4.0, "expert": 5.0, "scotch": 6.0, "metis": 3.0, "m-topo": 4.0, "m-etf": 2.0,
-        "m-sct": 2.5, "hierarchical": 1.5, "coloc-rl": 2.0, "simple-planner": 2.0, "hierarchical on ops": 3.0,
-        "random grouping 0 on ops": 4.0, "random grouping 1 on ops": 6.0,
-    }  # fmt: skip
+        "cpu-only": 8.0,
+        "gpu-only": 4.0,
+        "expert": 5.0,
+        "scotch": 6.0,
+        "metis": 3.0,
+        "m-topo": 4.0,
+        "m-etf": 2.0,
+        "m-sct": 2.5,
+        "hierarchical": 1.5,
+        "coloc-rl": 2.0,
+        "simple-planner": 2.0,
+        "hierarchical on ops": 3.0,
+        "random grouping 0 on ops": 4.0,
+        "random grouping 1 on ops": 6.0,
+    }
     learned = [name for name in steps if name in experiment.LEARNED or name.endswith("on ops")]
     rows = [
-        {"placer": name, "step_seconds": step, "feasible": name != "expert", "place_seconds": 0.5,
-         **({"updates": 7, "samples": 28, "place_seconds": 10.0} if name in learned else {})}
+        {
+            "placer": name,
+            "step_seconds": step,
+            "feasible": name != "expert",
+            "place_seconds": 0.5,
+            **({"updates": 7, "samples": 28, "place_seconds": 10.0} if name in learned else {}),
+        }
         for name, step in steps.items()
-    ]  # fmt: skip
+    ]
     results = {"cells": [{"name": "RNNLM", "gpus": 2, "rows": rows}]}
     first = tables.table_1(results).loc["RNNLM"]
     assert (first["GPUs"], first["min-cut"], first["reduction"]) == (2, 3.0, 1 - 1.5 / 3.0)
@@ -93,13 +114,23 @@ def test_stored_results_hold_every_cell():
 def test_compared_groupings_by_hand():
     def row(grouping, seed, seconds, best, **columns):
         curve = [[16, seconds / 2, 2 * best], [32, seconds, best]]
-        return {"grouping": grouping, "seed": seed, "samples": 32, "train_seconds": seconds, "best_seconds": best,
-                "curve": curve, **columns}  # fmt: skip
+        return {
+            "grouping": grouping,
+            "seed": seed,
+            "samples": 32,
+            "train_seconds": seconds,
+            "best_seconds": best,
+            "curve": curve,
+            **columns,
+        }
 
     rows = [
-        row("learned", 0, 10.0, 1.0, updates=2), row("learned", 1, 30.0, 3.0, updates=2),
-        row("random", 0, 8.0, 4.0, updates=2), row("random", 1, 8.0, 6.0, updates=2), row("random placement", 0, 1.0, 9.0),
-    ]  # fmt: skip
+        row("learned", 0, 10.0, 1.0, updates=2),
+        row("learned", 1, 30.0, 3.0, updates=2),
+        row("random", 0, 8.0, 4.0, updates=2),
+        row("random", 1, 8.0, 6.0, updates=2),
+        row("random placement", 0, 1.0, 9.0),
+    ]
     table = tables.compared_groupings({"cells": [{"on": "ops", "rows": rows}]})
     learned = table.loc[("ops", "learned")]
     # The fastest run took 8 s: by then, seed 0 has its first point and seed 1 none yet.

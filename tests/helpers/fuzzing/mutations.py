@@ -6,27 +6,89 @@ import json
 import baechi_lab as bl
 from baechi_lab.graph.formats.json_format import to_document
 
-RAW = {"@huge": "1e400", "@long": "1" + "0" * 400, "@longer": "9" * 5000, "@nan": "NaN", "@infinity": "Infinity",
-       "@half": '"\\ud800"', "@nul": '"a\\u0000b"', "@deep": "[" * 500 + "]" * 500, "@deeper": "[" * 100_000,
-       "@minus": "-0", "@tiny": "1e-400", "@objects": '{"a":' * 300 + "1" + "}" * 300}  # fmt: skip
+RAW = {
+    "@huge": "1e400",
+    "@long": "1" + "0" * 400,
+    "@longer": "9" * 5000,
+    "@nan": "NaN",
+    "@infinity": "Infinity",
+    "@half": '"\\ud800"',
+    "@nul": '"a\\u0000b"',
+    "@deep": "[" * 500 + "]" * 500,
+    "@deeper": "[" * 100_000,
+    "@minus": "-0",
+    "@tiny": "1e-400",
+    "@objects": '{"a":' * 300 + "1" + "}" * 300,
+}
 """Stand-ins for what `json.dumps` would not write."""
 
 VALUES = [
-    None, True, False, [], {}, "", "x", "gpu", "gpu:0", "cpu", "/", ":", "\n", " ", "\u2028", -1, 0, 1, 2, 3, 7, 1.5, -0.5,
-    1e18, 1e300, 1e308, 2**31 - 1, 2**31, -(2**31) - 1, 2**32 + 1, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63),
-    [0], [1], [[]], [None], ["x"], [1.5], {"x": 1}, {"latency_us": 1, "us_per_byte": 1}, "Infinity", "null", *RAW,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    [],
+    {},
+    "",
+    "x",
+    "gpu",
+    "gpu:0",
+    "cpu",
+    "/",
+    ":",
+    "\n",
+    " ",
+    "\u2028",
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1.5,
+    -0.5,
+    1e18,
+    1e300,
+    1e308,
+    2**31 - 1,
+    2**31,
+    -(2**31) - 1,
+    2**32 + 1,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    [0],
+    [1],
+    [[]],
+    [None],
+    ["x"],
+    [1.5],
+    {"x": 1},
+    {"latency_us": 1, "us_per_byte": 1},
+    "Infinity",
+    "null",
+    *RAW,
+]
 
 
 def graphs():
     """Graphs with every column, small."""
     rich = bl.OpGraph.from_edges(
-        [1.0, 2.5, 3.0, 4.0, 5.0], [(0, 1, 4), (0, 2, 8), (1, 3, 16), (2, 3, 4), (3, 4, 0)],
-        names=["a", "b", "c", "d", "e"], op_types=["op", "x", "x", "op", "y"], duration_by_kind={"cpu": [2, 2, 2, 2, 2]},
-        temp_bytes=[1, 2, 3, 4, 5], persistent_bytes=[5, 4, 3, 2, 1], colocation=[0, -1, 0, 1, -1],
-        colocation_names=("g", "h"), allowed=[-1, 0, -1, 1, -1], allowed_sets=(("gpu", "cpu"), ("gpu:0", "gpu:1")),
+        [1.0, 2.5, 3.0, 4.0, 5.0],
+        [(0, 1, 4), (0, 2, 8), (1, 3, 16), (2, 3, 4), (3, 4, 0)],
+        names=["a", "b", "c", "d", "e"],
+        op_types=["op", "x", "x", "op", "y"],
+        duration_by_kind={"cpu": [2, 2, 2, 2, 2]},
+        temp_bytes=[1, 2, 3, 4, 5],
+        persistent_bytes=[5, 4, 3, 2, 1],
+        colocation=[0, -1, 0, 1, -1],
+        colocation_names=("g", "h"),
+        allowed=[-1, 0, -1, 1, -1],
+        allowed_sets=(("gpu", "cpu"), ("gpu:0", "gpu:1")),
         forward_of=[-1, -1, -1, 1, 0],
-    )  # fmt: skip
+    )
     return [
         rich,
         bl.optimize(rich),

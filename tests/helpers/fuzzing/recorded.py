@@ -69,11 +69,15 @@ def traces():
     text = 'step_stats { dev_stats { device: "/device:CPU:0" node_stats { node_name: "a" op_end_rel_micros: 3 } } }'
     return {
         "pair.json": json.dumps(execution_trace()).encode(),
-        "t.et": plan.files[".0.et"], "t.json": json.dumps(kineto).encode(),
+        "t.et": plan.files[".0.et"],
+        "t.json": json.dumps(kineto).encode(),
         "chakra.json": plan.text.split('{"rank": 1')[0].encode(),
-        "t.pb": step.SerializeToString(), "t.pbtxt": text.encode(), "t.xplane.pb": space.SerializeToString(),
-        "t.onnx": model.SerializeToString(), "t.pt2": exported(),
-    }  # fmt: skip
+        "t.pb": step.SerializeToString(),
+        "t.pbtxt": text.encode(),
+        "t.xplane.pb": space.SerializeToString(),
+        "t.onnx": model.SerializeToString(),
+        "t.pt2": exported(),
+    }
 
 
 def execution_trace():
@@ -91,40 +95,96 @@ def execution_trace():
 
 CONFIGS = [
     {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32,
-        "max_position_embeddings": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "hidden_act": "silu",
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 32,
+        "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "hidden_act": "silu",
     },
     {
-        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32, "max_position_embeddings": 16,
-        "hidden_dropout_prob": 0.1, "torch_dtype": "float32", "tie_word_embeddings": True,
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "max_position_embeddings": 16,
+        "hidden_dropout_prob": 0.1,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": True,
     },
     {
-        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "id2label": {"0": "a", "1": "b"},
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+        "id2label": {"0": "a", "1": "b"},
     },
-]  # fmt: skip
+]
 """Small Hugging Face models by configuration."""
 LAYOUT_CONFIGS = [
     *(config for config in CONFIGS if config["model_type"] != "vit"),
     {
-        "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1, "vocab_size": 100,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "model_type": "deepseek_v3",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_shared_experts": 1,
+        "vocab_size": 100,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
     },
     {
-        "model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
-        "intermediate_size": 96, "vocab_size": 100, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"],
+        "model_type": "gemma3_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 100,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
     {
-        "model_type": "glm4_moe_lite", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 16, "vocab_size": 100,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1, "q_lora_rank": 16,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-        "v_head_dim": 8, "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "model_type": "glm4_moe_lite",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 16,
+        "vocab_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
-]  # fmt: skip
+]
 """Small transformers by configuration: with latent attention, windows, and layers with and without experts."""
 
 
@@ -132,9 +192,12 @@ def exported():
     """A program of torch.export: an archive with its JSON alone."""
     tensor = lambda n: {"as_tensor": {"name": n}}  # noqa: E731
     value = {"dtype": 7, "sizes": [{"as_int": 4}, {"as_int": 4}], "requires_grad": True}
-    node = {"target": "torch.ops.aten.mm.default", "inputs": [
-                {"name": "self", "arg": tensor("x")}, {"name": "mat2", "arg": tensor("w")}],
-            "outputs": [tensor("y")], "metadata": {"nn_module_stack": "L__self__,head,torch.nn.Linear"}}  # fmt: skip
+    node = {
+        "target": "torch.ops.aten.mm.default",
+        "inputs": [{"name": "self", "arg": tensor("x")}, {"name": "mat2", "arg": tensor("w")}],
+        "outputs": [tensor("y")],
+        "metadata": {"nn_module_stack": "L__self__,head,torch.nn.Linear"},
+    }
     graph = {
         "inputs": [tensor("x"), tensor("w")],
         "outputs": [tensor("y")],
