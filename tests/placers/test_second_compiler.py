@@ -30,7 +30,7 @@ def processes(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     monkeypatch.setattr(second_compiler, "running_threads", lambda: 1)
     monkeypatch.delenv(second_compiler.VARIABLE, raising=False)
-    monkeypatch.setattr(second_compiler, "_started", False)
+    monkeypatch.setattr(second_compiler, "_is_started", False)
     return started
 
 
