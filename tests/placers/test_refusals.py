@@ -4,6 +4,7 @@
 """
 
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -331,3 +332,19 @@ def test_bug_the_number_of_placements_of_a_large_graph_overflowed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert first_fitting(graph, bl.Cluster.uniform(4, memory_bytes=100)) == (None, "")
+
+
+@pytest.mark.parametrize("schedule, memory", [("interleaved-1f1b", 35), ("zb-v", 50)])
+@pytest.mark.parametrize("name", ["contiguous", "ideals"])
+def test_pipelines_that_memory_forbids_are_not_called_no_pipelines(name, schedule, memory):
+    # The ops keep 50 B: with enough memory the schedule runs on cuts of two devices.
+    forward = bl.OpGraph.from_edges([10.0] * 4, [(0, 1, 2), (1, 2, 2), (2, 3, 2)], persistent_bytes=[10] * 4)
+    graph = bl.generators.with_backward(forward)
+    goal = {"objective": "step", "micro_batches": 2, "schedule": schedule}
+    bl.place(graph, bl.Cluster.uniform(2, memory_bytes=1000, link=bl.Link(1.0, 0.1)), name, **goal)
+    tight = bl.Cluster.uniform(2, memory_bytes=memory, link=bl.Link(1.0, 0.1))
+    with pytest.raises(
+        bl.InfeasiblePlacement, match=rf"no proof.*needs \d+ B on \w+:?\d, which has {memory} B"
+    ) as caught:
+        bl.place(graph, tight, name, **goal)
+    assert int(re.search(r"needs (\d+) B", str(caught.value))[1]) > memory

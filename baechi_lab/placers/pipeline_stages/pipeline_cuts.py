@@ -10,6 +10,7 @@ import numpy as np
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.csr import Integers
+from ...graph.units import format_bytes
 from ..memory.feasible import repair_plan
 from ..memory.packing import infeasible_placement, raise_if_impossible
 from .dynamic_program import ChainStage
@@ -68,47 +69,72 @@ def place_best_cut(
     If no cut fits, the result is a repaired placement, which need not be a cut; a step of micro-batches has none.
     Raises `InfeasiblePlacement` if nothing fits; it is a proof if the persistent bytes alone do not fit.
     """
-    limits = cluster
+    limits, least_overflowing = cluster, None
     for _ in range(ATTEMPTS):
-        # Measures every cut. Cuts that the schedule cannot run are left out, unless all are.
-        measured_cuts: dict[object, tuple[Measurement, PipelineCut]] = {}
-        count = 0  # several lines and goals may lead to one cut
-        refusal: InvalidInput | None = None
-        for cut in cuts(limits):
-            placement = cut.placement()
-            key = placement.device.tobytes(), placement.replicas
-            try:
-                if key not in measured_cuts:
-                    measured_cuts[key] = objective.measure(graph, cluster, placement), cut
-                count += 1
-            except InvalidInput as error:
-                refusal = refusal or error
-        if refusal is not None and not measured_cuts:
-            raise refusal
+        measured_cuts, count, refusal = _measure_cuts(graph, cluster, objective, cuts(limits))
+        if not measured_cuts and limits is cluster:
+            # Whether memory is the cause: other cuts, that the persistent bytes alone forbid, may run under the schedule.
+            enough = np.maximum(cluster.memory_bytes, graph.persistent_bytes.sum()).tolist()
+            measured_cuts, count, _ = _measure_cuts(graph, cluster, objective, cuts(cluster.with_memory(enough)))
+            if refusal is not None and not measured_cuts:
+                raise refusal
         overflows = []
-        for measurement, best in sorted(measured_cuts.values(), key=lambda pair: pair[0].us):
+        for measurement, best in sorted(measured_cuts, key=lambda pair: pair[0].us):
             measurement_of_ops = objective.measure_ops(graph, cluster, best.placement(), measurement)
             if measurement_of_ops.feasible:
                 us = measurement.us
                 if objective.name == "step":
                     best, us = _climb(graph, cluster, objective, best, us)
                 return _with_measurement(best.placement(), objective, us, count)
-            overflows.append(measurement_of_ops.overflow_bytes)
+            overflows.append(measurement_of_ops)
         raise_if_impossible(graph, cluster)
         if not measured_cuts:
             break
-        least = min(overflows, key=lambda overflow_bytes: int(overflow_bytes.sum()))
-        limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
-    start = next((cut.placement().replace(replicas=()) for _, cut in measured_cuts.values()), None)
+        least = min(overflows, key=_overflow)
+        if least_overflowing is None or _overflow(least) < _overflow(least_overflowing):
+            least_overflowing = least
+        limits = limits.with_memory(np.maximum(limits.memory_bytes - least.overflow_bytes, 0).tolist())
+    start = next((cut.placement().replace(replicas=()) for _, cut in measured_cuts), None)
     repaired_placement = repair_plan(graph, cluster, start) if objective.name != "step" else None
     if repaired_placement is not None:
         measurement = objective.measure(graph, cluster, repaired_placement)
         if objective.measure_ops(graph, cluster, repaired_placement, measurement).feasible:
             repaired_placement = repaired_placement.replace(info={**repaired_placement.info, "repaired": True})
             return _with_measurement(repaired_placement, objective, measurement.us, count)
-    raise infeasible_placement(
-        "no cut into stages that fits was found, which is no proof that none exists", graph, cluster
-    )
+    why = "no cut into stages that fits was found, which is no proof that none exists"
+    if least_overflowing is not None and _overflow(least_overflowing) > 0:
+        fullest = int(least_overflowing.overflow_bytes.argmax())
+        why += (
+            f" (the cut that lacks the fewest bytes needs {format_bytes(int(least_overflowing.peak_bytes[fullest]))} on "
+            f"{cluster.names[fullest]}, which has {format_bytes(int(cluster.memory_bytes[fullest]))})"
+        )
+    raise infeasible_placement(why, graph, cluster)
+
+
+def _overflow(measurement: Measurement) -> int:
+    return int(measurement.overflow_bytes.sum())
+
+
+def _measure_cuts(
+    graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Iterable[PipelineCut]
+) -> tuple[list[tuple[Measurement, PipelineCut]], int, InvalidInput | None]:
+    """Measures every cut that the schedule can run.
+
+    Returns the different cuts, their number with repetitions, and the first error of a cut that the schedule cannot run.
+    """
+    measured_cuts: dict[object, tuple[Measurement, PipelineCut]] = {}
+    count = 0  # several lines and goals may lead to one cut
+    refusal: InvalidInput | None = None
+    for cut in cuts:
+        placement = cut.placement()
+        key = placement.device.tobytes(), placement.replicas
+        try:
+            if key not in measured_cuts:
+                measured_cuts[key] = objective.measure(graph, cluster, placement), cut
+            count += 1
+        except InvalidInput as error:
+            refusal = refusal or error
+    return list(measured_cuts.values()), count, refusal
 
 
 def _climb(
