@@ -4,8 +4,9 @@ A ring all-reduce of `b` bytes over `n` devices takes `2 (n - 1)` messages of `b
 Patarasuk, X. Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002); an all-gather or reduce-scatter takes half of them. Where links have
 levels, as within a machine and between machines, a hierarchical collective goes level by level: with `m` devices per machine it
 reduce-scatters within machines, all-reduces `b / m` between machines, each device with its like, and all-gathers within
-machines. The faster of both is taken, as NCCL's tuner does. An all-to-all sends `b / n` to every other device, over the link to
-each. Measured tables replace the formulas (`MeasuredCollective`).
+machines. Where machines differ in their devices, `m` is that of the smallest. The faster of both is taken, as NCCL's tuner does.
+An all-to-all sends `b / n` to every other device, over the link to each. Measured tables replace the formulas
+(`MeasuredCollective`).
 
 A link between two devices is what each device has when all of them send at once: of machines that share four network cards
 among eight devices, half a card.
@@ -28,6 +29,10 @@ from .opgraph import COLLECTIVES
 
 NO_LINK_US_PER_BYTE = 1e3
 """Microseconds per byte from which two devices count as not linked: a thousandth of a megabyte per second."""
+
+
+ALIKE = 1.25
+"""Links whose microseconds per byte differ by at most this factor are of one level, as measured ones of equal hardware do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,21 +124,15 @@ class Collectives:
         if kind == "all_to_all":
             # Each device sends an equal share to each other: transfers of one level follow one another, levels go on
             # at once.
-            width = float(np.prod([level.width for level in levels]))
-            inside, times = 1.0, []
-            for level in levels:
-                peers = inside * (level.width - 1)
-                times.append(level.latency_us + peers * size_bytes / width * level.us_per_byte)
-                inside *= level.width
-            return max(times)
+            return float(max(x.latency_us + x.peers * size_bytes / n * x.us_per_byte for x in levels))
         rounds = 2 if kind == "all_reduce" else 1
         ring = rounds * (n - 1) * (latency + size_bytes / n * per_byte)
-        # Level by level, innermost first: the bytes to reduce are divided by the width of each level.
+        # Level by level, innermost first: the devices of the smallest component have the largest shares left to reduce.
         total, remaining_bytes = 0.0, size_bytes
         for level in levels:
             steps = rounds * (level.width - 1)
             total += steps * (level.latency_us + remaining_bytes / level.width * level.us_per_byte)
-            remaining_bytes /= level.width
+            remaining_bytes = size_bytes / level.least_devices
         return float(min(ring, total))
 
     def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
@@ -173,9 +172,17 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Level:
-    """`width` components of the level below, joined by links."""
+    """Links that join components of the level below. Components may differ in size, as machines with eight and four devices.
 
-    width: float
+    Args:
+        width: most components of the level below in one component.
+        least_devices: devices of the smallest component.
+        peers: most devices that a device reaches by these links and not by those of the level below.
+    """
+
+    width: int
+    least_devices: int
+    peers: int
     latency_us: float
     us_per_byte: float
 
@@ -195,12 +202,20 @@ def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], f
             "needs one"
         )
     levels: list[Level] = []
-    component = np.arange(len(rows))
-    for price in np.unique(cost[off]):
-        joined_component = connected_components(cost <= price, directed=False)[1]
-        before, after = len(np.unique(component)), len(np.unique(joined_component))
-        if after < before:
-            used = off & (cost == price)
-            levels.append(Level(before / after, float(latency[used].max()), float(price) / share(float(price))))
-            component = joined_component
+    component, size = np.arange(len(rows)), np.ones(len(rows), dtype=np.int64)
+    prices, low = np.unique(cost[off]), 0
+    while low < len(prices):
+        high = int(np.searchsorted(prices, prices[low] * ALIKE, side="right")) - 1
+        joined_component = connected_components(cost <= prices[high], directed=False)[1]
+        component_size = np.bincount(joined_component)[joined_component]
+        if joined_component.max() < component.max():
+            width = int(np.bincount(joined_component[np.unique(component, return_index=True)[1]]).max())
+            used = off & (cost >= prices[low]) & (cost <= prices[high])
+            price = float(prices[high])
+            peers = int((component_size - size).max())
+            levels.append(
+                Level(width, int(component_size.min()), peers, float(latency[used].max()), price / share(price))
+            )
+            component, size = joined_component, component_size
+        low = high + 1
     return tuple(levels)

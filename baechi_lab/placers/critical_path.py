@@ -1,14 +1,16 @@
 """`critical-path`: the whole critical path on the fastest device, everything else where the work is done soonest.
 
 Idea (paper C section 3.2.2, doi:10.1145/3154842.3154843): the longest path bounds the step, so it should pay for no
-transfer and run on the fastest device. Where several paths are equally long, each further one goes to the next fastest
-device: beside each other they run in parallel. A path that no device can hold is divided among the fastest ones, from its
+transfer and run on the fastest device. A path that no device can hold is divided among the fastest ones, from its
 source on. Every other unit k goes, by total rank, to the device i with the least
 
     sum of durations already on i + duration of k on i                                            (equation 7).
 
 Colocation groups move as one, so a group with one member on the path follows it. The path is the longest in
-computation; `communication=True` counts mean transfers as well. O(paths x (ops + edges) + groups x devices).
+computation; `communication=True` counts mean transfers as well.
+
+Deviation: where several paths are equally long, each further one goes to the next fastest device, since beside each other
+they run in parallel. The paper has one critical path: `paths=1`. O(paths x (ops + edges) + groups x devices).
 """
 
 from __future__ import annotations

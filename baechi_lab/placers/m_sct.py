@@ -9,7 +9,8 @@ Deviations:
 - Above `sct_program.favourites.LARGEST_LP` edges, favourites are chosen without the LP (`info["lp"]["solver"]` is "greedy"), and
   the bound does not hold.
 - The LP's optimum is made canonical (`sct_program/solver.py`).
-- Memory and repair are those of m-ETF.
+- The LP counts an op's time on its fastest allowed device and transfers over the mean link; the paper's devices are equal.
+- Memory and repair are those of m-ETF: a device without room is left out for that op. The paper leaves it out for all later ops.
 """
 
 from __future__ import annotations

@@ -53,6 +53,25 @@ def test_an_all_to_all_sends_over_all_levels_at_once() -> None:
     assert Collectives(two_machines()).us("all_to_all", size, range(8)) == pytest.approx(max(within, between))
 
 
+def test_bug_machines_with_different_numbers_of_devices_are_not_averaged() -> None:
+    """Four and two devices: each of the two has half of the bytes to reduce between machines, and sends to four others."""
+    size, collectives = 8_000_000, Collectives(two_machines())
+    within = 2 * 3 * (1 + size / 4 * 0.001)
+    between = 2 * 1 * (5 + size / 2 / 2 * 0.01)
+    assert collectives.us("all_reduce", size, range(6)) == pytest.approx(within + between)
+    assert collectives.us("all_to_all", size, range(6)) == pytest.approx(5 + 4 * size / 6 * 0.01)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "send_recv"])
+def test_bug_measured_links_that_differ_a_little_are_one_level(kind: str) -> None:
+    """An all-to-all sends to three others over links of 1 to 1.1 ns per byte, one after the other, not at once."""
+    links = [[bl.Link(1.0, 0.001 + 0.00001 * (a + b)) for b in range(4)] for a in range(4)]
+    four = bl.Cluster(tuple(bl.Device(f"gpu:{k}", "gpu", 8) for k in range(4)), links)
+    size, slowest = 8_000_000, bl.Link(1.0, 0.001 + 0.00001 * 5)
+    equal = Collectives(bl.Cluster.uniform(4, link=slowest)).us(kind, size, range(4))
+    assert Collectives(four).us(kind, size, range(4)) == pytest.approx(equal)
+
+
 def test_shares_of_bandwidth_for_links_within_and_between_machines() -> None:
     half = Collectives(two_machines(), bandwidth_share=0.5, network_share=0.25)
     assert half.us("all_gather", 4000, [0, 1]) == pytest.approx(1 + 2000 * 0.002)
