@@ -42,7 +42,7 @@ from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
-from .recurrent import KINDS, PAD_PACKED, gru_workspace, lstm_workspace_bytes, pad_packed, run_layers
+from .recurrent import KINDS, PACKING, gru_workspace, lstm_workspace_bytes, run_layers
 from .routing import EvenRouting, expert_counts, experts_by_shape
 from .values_needed import NEEDS_VALUES, first_line, hook_without_values, lacks_values, refusal, skip_value_checks
 
@@ -306,7 +306,7 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     own_thread = threading.get_ident()
     fused = {} if on_cpu else _fused_functions(own_thread)
     functions = {name: getattr(functional, name) for name in fused}
-    recurrent = {name: getattr(torch._VF, name) for name in (*KINDS, "_pad_packed_sequence")}
+    recurrent = {name: getattr(torch._VF, name) for name in (*KINDS, *PACKING)}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     for name, function in fused.items():
         setattr(functional, name, function)
@@ -386,7 +386,8 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool
             return function(*args)
         if has_torch_function(args[:2]):
             return handle_torch_function(fused, args[:2], *args)
-        return pad_packed(*args) if function is PAD_PACKED else run_layers(function, on_cpu, *args)
+        packing = PACKING.get(function.__name__)
+        return run_layers(function, on_cpu, *args) if packing is None else packing(*args)
 
     return fused
 

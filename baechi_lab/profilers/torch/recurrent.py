@@ -24,8 +24,8 @@ _PAGE, _LINE = 4096, 16
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
 
-PAD_PACKED = torch._VF._pad_packed_sequence
-"""The function that `pad_packed` stands for."""
+PACK_PADDED = torch._VF._pack_padded_sequence
+"""The function that `pack_padded` stands for."""
 
 _MOST_STEPS = 256
 """Most steps, added up over layers and directions, that an estimate for a CPU runs operator by operator."""
@@ -220,3 +220,26 @@ def pad_packed(
         start, offset = start + steps, offset + steps * size
     lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
     return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def pack_padded(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns packed sequences and how many there are at each step, as `torch._VF._pack_padded_sequence`.
+
+    The C++ code of that function's gradient reads values. Here the gradient is that of a selection of rows.
+    """
+    if not (padded.requires_grad and torch.is_grad_enabled()):
+        return PACK_PADDED(padded, lengths, batch_first)  # type: ignore[no-any-return]
+    samples, longest = padded.shape[:2] if batch_first else padded.shape[1::-1]
+    _, batch_sizes = PACK_PADDED(padded.new_empty(padded.shape[:2]), lengths, batch_first)
+    step_stride, sample_stride = (1, longest) if batch_first else (samples, 1)
+    rows = [
+        step * step_stride + k * sample_stride for step, size in enumerate(batch_sizes.tolist()) for k in range(size)
+    ]
+    return padded.flatten(0, 1).index_select(0, torch.tensor(rows)), batch_sizes
+
+
+PACKING: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "_pack_padded_sequence": pack_padded,
+    "_pad_packed_sequence": pad_packed,
+}
+"""Functions of `torch._VF`, by name, whose C++ code reads or writes memory, and what stands for them."""

@@ -17,6 +17,7 @@ from baechi_lab.graph.hardware import Hardware  # noqa: E402
 from baechi_lab.profilers.kernel_model import kernel_us  # noqa: E402
 from baechi_lab.profilers.torch.fake_tensors import use_fake_tensors  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.recurrent import pack_padded  # noqa: E402
 from baechi_lab.profilers.work import Kernel, recurrent_kernel  # noqa: E402
 
 STEPS, SAMPLES, WIDTH, HIDDEN = 10, 4, 6, 8
@@ -142,3 +143,20 @@ def test_bug_packed_sequences_were_refused(kind):
     assert estimate.flops == 2 * tokens * (of_inputs + of_states)
     # On a GPU as many equal sequences as have that many tokens: 18 in 6 steps are 3 sequences.
     assert estimate_layers(model, (x, LENGTHS), mode="inference").flops == 2 * 18 * (of_inputs + of_states)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_bug_packed_sequences_of_trained_layers_were_a_foreign_error(batch_first):
+    """PyTorch reads values in the gradient of packing. Rows in the order of steps: 4 samples, 4, 3, 3, 3 and 1."""
+    x = torch.arange(4 * 6 * 2.0).reshape(4, 6, 2) if batch_first else torch.arange(4 * 6 * 2.0).reshape(6, 4, 2)
+    expected, received = (x.clone().requires_grad_() for _ in "ab")
+    for padded, pack in ((expected, torch._VF._pack_padded_sequence), (received, pack_padded)):
+        packed, batch_sizes = pack(padded, LENGTHS, batch_first)
+        (packed * torch.arange(18.0)[:, None]).sum().backward()
+        assert batch_sizes.tolist() == [4, 4, 3, 3, 3, 1]
+    assert torch.equal(received.grad, expected.grad)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 4, batch_first=batch_first))
+    model.forward = lambda x: model[1](nn.utils.rnn.pack_padded_sequence(model[0](x), LENGTHS, batch_first))[0].data
+    rows = torch.ones(4, 6, 8) if batch_first else torch.ones(6, 4, 8)
+    graph = bl.torch.profile(model, rows, mode="training", hardware="a100")
+    assert {"0/backward", "1/backward"} <= set(graph.names)
