@@ -62,8 +62,8 @@ class ForwardState:
         self.adopted: list[torch.Tensor] = []  # tensors that no call made, with a tag
         # storage of a tensor that was sent -> events after which the copies no longer read it
         self.sends_under_way: dict[int, list[torch.cuda.Event]] = {}
-        # storage of a tensor of inference mode -> how often it was written in place
-        self.inference_writes: Counter[int] = Counter()
+        # storage -> how often calls have written into it in place
+        self.storage_writes: Counter[int] = Counter()
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:

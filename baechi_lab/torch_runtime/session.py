@@ -236,14 +236,19 @@ class Session(Handler):
         pairs = zip(tensors(originals), tensors((args, kwargs)), strict=True)
         copies = [(original, copy, version(copy)) for original, copy in pairs if copy is not original]
         writes = op in self.plan.inplace or _writes_in_place(run, kwargs)
+        arguments_before: list[tuple[torch.Tensor, int]] = []
         if writes:
             self.transport.wait_for_sends(state, (args, kwargs), device)
+            arguments_before = [(tensor, version(tensor)) for tensor in tensors((args, kwargs))]
         with self.transport.on(state, device):
             if op >= 0 and self.observer is not None:
                 outputs = run_observed(self.observer, op, run, args, kwargs)
             else:
                 outputs = run(*args, **kwargs)
         # Tensors of inference mode have no version.
+        self.transport.note_writes(
+            state, (t for t, before in arguments_before if version(t) != before or t.is_inference())
+        )
         overwritten = [
             (original, copy)
             for original, copy, before in copies

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -67,6 +67,9 @@ class HostTransport:
 
     def wait_for_sends(self, state: ForwardState, value: object, device: int) -> None:
         """Called before a call on `device` writes in place into a tensor of `value`. Here no copy is under way."""
+
+    def note_writes(self, state: ForwardState, written_tensors: Iterable[torch.Tensor]) -> None:
+        """Called with the tensors that a call has written in place. Here there are no copies that are outdated by it."""
 
     def write_back(self, state: ForwardState, original: torch.Tensor, copy: torch.Tensor, device: int) -> None:
         """Writes into `original` what a call on `device` has written in place into the `copy` that it received."""
@@ -210,20 +213,26 @@ class StreamTransport(TaggedTransport):
     def wait_for_sends(self, state: ForwardState, value: object, device: int) -> None:
         """Makes the device wait for copies that are being made of the tensors, on other streams."""
         for tensor in tensors(value):
-            if tensor.is_inference():
-                state.inference_writes[storage_key(tensor)] += 1
             for event in state.sends_under_way.pop(storage_key(tensor), ()) if self._is_cuda(device) else ():
                 self.compute(state, device).wait_event(event)
 
+    def note_writes(self, state: ForwardState, written_tensors: Iterable[torch.Tensor]) -> None:
+        state.storage_writes.update({storage_key(tensor) for tensor in written_tensors})
+
     def _version(self, state: ForwardState, tensor: torch.Tensor) -> int:
-        """Returns how often a tensor was written in place. Tensors of inference mode do not count this, so this class does."""
-        return state.inference_writes[storage_key(tensor)] if tensor.is_inference() else version(tensor)
+        """Returns a number that grows when a tensor is written in place.
+
+        Tensors of inference mode do not count this, and a tensor does not count what is written through its `.data`. So this
+        class counts what calls have written into its storage.
+        """
+        return version(tensor) + (state.storage_writes[storage_key(tensor)] if state.storage_writes else 0)
 
     def write_back(self, state: ForwardState, original: torch.Tensor, copy: torch.Tensor, device: int) -> None:
         tag = tag_of(state, original)
         if tag is None or original.device.type != "cuda" or copy.device.type != "cuda":
             with self.on(state, device if tag is None else tag.device):  # torch waits for copies between host and GPU
                 super().write_back(state, original, copy, device)
+            self.note_writes(state, [original])
             return
         written = torch.cuda.Event()
         written.record(self.compute(state, device))
@@ -232,6 +241,7 @@ class StreamTransport(TaggedTransport):
         self.wait_for_sends(state, original, tag.device)
         with self.on(state, device), self.on(state, tag.device):
             super().write_back(state, original, copy, device)
+        self.note_writes(state, [original])
         if self.records_streams:
             copy.record_stream(owner)
 

@@ -195,4 +195,14 @@ _MISSING = object()
 
 
 def _differs(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    return tensor.shape != copy.shape or not torch.equal(tensor.detach().to("cpu"), copy)
+    """Whether a tensor has other values than its copy. NaN equals NaN."""
+    if tensor.shape != copy.shape:
+        return True
+    values = tensor.detach().to("cpu")
+    if torch.equal(values, copy):
+        return False
+    return values.is_quantized or not torch.equal(_as_bytes(values), _as_bytes(copy))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)

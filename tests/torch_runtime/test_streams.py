@@ -189,15 +189,17 @@ def fake_gpus(model, homes):
         setattr(module, key, fake)
 
 
-def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2, mode=torch.no_grad):
-    """Two forwards of a model placed at random on fake GPUs; returns what was seen."""
+def run(
+    monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2, mode=torch.no_grad, placement=None
+):
+    """Two forwards of a model placed at random (unless a placement is given) on fake GPUs; returns what was seen."""
     if name in SMALL:
         step = bl.torch.models.build(name, **SMALL[name])
         model, inputs = step.model().eval(), step.inputs
     else:
-        model, inputs = (Written() if name == "written" else Fan()).eval(), (torch.randn(6, 4),)
+        model, inputs = {"written": Written, "data": WrittenData}.get(name, Fan)().eval(), (torch.randn(6, 4),)
     traced = trace(model, inputs)
-    placement = random_placement(traced, len(devices), np.random.default_rng(seed), reorder=reorder)
+    placement = placement or random_placement(traced, len(devices), np.random.default_rng(seed), reorder=reorder)
     plan = make_plan(traced, placement, tuple(devices))
     with FakeTensorMode() as fake, mode():
         gpus = Gpus(monkeypatch)
@@ -263,6 +265,34 @@ def test_bug_a_tensor_was_sent_before_it_was_overwritten_in_inference_mode(monke
     for seed in range(8):
         gpus, _ = run(monkeypatch, "written", ["cuda:0", "cuda:1"], seed, mode=torch.inference_mode)
         assert not gpus.faults and not gpus.unrecorded()
+
+
+class WrittenData(torch.nn.Module):
+    """Reads a buffer on its device and on another one, writes into it through `.data`, and reads it there again."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(6, 4))
+
+    def forward(self, x):
+        y = self.a(x) * self.mean + self.mean
+        self.mean.data.mul_(0.5)
+        return self.b(y + self.mean)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_bug_a_buffer_that_was_written_through_data_was_not_sent_again(monkeypatch, mode):
+    """The buffer's own count of writes does not grow, so that the device went on with its first copy."""
+    traced = trace(WrittenData().eval(), torch.randn(6, 4))
+    adding = [k for k, call in enumerate(traced.calls) if call.module is None and call.key.startswith("add")]
+    device = np.zeros(len(traced.calls), dtype=np.int64)
+    device[adding] = 1
+    gpus, _ = run(
+        monkeypatch, "data", ["cuda:0", "cuda:1"], 0, mode=mode, steps=1, placement=bl.Placement(device=device)
+    )
+    # The first sum needs the product and the buffer, the second one the buffer, and `b` the second sum.
+    assert len(adding) == 2 and gpus.copies == 4 and not gpus.faults and not gpus.unrecorded()
 
 
 def test_the_checks_can_fail(monkeypatch):

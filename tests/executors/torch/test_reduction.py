@@ -365,6 +365,8 @@ class Changing(nn.Module):
         elif self.way == "parameter":
             with torch.no_grad():
                 self.head.bias.mul_(0.5)
+        elif self.way == "data":
+            self.head.weight.data.clamp_(-0.1, 0.1)
         return self.head(hidden)
 
 
@@ -372,6 +374,7 @@ CHANGED = {
     "buffer in place": "changes 'mean'",
     "new buffer": "changes 'mean'",
     "parameter": "changes 'head.bias'",
+    "data": "changes 'head.weight'",
     "spectral norm": "changes 'layer.parametrizations.weight.0._u'",
     "attribute": "changes attributes of the model",
 }
