@@ -101,6 +101,10 @@ class ExecutionError(BaechiLabError):
     """A placed step could not be run on real devices."""
 
 
+class StepWarning(UserWarning):
+    """A graph, a step or a setting makes results other than expected; of warnings that have no class of their own."""
+
+
 class CodeOrderKept(UserWarning):
     """Some calls keep the order of the code, because the planned order could change results; the message names them."""
 

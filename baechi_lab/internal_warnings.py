@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from .errors import StepWarning
+
 PACKAGE = Path(__file__).parent
 """The folder of this package. Calls in it warn of a user's step, not of a mistake in the calling code."""
 
@@ -24,19 +26,28 @@ _notes: ContextVar[list[str] | None] = ContextVar("_notes", default=None)
 def outer_stacklevel() -> int:
     """Returns the `stacklevel` with which a `warnings.warn` of the calling function names the line that called this package.
 
-    The number of calls in between depends on which of several public functions was called.
+    The number of calls in between depends on which of several public functions was called. A model's code may be among them,
+    and PyTorch's, where a model is called that this package has wrapped.
     """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+    torch = sys.modules.get("torch")
+    inner = [PACKAGE, *([] if torch is None or torch.__file__ is None else [Path(torch.__file__).parent])]
+    frame, level, level_of_user = sys._getframe(1), 1, 1
+    in_package = True
+    while frame.f_back is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            in_package = True
+        elif in_package and not any(path.is_relative_to(folder) for folder in inner):
+            level_of_user, in_package = level, False
         frame, level = frame.f_back, level + 1
-    return level
+    return level if in_package else level_of_user
 
 
-def warn(message: str, stacklevel: int) -> None:
-    """Warns as `warnings.warn` does, unless a caller in this thread collects the messages."""
+def warn(message: str) -> None:
+    """Warns with the line that called this package, unless a caller in this thread collects the messages."""
     messages = _collected_messages.get()
     if messages is None:
-        warnings.warn(message, stacklevel=stacklevel + 1)
+        warnings.warn(message, StepWarning, stacklevel=outer_stacklevel())
     else:
         messages.append(message)
 
@@ -46,7 +57,7 @@ def collected_warnings() -> Iterator[list[str]]:
     """Within this context, `warn` in this thread appends its message to the list.
 
     >>> with collected_warnings() as messages:
-    ...     warn("recomputing saves nothing here", stacklevel=1)
+    ...     warn("recomputing saves nothing here")
     >>> messages
     ['recomputing saves nothing here']
     """

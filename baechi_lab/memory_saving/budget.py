@@ -72,7 +72,6 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
             warn(
                 f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the "
                 f"order of the code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
-                stacklevel=3,
             )
         return graph_within
     least, proof = plans.least_bytes, plans.lower_bound

@@ -119,7 +119,6 @@ def offload(
     warn(
         f"offloading saves nothing here: the peak of graph {graph.name!r} on {device_label} is {format_bytes(after)}, and "
         f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
-        stacklevel=2,
     )
     return offloaded_graph if is_explicit else graph
 
@@ -416,7 +415,6 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
                 f"offloading raises the peak of device {cluster.names[device]!r} from {format_bytes(low)} to "
                 f"{format_bytes(high)} in this placement of graph {graph.name!r}; bl.offload(..., placement=) offloads only "
                 "where no peak rises",
-                stacklevel=2,
             )
     return with_host
 

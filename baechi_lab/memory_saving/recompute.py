@@ -158,6 +158,5 @@ class Recompute(Pass):
         warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
             f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else ""),
-            stacklevel=3,
         )
         return graph if rises else first

@@ -5,7 +5,6 @@ Configurations have many names for one size (`n_embd`, `d_model`, `hidden_size`)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from ..checks import check_flag, check_whole
 from ..errors import BaechiLabError, InvalidInput, in_short
 from ..graph.formats.model_configuration import read_configuration
+from ..internal_warnings import warn
 from .transformer import REQUIRED_SIZES, Transformer
 
 ALIASES = {
@@ -145,7 +145,7 @@ def read_transformer(model: object) -> Transformer:
     parameters = getattr(model, "num_parameters", None)
     count = parameters() if callable(parameters) else None
     if isinstance(fields.get("text_config"), Mapping):
-        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
+        warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
         fields, count = fields["text_config"], None
     kind = fields.get("model_type")
     if count is None and kind is not None and str(kind).lower() not in CHECKED:
@@ -156,7 +156,7 @@ def read_transformer(model: object) -> Transformer:
             transformer = complete
         count = _parameters_in_transformers(fields, source)
         if count is None:
-            _warn(
+            warn(
                 f"model_type {in_short(kind, 80)} of {source} is not among those whose sizes were checked; a stack of equal "
                 f"layers of these sizes has {transformer.parameters:,} parameters: compare that with the model"
             )
@@ -185,11 +185,7 @@ def _compare_parameters(transformer: Transformer, count: int) -> None:
     if difference > count / 10:
         raise InvalidInput(f"{sentence}; layouts are for such stacks")
     if difference > count / 100:
-        _warn(sentence)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+        warn(sentence)
 
 
 def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
@@ -240,9 +236,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
             raise InvalidInput(f"{source} has no field {choices}, which models of type {kind!r} have")
     if sizes["experts"] and not sizes["experts_per_token"]:
         sizes["experts_per_token"] = min(2, sizes["experts"])
-        _warn(
-            f"{source} has no field 'num_experts_per_tok'; {sizes['experts_per_token']} experts per token are assumed"
-        )
+        warn(f"{source} has no field 'num_experts_per_tok'; {sizes['experts_per_token']} experts per token are assumed")
     is_gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
     if is_gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")

@@ -146,7 +146,6 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
         warn(
             f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
             "not that of the undivided batch",
-            stacklevel=6,
         )
 
 

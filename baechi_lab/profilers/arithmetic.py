@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 
 from ..errors import UncountedWork
+from ..internal_warnings import outer_stacklevel
 
 TRANSCENDENTAL = 10
 """FLOPs of exp, log, tanh, sigmoid, erf, sin and similar functions: a polynomial of about ten operations."""
@@ -94,6 +95,7 @@ def per_element(op: str, otherwise: int = 1) -> int:
             f"{op} decomposes a matrix, and its work is not counted: an estimate has the time of its bytes, of which it may "
             "take a thousand times as long; measure the step instead",
             UncountedWork,
+            stacklevel=outer_stacklevel(),
         )
     return _PER_ELEMENT.get(_plain(op), otherwise)
 

@@ -23,6 +23,7 @@ from ..graph.costs import check_kinds
 from ..graph.formats.wire import decode_graph, encode_graph
 from ..graph.hardware import by_kind, known_kind
 from ..identity import Unidentified, content_digest
+from ..internal_warnings import outer_stacklevel
 from ..passes.optimize import PASSES
 from ..profilers.precision import profile_mode
 from ..workers.executors import Calls, open_calls
@@ -198,7 +199,7 @@ def _row_key(cell: Cell, graph_key: str, placing: Placing, store: Store) -> str:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, ComputedAgain, stacklevel=4)
+    warnings.warn(message, ComputedAgain, stacklevel=outer_stacklevel())
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..errors import FormatError, in_short
+from ..internal_warnings import outer_stacklevel
 
 APPLICATION_ID = 0x6261_6C62
 """Identifies sweep files in SQLite's header."""
@@ -171,7 +172,7 @@ class Store:
             warnings.warn(
                 f"{rows_text} of {self.path} {verb} not what was written there, and {verb} computed again",
                 ComputedAgain,
-                stacklevel=4,
+                stacklevel=outer_stacklevel(),
             )
         return {key: dict(zip(COLUMNS, rows_by_key[key], strict=True)) for key in intact}
 

@@ -16,6 +16,8 @@ might hide tensors (a cache), with hooks that the plan does not know, of a part 
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +128,7 @@ class Session(Handler):
         """Issue a warning, each text once."""
         if text not in self.issued_warnings:
             self.issued_warnings.add(text)
-            warnings.warn(text, CodeOrderKept, stacklevel=6)
+            warnings.warn(text, CodeOrderKept, stacklevel=_stacklevel_of_user())
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         state: ForwardState = frame.state
@@ -371,6 +373,18 @@ class Session(Handler):
     def close(self) -> None:
         """Ends the parked threads."""
         self.threads.close()
+
+
+_INNER_MODULE = re.compile(r"(baechi_lab|torch)(\.|$)|placed_")
+"""Names of modules of PyTorch and of this package, which exported scripts have as `placed_*.py`."""
+
+
+def _stacklevel_of_user() -> int:
+    """Returns the `stacklevel` with which a `warnings.warn` of the calling function names the line that called the model."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _INNER_MODULE.match(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _view_depends_on_values(run: Function, args: Args, kwargs: Kwargs) -> bool:

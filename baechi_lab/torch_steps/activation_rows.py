@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ..errors import ActivationsKept, InvalidInput
 from ..graph import OpGraph
 from ..graph.tensors import PARTS_TYPE
+from ..internal_warnings import outer_stacklevel
 from ..torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED, ActivationRow
 from .pinned_calls import describe_reasons
 from .records import STATE, Trace
@@ -63,7 +64,7 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
         reasons = {call: unrepeatable_calls[call] for call in kept_calls}
         message = f"outputs of {len(reasons)} calls are kept that the graph computes again, because the calls cannot run twice: "
         message += describe_reasons(reasons, [call.key for call in trace.calls])
-        warnings.warn(message, ActivationsKept, stacklevel=4)
+        warnings.warn(message, ActivationsKept, stacklevel=outer_stacklevel())
     return tuple(
         row
         for row in all_rows

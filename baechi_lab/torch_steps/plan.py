@@ -11,6 +11,7 @@ import torch
 from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError, in_short
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
+from ..internal_warnings import outer_stacklevel
 from ..torch_runtime.order import CRITERIA
 from ..torch_runtime.plan import Plan
 from .activation_rows import activation_rows, offloaded_state_groups
@@ -90,7 +91,7 @@ def make_plan(
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
         count = f"{len(trace.fixed)} of {len(plan.keys)} calls"
         message = f"{count} keep code order, because waiting could change results: "
-        warnings.warn(message + describe_reasons(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
+        warnings.warn(message + describe_reasons(trace.fixed, plan.keys), CodeOrderKept, stacklevel=outer_stacklevel())
     return plan
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput, in_short
+from ..internal_warnings import warn
 from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
 from .default_loss import own_loss
 
@@ -145,17 +145,15 @@ class TorchStep:
             counts = {sum(isinstance(t, torch.Tensor) and t.shape == (3, 5) for t in state) for state in states}
             fewest_states, most_states = min(counts), max(counts)
             if fewest_states < most_states:
-                warnings.warn(
+                warn(
                     f"the optimizer of step {self.name!r} keeps {fewest_states} tensors for some parameters and "
                     f"{most_states} for others; {most_states} are counted for all",
-                    stacklevel=2,
                 )
             return most_states
-        warnings.warn(
+        warn(
             f"the optimizer of step {self.name!r} updates no parameters but its model's "
             f"({type(failure).__name__}: {' '.join(str(failure).split()):.200}); its state is not counted: give "
             "optimizer_states=",
-            stacklevel=2,
         )
         return 0
 

@@ -7,7 +7,6 @@ gradients must be equal for the micro-batches and the batch. A large model is tr
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import BaechiLabError, InvalidInput
+from ...internal_warnings import warn
 from ...profilers.torch.layers import in_mode
 from ...torch_runtime.divisors import (
     LOSS,
@@ -156,17 +156,22 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
     Returns whether there are any.
     """
     of_batches = {t for m in model.modules() if isinstance(m, _NormBase) for t in m.buffers(recurse=False)}
-    with ModelSnapshot(model, step.inputs):
+    with ModelSnapshot(model, step.inputs) as snapshot:
         before = {name: (t, t._version) for name, t in _named_tensors(model) if t not in of_batches}
         args, kwargs = micro_step.arguments(model)
         with contextlib.suppress(*_FAILURES):
             model(*args, **kwargs)
         after = dict(_named_tensors(model))
+        written_tensors = {
+            id(t) for t in snapshot.written_tensors()
+        }  # what is written through `.data` has no new version
         written_buffers = [
-            name for name, (t, version) in before.items() if t._version != version or not _equal(after.get(name), t)
+            name
+            for name, (t, version) in before.items()
+            if t._version != version or id(t) in written_tensors or not _equal(after.get(name), t)
         ]
     if written_buffers:
-        _warn_about_state(step, f"{written_buffers[0]!r}", 5)
+        _warn_about_state(step, f"{written_buffers[0]!r}")
     return bool(written_buffers)
 
 
@@ -179,11 +184,10 @@ def _equal(after: torch.Tensor | None, before: torch.Tensor) -> bool:
     return after is before or (after is not None and after.device == before.device and torch.equal(after, before))
 
 
-def _warn_about_state(step: TorchStep, state: str, stacklevel: int) -> None:
-    warnings.warn(
+def _warn_about_state(step: TorchStep, state: str) -> None:
+    warn(
         f"each forward pass of step {step.name!r} changes {state}, which the next one reads: a micro-batch sees what those "
         "before it have made, so the step is not that of the undivided batch",
-        stacklevel=stacklevel + 1,
     )
 
 
@@ -244,16 +248,14 @@ def _is_mean_or_sum(
                 return verdict == "mean"
             assumed = verdict
         elif verdict is not None:
-            warnings.warn(
+            warn(
                 f"the loss of step {step.name!r} {verdict}: gradients are those of the mean, not those of the undivided batch",
-                stacklevel=5,
             )
             return None
-    warnings.warn(
+    warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
         f"gradients are those of the {assumed}, which may not be those of the undivided batch; reduction='mean' or 'sum' says "
         "how it adds up",
-        stacklevel=5,
     )
     return assumed == "mean"
 
@@ -375,7 +377,7 @@ class _Trials(DivisorHandler):
         if changes and not _agree(batch, self._loss_and_gradients(self.step, {}), SAME):
             self.warned = True
             place = min(changes[0].places)
-            _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model", 8)
+            _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model")
 
     def _loss_and_gradients(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
         self.instead = replaced

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 
 from ...errors import InvalidInput
@@ -17,6 +16,7 @@ from ...executors.torch.placed_model import place_model
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import check_placed_step, refuse_replicas
+from ...internal_warnings import warn
 from ...simulator.schedules import ScheduleOption
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.optimizer_trial import try_optimizer
@@ -86,11 +86,10 @@ def folder_files(
         order = "1f1b" if schedule is None else schedule
         division = divide(placed_model, order, pipeline, reduction, warned=False)
         if not division.counts and (division.adding.counted or any(division.adding.divisors)):
-            warnings.warn(
+            warn(
                 f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
                 "without data: gradients of the exported script are the mean of its micro-batches', not those of the undivided "
                 "batch",
-                stacklevel=3,
             )
         if division.pipelined_step is not None:
             return pipeline_files(step, model, division, torch_devices(placed_model.cluster, devices))

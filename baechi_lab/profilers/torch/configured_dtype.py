@@ -6,6 +6,7 @@ import warnings
 
 from torch import nn
 
+from ...internal_warnings import outer_stacklevel
 from .fake_tensors import DTYPES, named_dtype
 
 
@@ -28,5 +29,5 @@ def warn_about_configured_dtype(model: nn.Module) -> None:
         f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured}; they are estimated as "
         "they are: build the model by bl.torch.hugging_face, or give precision=",
         ConfiguredDtype,
-        stacklevel=3,
+        stacklevel=outer_stacklevel(),
     )

@@ -31,6 +31,7 @@ from torch import nn
 
 from ...checks import check_flag, check_whole
 from ...errors import InvalidInput, RandomLayers, UncountedWork, in_short
+from ...internal_warnings import outer_stacklevel
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
@@ -100,7 +101,7 @@ def profile_layers(
                 f"{model_trace.random_choices[0]!r}), and the profiled pass skipped that of {unread[0]!r}: another pass may "
                 "need more time and memory; profile the model with a layer drop of 0",
                 RandomLayers,
-                stacklevel=3,
+                stacklevel=outer_stacklevel(),
             )
         timer, halves = Timer(model_trace, training), HalvesTimer(model_trace, now_us)
         with ModelSnapshot(model, (args, kwargs)):
@@ -338,7 +339,7 @@ def warn_about_inner_backward(model: nn.Module, model_trace: Trace) -> None:
             f"{type(model).__name__} calls backward in its forward pass, as for a second optimizer; what that takes is not in "
             "the profile, which is too short",
             UncountedWork,
-            stacklevel=4,
+            stacklevel=outer_stacklevel(),
         )
 
 

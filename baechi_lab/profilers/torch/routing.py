@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import AssumedShares
+from ...internal_warnings import outer_stacklevel
 from .known_values import KnownValues
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class EvenRouting:
                 f"{self.by_shape[experts]!r} has the shapes of {experts} experts: where the model chooses among {experts}, the "
                 "estimate gives each the same share of the tokens",
                 AssumedShares,
-                stacklevel=2,
+                stacklevel=outer_stacklevel(),
             )
             self.counts |= {experts}
         choice_output = out if func is _aten.argmax.default else out[1]

@@ -8,6 +8,7 @@ from collections import Counter
 
 from torch import nn
 
+from ...internal_warnings import outer_stacklevel
 from ...torch_steps.records import Trace
 
 LEAST_SHARE = 0.01
@@ -47,5 +48,5 @@ def warn_about_unused_parameters(model: nn.Module, trace: Trace) -> None:
         f"{largest_module!r}, which does not run with these inputs: its time is not in the estimate; "
         "give inputs that it runs on, or plan without it",
         UnusedParameters,
-        stacklevel=4,
+        stacklevel=outer_stacklevel(),
     )

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.distributions import Distribution
 
 from ...errors import InvalidInput, UncountedWork
+from ...internal_warnings import outer_stacklevel
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
@@ -86,7 +87,7 @@ def hook_without_values(
                 f"a hook of a parameter of shape {list(gradient.shape)} reads the values of its gradient "
                 f"({first_line(error)}), which an estimate does not have: what the hook does is not counted",
                 UncountedWork,
-                stacklevel=2,
+                stacklevel=outer_stacklevel(),
             )
             return None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....errors import FormatError, InvalidInput
+from ....internal_warnings import outer_stacklevel
 from ...opgraph import OpGraph
 from ..reading import PathLike, name_of, parse, read_bytes, refuse_model_config, stem, text_of, with_file_name
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
@@ -124,6 +125,6 @@ def graph_of_trace(path: PathLike, reader: Callable[[], Recording]) -> OpGraph:
         warnings.warn(
             f"{name_of(path)}: {'; '.join(recording.notes)} (bl.load_trace has the times and lanes as well)",
             InferredDependencies,
-            stacklevel=3,
+            stacklevel=outer_stacklevel(),
         )
     return recording.graph
