@@ -106,7 +106,7 @@ class Auto(Placer):
     workers: int | None = None
     objective: str = "latency"
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     replicas: bool = False
     sum: bool = False
     give_up: tuple[str, ...] = ()
@@ -354,7 +354,7 @@ def _run_attempts(
         return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]
     seconds = working_seconds() - began
     if goal.name != "latency":
-        schedule = goal.schedule if goal.name == "step" else ""
+        schedule = (goal.schedule or "") if goal.name == "step" else ""
         try:
             measurement = goal.measure(graph, cluster, placement)
         except InvalidInput as error:  # its stages are no pipeline for the schedule

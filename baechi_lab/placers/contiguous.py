@@ -56,7 +56,7 @@ class Contiguous(Placer):
         caps: the most work a device may get, as multiples of its fair share of all devices, of half of them, and so on; each is
             tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
-            under a `schedule`); the last two cut the lines by `pipeline_stages/line_cuts.py`.
+            under a `schedule`, or None for none); the last two cut the lines by `pipeline_stages/line_cuts.py`.
         replicas: let several equal devices share a pipeline stage (not for "latency"); where links have levels, whole pipelines.
         sum: a device computes or transfers, never both at once.
     """
@@ -65,7 +65,7 @@ class Contiguous(Placer):
     caps: tuple[float, ...] = CAPS
     objective: str = "latency"
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     replicas: bool = False
     sum: bool = False
 

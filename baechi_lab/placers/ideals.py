@@ -54,7 +54,7 @@ class Ideals(Placer):
     name = "ideals"
     objective: str = "throughput"
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     replicas: bool = False
     sum: bool = False
     most_sets: int = MOST_SETS

@@ -60,13 +60,16 @@ def make_placer(placer: str | Placer, /, **params: object) -> Placer:
 def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, object]:
     """Returns the arguments in `pipeline` that `placer` has as parameters, for a step of micro-batches.
 
-    `pipeline` holds arguments of `bl.simulate` (`micro_batches`, `schedule`); `objective` becomes "step".
+    `pipeline` holds arguments of `bl.simulate` (`micro_batches`, `schedule`); `objective` becomes "step". Without a schedule
+    the placer minimises the step without one, as it will be simulated.
 
     >>> pipeline_parameters("contiguous", {"micro_batches": 4}), pipeline_parameters("m-etf", {"micro_batches": 4})
-    ({'objective': 'step', 'micro_batches': 4}, {})
+    ({'objective': 'step', 'schedule': None, 'micro_batches': 4}, {})
     """
     fields = placer_class(placer).__dataclass_fields__
-    parameters = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else pipeline
+    parameters = (
+        {"objective": "step", "schedule": None, **pipeline} if pipeline.get("micro_batches", 1) > 1 else pipeline
+    )
     return {key: value for key, value in parameters.items() if key in fields}
 
 

@@ -40,6 +40,8 @@ from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
 """Placers that `auto` runs when advice only tries whether a setting fits or is faster."""
+QUICK_FOR_PIPELINES = (*QUICK, "metis", "scotch")
+"""The same for a step in micro-batches, where the best cut of a line is often slower than a cut of the graph."""
 SECONDS, BETTER = 2.0, 0.995
 """What was placed in less is placed in other groups by the same placer. Steps that are hardly shorter are no advice."""
 MOST_OPS = 60_000
@@ -236,9 +238,23 @@ def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[A
     """Yields the advice to place groups instead of single ops, or to use a quick placer, if the placer is a rule."""
     setting, before = outcome.setting, outcome.timeline.makespan_us
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
-    if not ask_all or setting.moves or setting.pipeline or setting.cluster.n == 1:
+    if not ask_all or setting.moves or setting.cluster.n == 1:
         return
     options: dict[tuple[str, str], dict[str, object]] = {}
+    if setting.pipeline:
+        names, count = QUICK_FOR_PIPELINES, setting.micro_batches or 1
+        if count * outcome.graph.n <= MOST_OPS:
+            words = f"single ops placed by {Auto.name} among {', '.join(names)}"
+            pipeline_changes: dict[str, object] = {"placer": Auto.name, "params": {"placers": names}, "passes": ()}
+            report(f"is it faster: {words}?", 0.97)
+            yield Advice(
+                words,
+                "Ask these placers (auto)",
+                pipeline_changes,
+                before,
+                _step_us(setting.replace(**pipeline_changes), outcome, memo, report),
+            )
+        return
     if not setting.passes and before > outcome.one_device_us:
         options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
     if outcome.coarse.n <= MOST_OPS:

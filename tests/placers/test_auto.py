@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Link, OpGraph, list_placers, optimize, place, simulate, throughput
+from baechi_lab import Cluster, Device, Link, OpGraph, compare, list_placers, optimize, place, simulate, throughput
 from baechi_lab.errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
 from baechi_lab.placers.auto import LP_OPS, Auto
@@ -235,3 +235,34 @@ def test_more_devices_are_no_loss_for_micro_batches():
         placement = place(graph, cluster.resized(count), "contiguous", **options)
         timeline = simulate(graph, cluster, placement, micro_batches=4, schedule="1f1b")
         assert step_us <= timeline.makespan_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["auto", "search", "exact"])
+def test_micro_batches_without_a_schedule_need_no_pipeline(name):
+    """a and c may run on d0 only, b on d1 only. d0 works 2 x 2 us without a gap: a0 a1 c0 c1. Under 1F1B this is no pipeline."""
+    graph = OpGraph.from_edges(
+        [1.0, 1.0, 1.0], [(0, 1, 0), (1, 2, 0)], allowed=[0, 1, 0], allowed_sets=(("d0",), ("d1",))
+    )
+    cluster = Cluster((Device("d0", "gpu", 8), Device("d1", "gpu", 8)), Link(0.0, 0.0))
+    limits = {"search": {"evaluations": 10, "time_limit": None}, "exact": {"time_limit": 5}}.get(name, {})
+    table = compare(graph, cluster, [(name, limits)], micro_batches=2, progress=False)
+    assert table.makespan_us[0] == 4.0 and table.feasible[0]
+    placement = place(graph, cluster, name, objective="step", micro_batches=2, schedule=None, **limits)
+    assert placement.info["step_us"] == 4.0
+    with pytest.raises(
+        InfeasiblePlacement, match="no cut into stages was found whose ops are all on devices that they may use"
+    ):
+        place(graph, cluster, name, objective="step", micro_batches=2, **limits)
+
+
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_bug_auto_in_micro_batches_is_no_worse_than_a_rule(schedule):
+    """Without a schedule, `auto` and `contiguous` minimised a step under 1F1B, which then was not what ran."""
+    graph, cluster = (
+        generators.with_backward(generators.random_dag(8, seed=6)),
+        Cluster.uniform(2, link=Link(1.0, 1e-6)),
+    )
+    table = compare(
+        graph, cluster, ["auto", "contiguous", "metis", "m-etf"], micro_batches=2, schedule=schedule, progress=False
+    )
+    assert table.makespan_us[0] <= table.makespan_us[1:].min()

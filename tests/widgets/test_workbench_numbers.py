@@ -308,6 +308,24 @@ def test_auto_on_single_ops_is_offered_where_groups_are_placed(placer, monkeypat
     assert "single ops instead of groups, placed by auto among single, m-topo, m-etf, contiguous" in causes
 
 
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_bug_other_placers_are_tried_for_micro_batches(schedule):
+    """Advice said nothing where `contiguous` is slower than the rules that cut a graph, not a line."""
+    steps = {"micro_batches": 2} if schedule is None else {"micro_batches": 2, "schedule": schedule}
+    graph = bl.generators.with_backward(bl.generators.random_dag(8, seed=6 if schedule is None else 1))
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 1e-6))
+    model = computed(graph, cluster, passes=(), placer="contiguous" if schedule is None else "single", **steps)
+    one = model.advice[0]
+    assert one.cause == "single ops placed by auto among single, m-topo, m-etf, contiguous, metis, scotch"
+    rules_us = [
+        bl.simulate(graph, cluster, bl.place(graph, cluster, name), **steps).makespan_us
+        for name in (("single", "m-topo", "m-etf", "metis") if schedule is None else ("single",))
+    ]
+    assert one.after_us <= min(rules_us) and one.after_us < one.before_us
+    model.change(**one.changes)
+    assert model.outcome.timeline.makespan_us == one.after_us
+
+
 @pytest.mark.parametrize("placer", ["m-topo", "auto"])
 def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, monkeypatch):
     monkeypatch.setattr(advice, "SECONDS", -1.0)

@@ -98,9 +98,9 @@ def _step_request(
     for earliest, path in zip(least, (head, tail), strict=True):
         np.minimum.at(earliest, unit, path)
     schedule = objective.schedule
-    text = isinstance(schedule, Schedule) or is_schedule_text(schedule)
+    is_rule = schedule is not None and not isinstance(schedule, Schedule) and not is_schedule_text(schedule)
     pairs: list[list[int]] = []
-    if not text and make_rule(schedule).shape == "chain":
+    if is_rule and make_rule(schedule).shape == "chain":
         ahead = (roles(graph) == FORWARD)[graph.edge_source] & (roles(graph) == FORWARD)[graph.consumers]
         pair = np.stack([m.unit[graph.edge_source], m.unit[graph.consumers]], axis=1)[ahead]
         pairs = np.unique(pair[pair[:, 0] != pair[:, 1]], axis=0).tolist()

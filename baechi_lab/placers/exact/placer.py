@@ -60,7 +60,7 @@ class Exact(Placer):
     warm_start: float = 0.1
     objective: str = "latency"
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     replicas: bool = False
     sum: bool = False
     callback: Callable[[ExactProgress], object] | None = field(default=None, compare=False)

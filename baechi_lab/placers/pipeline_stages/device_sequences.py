@@ -87,7 +87,9 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
     >>> [sequence.devices for sequence in device_sequences(Objective("step", schedule="interleaved-1f1b"), (0, 1))]
     [(0, 1), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1, 0, 1)]
     """
-    shape = schedule_shape(objective.schedule) if objective.name == "step" else "chain"
+    shape = "chain"
+    if objective.name == "step" and objective.schedule is not None:
+        shape = schedule_shape(objective.schedule)
     if shape != "v":
         # A step is tried with and without replicas, since its dynamic program minimises bounds only.
         with_and_without = objective.replicas and objective.name == "step"

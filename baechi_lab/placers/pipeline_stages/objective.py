@@ -26,13 +26,14 @@ class Measurement(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """`name` is one of OBJECTIVES. `micro_batches` and `schedule` define a "step". `sum`: compute and transfers add up in the
-    period. `replicas`: equal devices may share a stage.
+    """`name` is one of OBJECTIVES. `micro_batches` and `schedule` define a "step"; with None, devices choose among ready ops.
+
+    `sum`: compute and transfers add up in the period. `replicas`: equal devices may share a stage.
     """
 
     name: str = "latency"
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     sum: bool = False
     replicas: bool = False
 

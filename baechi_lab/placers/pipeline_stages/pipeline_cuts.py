@@ -102,6 +102,8 @@ def place_best_cut(
             repaired_placement = repaired_placement.replace(info={**repaired_placement.info, "repaired": True})
             return _with_measurement(repaired_placement, objective, measurement.us, count)
     why = "no cut into stages that fits was found, which is no proof that none exists"
+    if least_overflowing is None and int(graph.persistent_bytes.sum()) <= int(cluster.memory_bytes.min()):
+        why = "no cut into stages was found whose ops are all on devices that they may use"
     if least_overflowing is not None and _overflow(least_overflowing) > 0:
         fullest = int(least_overflowing.overflow_bytes.argmax())
         why += (

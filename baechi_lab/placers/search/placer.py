@@ -112,7 +112,7 @@ class Search(Placer):
     objective: str = "makespan"
     error: float = 0.2
     micro_batches: int = 8
-    schedule: str = "1f1b"
+    schedule: str | None = "1f1b"
     replicas: bool = False
     sum: bool = False
     workers: int = 2
