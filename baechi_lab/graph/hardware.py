@@ -149,6 +149,15 @@ class Hardware(Params):
         """`gpu`, `cpu` or `tpu`: the device kind under which its durations are recorded beside its own name."""
         return self.name[:3] if self.name.startswith(("cpu", "tpu")) else "gpu"
 
+    @property
+    def clock_hz(self) -> float:
+        """Clock at which the units for float32 reach `peak_flops`; for hardware with `multiprocessors`.
+
+        >>> round(Hardware.named("a100").clock_hz / 1e9, 2)
+        1.41
+        """
+        return self.peak_flops / (2 * self.multiprocessors * self.float32_units)
+
     def product_flops(self, precision: str) -> float:
         """FLOP/s of matrix products of operands in one of `PRECISIONS`.
 

@@ -34,8 +34,8 @@ class Generation:
             linear, bmm).
         bandwidth_share: what kernels reach of the memory's bandwidth (share; element-wise).
         cached_bytes_per_flop: what a kernel reads again from caches in the time of one FLOP at peak (bytes; softmax).
-        convolution_us: what a convolution needs besides its products, to choose an algorithm and change layouts (microseconds;
-            convolution).
+        convolution_us: what a float32 convolution that is run alone needs besides its products and its start, until the host
+            has chosen an algorithm (microseconds; convolution).
         start_us: what a kernel that is run alone needs besides its own time (microseconds; all kinds).
         fitted_on: the devices whose measurements the constants come from.
     """

@@ -15,10 +15,12 @@ peak of float32, so that its bytes decide. Boards with a low power limit cannot 
 `power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
-Convolutions are products of all output positions by channels. Filters of 3 x 3 with stride 1 have a second algorithm: Winograd's
-F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times fewer FLOPs. The faster one counts. Each
-convolution of float32 also needs `convolution_us` for choosing its algorithm and changing layouts. On matrix units,
-`layout_bytes` change their order in memory, and the kernels that do so need `LAYOUT_US`.
+Convolutions are products of all output positions by channels, in tiles as narrow as there are filters. Filters of 3 x 3 with
+stride 1 have a second algorithm: Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times
+fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Those of filters of one position
+reach `POINT_FILTERS_SHARE`. A convolution of float32 that is run alone also needs `convolution_us`, in which the host chooses its
+algorithm. On matrix units, `layout_bytes` change their order in memory: at the bandwidth of other kernels or at
+`LAYOUT_CYCLE_BYTES` in a cycle, whichever takes longer, and at least in `LAYOUT_US`.
 
 Boards whose matrix units run at a part of their generation's speed (`is_halved`) reach all of that part: operands arrive in time.
 Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`).
@@ -28,7 +30,8 @@ the peak.
 
 Arithmetic beside products (`vector_flops`) are the scores of fused attention, depthwise convolutions and batch norms, of which a
 multiprocessor computes one channel at a time. It needs cycles rather than units: its FLOPs, counted on multiprocessors with 128
-units for float32, run at the peak that the device would have with as many.
+units for float32, run at the peak that the device would have with as many. `multiprocessor_us` are cycles too,
+at the clock of the data sheet.
 
 All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
 that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
@@ -36,7 +39,7 @@ fit there, else from memory. In between, a part of them is there. The blocks of 
 others read from memory.
 
 Long rows of large operands slow float32 products down by `long_row_ps` per FLOP and doubling, in part from `NEAR_BYTES` on and
-fully from `FAR_BYTES` on.
+fully from `FAR_BYTES` on. Rows of convolutions, which are positions of images, lie together.
 
 The host starts kernels ahead of the device, so that a kernel takes at least `launch_us`, and only the first kernel of a step
 waits for its start, `start_us` (`Hardware.launches_hidden`). Hardware without a generation has no tiles and reaches
@@ -66,12 +69,17 @@ CONVOLUTION_SPLITS = (*SPLITS, 32, 64, 128, 256)
 """The same for convolutions."""
 SHORTEST_SPLIT = 64
 """Elements that a part of a split dimension takes the time of, at least."""
+NARROW_TILE = 32
+"""Fewest columns of a tile of a convolution, whose tiles are not wider than it has filters before Hopper: single convolutions of
+DeepBench on P100, GTX 1080 Ti, V100 and T4. On an H200, those of few filters take as long as whole tiles."""
 WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
 """Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in parts."""
 VECTOR_UNITS = 128
 """Units for float32 of the multiprocessors on which `vector_flops` were measured, those of an H200."""
+MEASURED_HZ = 67e12 / (2 * 132 * 128)
+"""`Hardware.clock_hz` of an H200, on which `multiprocessor_us` were measured: they are a number of cycles."""
 NUMBER_BYTES = 4
 """Of a filter's number."""
 NORM_THREADS = 128
@@ -84,8 +92,8 @@ ALL_CACHED, NONE_CACHED = 0.4, 0.8
 """Shares of the L2 cache that rows in flight may take until the first, and the last, of them is read from memory again."""
 LAYOUT_US = 10.0
 """Microseconds per product of a convolution on matrix units for the kernels that change the order of its tensors in memory."""
-LAYOUT_SHARE = 0.45
-"""Share of the bandwidth of other kernels that those reach. Measured on an H200."""
+LAYOUT_CYCLE_BYTES = 7.2
+"""Bytes that those read and write at most in a cycle of a multiprocessor. Measured on an H200."""
 UNALIGNED_SHARES = {2: 0.11, 4: 0.24, 8: 0.24}
 """Bytes that divide the rows of a product -> share of the matrix units' peak that it reaches on Hopper and later. Measured on an
 H200, whose kernels for such rows use the instructions of earlier hardware."""
@@ -97,13 +105,16 @@ TF32 along the summed dimension only. Measured on an H200."""
 CONVOLUTION_SHARE = 0.57
 """Share of what products of float32 numbers reach that convolutions of them do, on Hopper and later: cuDNN chooses implicit
 products, and no kernels of Winograd's algorithm. Measured on an H200."""
+POINT_FILTERS_SHARE = 0.55
+"""Share of what other products of float32 numbers reach that gradients of filters of one position do, before Hopper: 45 single
+convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
 HALVED_RATIOS = {"turing": 5.0, "ampere": 2.5, "ada": 2.5, "rtx-blackwell": 2.5, "hopper": 5.0}
 """Generation -> FLOPs in half precision per FLOP in float32, by data sheets, below which a board's matrix units run at a part of
 the speed of others. Boards of games and the A10G, L40 and H20 do; the others have twice as many at least."""
-FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
+TF32 = PRECISIONS.index("tf32")
 
 
 def estimated_us(
@@ -128,14 +139,16 @@ def estimated_us(
     bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
     kernel = np.maximum(_arithmetic_us(work, hardware, constants), bytes_us)
     if hardware.multiprocessors:
-        layout_bandwidth = LAYOUT_SHARE * _bandwidth(hardware, constants)
+        layout_rate = LAYOUT_CYCLE_BYTES * hardware.multiprocessors * hardware.clock_hz
+        layout_bandwidth = min(_bandwidth(hardware, constants), layout_rate)
         layout_us = LAYOUT_US * work.product_count + 1e6 * work.layout_bytes / layout_bandwidth
-        convolution_us = np.where(work.precision == FP32, constants.convolution_us, layout_us)
-        multiprocessor_us = work.multiprocessor_us / _busy_multiprocessors(work, hardware)
-        kernel = np.maximum(kernel, multiprocessor_us) + work.wait_us + np.where(work.convolution, convolution_us, 0.0)
+        changes_layout = work.convolution & ~_uses_float32_units(work, hardware)
+        multiprocessor_us = MEASURED_HZ / hardware.clock_hz * work.multiprocessor_us
+        multiprocessor_us /= _busy_multiprocessors(work, hardware)
+        kernel = np.maximum(kernel, multiprocessor_us) + work.wait_us + np.where(changes_layout, layout_us, 0.0)
     if hardware.launches_hidden and not follows:
         first = np.flatnonzero(~(work.free | work.metadata))[:1]
-        kernel[first] += start_us(work, constants)[first]
+        kernel[first] += start_us(work, hardware, constants)[first]
     launches_us = np.minimum(hardware.launch_us, work.step_us) * work.steps
     launched = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
@@ -144,9 +157,11 @@ def estimated_us(
     return total
 
 
-def start_us(work: Work, generation: Generation) -> Floats:
+def start_us(work: Work, hardware: Hardware, generation: Generation) -> Floats:
     """Returns float64[kernels], the microseconds that each kernel takes besides its own time if it is run alone."""
-    return generation.start_us + np.where(work.norm, NORM_START_US, 0.0)
+    float32_convolution = work.convolution & _uses_float32_units(work, hardware)
+    special_us = np.where(work.norm, NORM_START_US, np.where(float32_convolution, generation.convolution_us, 0.0))
+    return generation.start_us + special_us
 
 
 def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
@@ -161,7 +176,7 @@ def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
 def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
     """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
     calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
-    full_precision = np.array([hardware.uses_float32_units(p) for p in PRECISIONS])[work.precision]
+    full_precision = _uses_float32_units(work, hardware)
     is_recent = hardware.generation in ("hopper", "blackwell")
     matrix_unit_share = 1.0 if is_halved(hardware) else constants.matrix_unit_share
     reached = np.where(full_precision, constants.product_share, matrix_unit_share)
@@ -182,18 +197,44 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     vector_peak = hardware.peak_flops * hardware.arithmetic_share * VECTOR_UNITS / hardware.float32_units
     vector_us = 1e6 * work.vector_flops / (vector_peak * busy_share)
     owner = work.products.owner
-    tile = (constants.tile_rows, constants.tile_columns)
+    tile_columns = np.full(len(owner), float(constants.tile_columns))
+    if not is_recent:
+        filters = 2 ** np.ceil(np.log2(np.maximum(work.products.columns, NARROW_TILE)))
+        tile_columns = np.where(work.convolution[owner], np.minimum(filters, tile_columns), tile_columns)
     splits = np.where(
         work.convolution[owner], CONVOLUTION_SPLITS[-1], np.where(work.products.count == 1, SPLITS[-1], 1)
     )
-    product_us = _products_us(work.products, rates[owner], full_precision[owner], splits, hardware, constants, tile)
+    full = full_precision[owner]
+    makes_points = work.products.makes_filters & (work.products.window == 1) & full & (not is_recent)
+    product_rates = rates[owner] * np.where(makes_points, POINT_FILTERS_SHARE, 1.0)
+    product_us = _products_us(
+        work.products,
+        product_rates,
+        full,
+        full & ~work.convolution[owner],
+        splits,
+        hardware,
+        constants,
+        constants.tile_rows,
+        tile_columns,
+    )
     replaced = work.winograd.owner
     if len(replaced) and not is_recent:
-        tile = (WINOGRAD_TILE, WINOGRAD_TILE)
-        kernels = owner[replaced]
+        kernels, full = owner[replaced], full[replaced]
         no_splits = np.ones(len(kernels))
-        us = _products_us(work.winograd, rates[kernels], full_precision[kernels], no_splits, hardware, constants, tile)
-        filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * work.winograd.inner
+        us = _products_us(
+            work.winograd,
+            rates[kernels],
+            full,
+            np.zeros_like(full),
+            no_splits,
+            hardware,
+            constants,
+            WINOGRAD_TILE,
+            np.full(len(kernels), WINOGRAD_TILE),
+        )
+        channels = np.where(work.products.makes_filters[replaced], work.winograd.rows, work.winograd.inner)
+        filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[replaced] = np.minimum(product_us[replaced], us)
     is_vector = (np.minimum(work.products.rows, work.products.columns) == 1) & ~work.convolution[owner]
@@ -212,6 +253,11 @@ def is_halved(hardware: Hardware) -> bool:
     return hardware.half_flops / hardware.peak_flops < HALVED_RATIOS.get(hardware.generation, 0.0)
 
 
+def _uses_float32_units(work: Work, hardware: Hardware) -> NDArray[np.bool_]:
+    """Returns which kernels compute their products with the units of float32."""
+    return np.array([hardware.uses_float32_units(p) for p in PRECISIONS])[work.precision]
+
+
 def _busy_multiprocessors(work: Work, hardware: Hardware) -> Floats:
     """Returns on how many multiprocessors each kernel runs: all, but for norms of few rows."""
     return np.minimum(np.where(work.row_count > 0, work.row_count, hardware.multiprocessors), hardware.multiprocessors)
@@ -221,19 +267,20 @@ def _products_us(
     products: Products,
     rates: NDArray[np.float64],
     full_precision: NDArray[np.bool_],
+    has_long_rows: NDArray[np.bool_],
     most_splits: Floats,
     hardware: Hardware,
     constants: Generation,
-    tile: tuple[int, int],
+    tile_rows: int,
+    tile_columns: Floats,
 ) -> NDArray[np.float64]:
     """Returns the time of every product, by tiles, waves and power; `rates` are FLOP/s, and arrays have an entry per product."""
-    tile_rows, tile_columns = tile
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
     operand_bytes = NUMBER_BYTES * products.inner * (products.rows + products.columns)
     near, far = np.log2(NEAR_BYTES), np.log2(FAR_BYTES)
     doublings *= np.clip((np.log2(np.maximum(operand_bytes, 1)) - near) / (far - near), 0.0, 1.0)
-    long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
+    long_row_us = 1e-6 * constants.long_row_ps * np.where(has_long_rows, doublings, 0.0)
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     area_share = tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     float32_rate = hardware.product_flops("fp32") * constants.product_share

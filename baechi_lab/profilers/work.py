@@ -55,6 +55,9 @@ MANY_ROWS = 2**16
 """Most rows that one block sums."""
 SORT_US = 75.0
 """`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
+MANY_FILTERS = 128
+"""Channels and filters from which on cuDNN makes the gradients of filters by Winograd's algorithm: single convolutions of
+DeepBench, on P100, GTX 1080 Ti, V100 and T4."""
 POSITIONS_SUM_US = 25.0
 """`Kernel.wait_us` of the gradient of a convolution's bias, which sums positions and images. Measured on an H200."""
 PERSISTENT_HIDDEN = ((384, 256), (192, 128))
@@ -67,8 +70,9 @@ PERSISTENT_STEP_US = 2.1
 class Product:
     """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
 
-    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. `input_gradient` is set for a
-    convolution only: the product that makes the gradient of its input.
+    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. These are set for a convolution
+    only: `input_gradient`, the product that makes the gradient of its input; `window`, the positions of a filter; `makes_filters`
+    of the product that makes the gradient of the filters.
 
     >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
     True
@@ -80,6 +84,8 @@ class Product:
     inner: int
     winograd: Product | None = None
     input_gradient: Product | None = field(default=None, compare=False, repr=False)
+    window: int = field(default=0, compare=False, repr=False)
+    makes_filters: bool = field(default=False, compare=False, repr=False)
 
     @property
     def flops(self) -> float:
@@ -93,8 +99,15 @@ class Product:
 
     @property
     def right_gradient(self) -> Product:
-        """The product that makes the gradient of the right operand: of the left operand and the output's gradient."""
-        return Product(self.count, self.inner, self.columns, self.rows)
+        """The product that makes the gradient of the right operand: of the left operand and the output's gradient.
+
+        Winograd's algorithm makes the gradients of the filters that it can convolve with, if they are many.
+        """
+        winograd = self.winograd and self.winograd.right_gradient
+        if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
+            winograd = None
+        gradient = Product(self.count, self.inner, self.columns, self.rows, winograd)
+        return replace(gradient, window=self.window, makes_filters=self.window > 0)
 
 
 @dataclass(frozen=True)
@@ -230,7 +243,7 @@ def convolution_products(
     if plain and tuple(window) == (3, 3) and group_channels > 1:
         winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
     forward = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
-    return (replace(forward, input_gradient=forward),)
+    return (replace(forward, input_gradient=forward, window=prod(window)),)
 
 
 def recurrent_kernel(
@@ -368,7 +381,7 @@ def transposed_products(
     if plain and tuple(window) == (3, 3) and group_filters > 1:
         winograd = _winograd(batch, inputs, group_channels, group_filters, groups)
     columns = group_filters * prod(window)
-    return (Product(groups, batch * prod(inputs), columns, group_channels, winograd, gradient),)
+    return (Product(groups, batch * prod(inputs), columns, group_channels, winograd, gradient, prod(window)),)
 
 
 def _winograd(batch: int, positions: Sequence[int], group_channels: int, group_filters: int, groups: int) -> Product:
@@ -419,13 +432,18 @@ class Products:
     rows: Floats
     columns: Floats
     inner: Floats
+    window: NDArray[np.int64]
+    makes_filters: Booleans
 
     @classmethod
     def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
         """Builds the columns from pairs of an owner's index and a product."""
         column = lambda key: np.array([getattr(product, key) for _, product in products], dtype=np.float64)  # noqa: E731
         count, rows, columns, inner = map(column, ("count", "rows", "columns", "inner"))
-        return cls(np.array([owner for owner, _ in products], dtype=np.int64), count, rows, columns, inner)
+        owner = np.array([owner for owner, _ in products], dtype=np.int64)
+        window = np.array([product.window for _, product in products], dtype=np.int64)
+        makes_filters = np.array([product.makes_filters for _, product in products], dtype=np.bool_)
+        return cls(owner, count, rows, columns, inner, window, makes_filters)
 
 
 @dataclass(frozen=True, eq=False)

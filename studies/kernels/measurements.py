@@ -43,7 +43,8 @@ class Measurements:
     def predicted_us(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the microseconds of each kernel, run alone."""
         constants = generation_named(hardware.generation) if generation is None else generation
-        return start_us(self.work, constants) + estimated_us(self.work, hardware, generation=constants, follows=True)
+        start = start_us(self.work, hardware, constants)
+        return start + estimated_us(self.work, hardware, generation=constants, follows=True)
 
     def errors(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the relative errors, predicted / measured - 1."""
