@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.formats.traces import run_metadata
+from baechi_lab.graph.formats.traces.protobuf import messages
 
 pytestmark = pytest.mark.tensorflow
 
@@ -123,3 +125,40 @@ def test_xplane_of_the_profiler(tmp_path):
         trace.timeline.makespan_us, rel=0.05
     )
     assert "Relu" in trace.graph.op_types
+
+
+def step_stats(path, *entries):
+    """Writes a RunMetadata of (device, names of its ops) and returns the path."""
+    rows = [
+        {
+            "device": device,
+            "node_stats": [{"node_name": n, "all_start_micros": 9, "op_end_rel_micros": 2} for n in names],
+        }
+        for device, names in entries
+    ]
+    metadata = messages(run_metadata.SCHEMA)["RunMetadata"](step_stats={"dev_stats": rows})
+    path.write_bytes(metadata.SerializeToString())
+    return path
+
+
+LOCAL, WORKER = ("/job:localhost/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([(LOCAL, "ab"), (LOCAL, "ab")], "op a is in two entries of /job:localhost"),
+        ([(LOCAL, ["_SOURCE", "a"]), (LOCAL, ["_SOURCE", "z"])], "op _SOURCE is in two entries"),
+        ([(LOCAL, "ab"), (WORKER, "cd")], "some devices are of a session without servers"),
+        ([(LOCAL, "abbabb")], "every op ran 2 times or a multiple of it"),
+    ],
+)
+def test_bug_several_steps_in_one_file_were_read_as_one(tmp_path, entries, reason):
+    with pytest.raises(bl.errors.FormatError, match=f"holds several steps .{reason}"):
+        bl.load_trace(step_stats(tmp_path / "steps.pb", *entries))
+
+
+def test_ops_of_loops_and_transfers_of_servers_are_one_step(tmp_path):
+    other = WORKER.replace("task:0", "task:1")
+    entries = (WORKER, ["RecvTensor"] * 2), (WORKER, ["enter", *["body"] * 3]), (other, "ab"), (other, ["RecvTensor"])
+    assert bl.load_trace(step_stats(tmp_path / "step.pb", *entries)).graph.n == 9

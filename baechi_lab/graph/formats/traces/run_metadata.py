@@ -12,8 +12,9 @@ Without either, ops depend on the ops that ran before them, and a note says so.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from ....errors import FormatError
@@ -59,7 +60,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
     """Makes the recording of a RunMetadata, binary or as text.
 
     Raises:
-        FormatError: the file is cut off, has another format, or no ops.
+        FormatError: the file is cut off, has another format, no ops, or several steps.
     """
     cls = messages(SCHEMA)["RunMetadata"]
     if text:
@@ -70,6 +71,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
         metadata = parsed_text(cls, text_with_numbers, "a RunMetadata")
     else:
         metadata = parse_message(cls, data, "a RunMetadata")
+    _refuse_several_steps(metadata.step_stats.dev_stats)
     rows = list(_rows(metadata.step_stats.dev_stats))
     if not rows:
         raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
@@ -95,6 +97,41 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
             read[0].persistent_bytes = _output_bytes(stats, 0)
     notes = [] if _by_label(rows) or _by_cost_graph(rows, metadata.cost_graph) else [chain(events)]
     return recording(events, name, notes)
+
+
+_LOCAL = "/job:localhost/"
+"""Begins the devices of a session without servers."""
+_TRANSFER = "RecvTensor"
+"""Entries of transfers between servers, which a session lists apart from the ops of a device."""
+
+
+def _refuse_several_steps(devices: Any) -> None:
+    """Raises `FormatError` for a file that holds the ops of several calls of `Session.run`.
+
+    One call lists an op of a device in one of the device's entries, and in loops more often than the ops outside.
+    Written behind one another, files merge: that is how protocol buffers are defined.
+    """
+    entries_of: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for k, device in enumerate(devices):
+        if "/stream:" in device.device or "memcpy" in device.device.lower():
+            continue
+        ops = [(device.device, stats.node_name) for stats in device.node_stats if stats.node_name != _TRANSFER]
+        counts.update(ops)
+        for op in ops:
+            if entries_of.setdefault(op, k) != k:
+                raise _several_steps(f"op {op[1]:.80} is in two entries of {op[0]:.80}")
+    jobs = {device.device.startswith(_LOCAL) for device in devices if device.device.startswith("/job:")}
+    if len(jobs) == 2:
+        raise _several_steps(f"some devices are of a session without servers ({_LOCAL}), and others are not")
+    if len(counts) > 1 and (times := gcd(*counts.values())) > 1:
+        raise _several_steps(f"every op ran {times} times or a multiple of it")
+
+
+def _several_steps(reason: str) -> FormatError:
+    return FormatError(
+        f"step_stats holds several steps ({reason}); write the RunMetadata of each Session.run to a file of its own"
+    )
 
 
 _Row = tuple[Event, Any]
