@@ -19,6 +19,7 @@ from typing import IO
 
 from .. import errors
 from ..errors import BaechiLabError, ExecutionError, FormatError
+from .failures import cause_of_end
 from .forked import TENSORFLOW, run, start
 from .messages import Decoder, Message, encode
 
@@ -172,9 +173,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
             how += "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
-        lines = b"".join(self._log_chunks).decode("utf-8", "replace").splitlines()
-        last_line = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-        return f"the worker {how}" + (f"; it last said: {last_line}" if last_line else "")
+        cause = cause_of_end(b"".join(self._log_chunks))
+        return f"the worker {how}" + (f"; it last said: {cause}" if cause else "")
 
     def _streams(self) -> list[IO[bytes]]:
         process = self._process

@@ -15,6 +15,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors import Worker
 from baechi_lab.executors.structure import graph_of
+from baechi_lab.workers.failures import cause_of_end
 
 psutil = pytest.importorskip("psutil")
 from processes import children, have_ended  # noqa: E402
@@ -79,6 +80,37 @@ def test_crash_tells_the_last_words(step, placement, ops):
         step, placement, graph=ops, worker=fake("import sys; print('no kernel', file=sys.stderr); sys.exit(7)")
     )
     assert (run.status, run.message) == ("died", "the worker ended with exit code 7; it last said: no kernel")
+
+
+def test_bug_a_crash_with_a_dump_of_stacks_told_its_last_line(step, placement, ops):
+    code = "import faulthandler, os, sys; faulthandler.enable(); print('ready', file=sys.stderr); os.abort()"
+    run = bl.execute(step, placement, graph=ops, worker=fake(code))
+    signal = "the worker was killed by signal 6 (SIGABRT)"
+    assert (run.status, run.message) == ("died", f"{signal}; it last said: Fatal Python error: Aborted")
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("", ""),
+        ("a\n\nno kernel\n", "no kernel"),
+        (
+            "W0000 00:00:1.2 3 a.cc:4] slow\nF0000 00:00:1.2 3 b.cc:7] Check failed: n > 0\n*** Check failure stack trace: ***\n"
+            "    @     0x7f1  absl::Fail\nFatal Python error: Aborted\n\nThread 0x7f2 (most recent call first):\n"
+            '  File "x.py", line 6 in f\n\nExtension modules: numpy (total: 1)\n',
+            "F0000 00:00:1.2 3 b.cc:7] Check failed: n > 0",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+            "Fatal Python error: Aborted\n",
+            "what():  std::bad_alloc",
+        ),
+        ('Traceback (most recent call last):\n  File "x.py", line 1\nOSError: full\n', "OSError: full"),
+        ("bad address\n*** Begin stack trace ***\n\t@ 0x1\n*** End stack trace ***\n", "bad address"),
+    ],
+)
+def test_the_cause_of_an_end_is_found_before_the_dump(log, cause):
+    assert cause_of_end(log.encode()) == cause
 
 
 def test_a_worker_killed_by_a_signal_is_dead_and_the_signal_is_named(step, placement, ops):

@@ -22,6 +22,7 @@ from ...errors import ExecutionError
 from ...graph import Cluster, Device, Link
 from ...workers.client import worker_environment
 from ...workers.executors import cores
+from ...workers.failures import cause_of_end
 from ...workers.forked import Forked, start
 from ...workers.network import CREATE_NETWORK, REFUSED
 from .devices import cpu_memory
@@ -123,20 +124,19 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
                     continue
                 data = os.read(process.stdout.fileno(), 4096)
                 if not data:
-                    words = self._last_log_line(index)
-                    if words.startswith(REFUSED):
+                    cause = self._cause_of_end(index)
+                    if cause.startswith(REFUSED):
                         raise ExecutionError(
                             "other users of this machine cannot be kept from TensorFlow's servers, which do not authenticate "
-                            f"clients ({words}); give trusted_users=True (--trusted-users) if you trust them all"
+                            f"clients ({cause}); give trusted_users=True (--trusted-users) if you trust them all"
                         )
-                    raise ExecutionError(f"worker {index} ended before it listened: {words}")
+                    raise ExecutionError(f"worker {index} ended before it listened: {cause}")
                 self._output[index] += data
-        raise ExecutionError(f"worker {index} did not start in time: {self._last_log_line(index)}")
+        raise ExecutionError(f"worker {index} did not start in time: {self._cause_of_end(index)}")
 
-    def _last_log_line(self, index: int) -> str:
+    def _cause_of_end(self, index: int) -> str:
         self._logs[index].seek(0)
-        lines = self._logs[index].read().decode("utf-8", "replace").splitlines()
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+        return cause_of_end(self._logs[index].read()) or "it said nothing"
 
     def ended_worker(self) -> str | None:
         """Returns a sentence that names the first worker that has ended; None while all run."""
