@@ -642,7 +642,22 @@ def test_bug_branches_and_scans_counted_their_bytes_only():
     program = program_of(model(nodes, inputs, [value("y", 6, 4, 8)], [weights("w", 8, 8)]))
     product = 2 * 4 * 8 * 8
     assert [sum(k.flops for k in op.kernels if k.matrix) for op in program.ops] == [product, 6 * product]
-    assert program.parameters == {"w": True, "if/own": True} and not program.guessed
+    assert program.parameters == {"w": True, "if/0/own": True} and not program.guessed
+
+
+def test_bug_the_weights_of_the_branch_that_does_not_run_were_not_in_memory():
+    """Both branches call their weights "own": 8 x 8 numbers of four bytes each, and 8 of them."""
+    branches = [
+        helper.make_graph([node], "branch", [], [helper.make_tensor_value_info("b", FLOAT, None)], [initializer])
+        for node, initializer in (
+            (helper.make_node("Add", ["x", "own"], ["b"]), weights("own", 8)),
+            (helper.make_node("MatMul", ["x", "own"], ["b"]), weights("own", 8, 8)),
+        )
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [value("x", 4, 8), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = bl.profile_program(model([node], inputs, [value("y", 4, 8)]), training=False)
+    assert graph.persistent_bytes.tolist() == [4 * (8 * 8 + 8)]
 
 
 def test_bug_shapes_behind_operators_of_onnx_runtime_were_not_known():
@@ -826,8 +841,11 @@ def test_an_onnx_file_is_profiled_like_its_model(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"MatMul", b"Mat\xcdul"))
     with pytest.raises(FormatError, match=r"the name b'Mat\\xcdul' is no UTF-8 text"):
         bl.profile_program(path)
-    path.write_bytes(b"\x08\x09")
-    with pytest.raises(FormatError, match="no ir_version or no operators"):
+    path.write_bytes(b"\x3a\x03\x12\x01g")  # a graph called g
+    with pytest.raises(FormatError, match="has no ir_version"):
+        bl.profile_program(path)
+    path.write_bytes(b"\x08\x09")  # ir_version 9
+    with pytest.raises(FormatError, match="the ONNX model has no operators"):
         bl.profile_program(path)
     onnx.save(model(list(two_layers(4).graph.node), [value("x", 4, 8)], [value("y", 4, 4)], ir_version=99), path)
     with pytest.raises(FormatError, match="ir_version is 99"):

@@ -51,8 +51,10 @@ def load_model(path: PathLike) -> ModelProto:
         raise FormatError(
             f"{name_of(path)}: not an ONNX model, or cut off: the protocol buffer cannot be decoded"
         ) from error
-    if not model.ir_version or not model.graph.node:
-        raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
+    if not model.ir_version:
+        raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version")
+    if not model.graph.node:
+        raise FormatError(f"{name_of(path)}: the ONNX model has no operators")
     undecoded_name = next((text for text in _names(model.graph) if isinstance(text, bytes)), None)
     if undecoded_name is not None:
         raise FormatError(f"{name_of(path)}: the name {undecoded_name!r:.80} is no UTF-8 text; the file is damaged")

@@ -151,15 +151,17 @@ def _read_model(
         kernels = (kernel, *_repeated_weights(node, shapes))
         body = _longest_body(bodies_of(node, inferred_model), precision) if node.op_type in CONTROL_FLOW else None
         if body is not None:
-            rounds, outer, program = body
+            rounds, outer, program, body_programs = body
             kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (1 if rounds is None else rounds)
             reasons = [*program.guessed.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
             if reasons:
                 guessed[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
-            own_parameters = {v: trained for v, trained in program.parameters.items() if v not in outer}
-            parameters |= {f"{name_of_op}/{v}": trained for v, trained in own_parameters.items()}
-            body_bytes |= {f"{name_of_op}/{v}": program.size_bytes[v] for v in own_parameters}
-            reads = (*dict.fromkeys((*reads, *outer)), *(f"{name_of_op}/{v}" for v in own_parameters))
+            reads = (*dict.fromkeys((*reads, *outer)),)
+            for k, body_program in enumerate(body_programs):  # the branch that does not run is in memory, too
+                own_parameters = {f"{name_of_op}/{k}/{v}": v for v in body_program.parameters if v not in outer}
+                parameters |= {own: body_program.parameters[v] for own, v in own_parameters.items()}
+                body_bytes |= {own: body_program.size_bytes[v] for own, v in own_parameters.items()}
+                reads = (*reads, *own_parameters)
         stored_bytes = _attribute_bytes(node)
         if stored_bytes:
             attributes = f"{name_of_op}/attributes"
@@ -422,8 +424,8 @@ def _result_type(node: NodeProto, element_types: Mapping[str, str]) -> str:
 
 def _longest_body(
     bodies: list[Body], precision: Precision | None
-) -> tuple[int | None, tuple[str, ...], Program] | None:
-    """Returns rounds, outer values and operators of the body with the most FLOPs, then bytes; None if there is no body."""
+) -> tuple[int | None, tuple[str, ...], Program, list[Program]] | None:
+    """Returns rounds, outer values and operators of the body with the most FLOPs, then bytes, and all bodies' operators."""
     programs = [(body, _read_model(body.model, "body", None, {}, precision)) for body in bodies]
     if not programs:
         return None
@@ -433,7 +435,7 @@ def _longest_body(
         return sum(k.flops for k in kernels), sum(k.moved_bytes for k in kernels)
 
     body, program = max(programs, key=work)
-    return body.rounds, tuple(dict.fromkeys(v for candidate in bodies for v in candidate.outer)), program
+    return body.rounds, tuple(dict.fromkeys(v for b in bodies for v in b.outer)), program, [p for _, p in programs]
 
 
 def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, str]]:
