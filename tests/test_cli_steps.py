@@ -314,6 +314,12 @@ def test_micro_batches_and_plans_of_a_pytorch_step(call, torch_files, tmp_path):
     assert code == 0 and set(json.loads(facts["text"])) <= {"", "first", "second"}, err
     code, _, err = call("export", "steps.py:small", "--devices", "2", "--mode", "estimated", "--format", "device_map")
     assert code == 2 and "--format device_map divides a PyTorch model, which steps.py:small is not" in err
+    assert "note:" not in err  # what was noticed on the way to an error is not said
+
+
+def test_bug_a_device_map_of_a_benchmark_model_was_refused_after_it_was_profiled(call):
+    code, _, err = call("export", "mlp", "--format", "device_map")
+    assert (code, err) == (2, "baechi-lab export: --format device_map divides a PyTorch model, which mlp is not\n")
 
 
 @pytest.mark.torch

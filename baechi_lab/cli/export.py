@@ -51,7 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.output or "placed_training"
     if arguments.format == FOLDER:
         check_place(folder)  # before minutes of profiling
-    step, placement, cluster, graph = step_placement.placed_step(arguments)
+
+    def check_step(step: Step | TorchStep) -> None:
+        if arguments.format == "device_map" and isinstance(step, Step):
+            raise _no_pytorch_model(arguments.model)
+
+    step, placement, cluster, graph = step_placement.placed_step(arguments, check_step)
     if arguments.format != FOLDER:
         return _write_plan(arguments, _graph_of(step) if graph is None else graph, placement, cluster, step)
     with console.progress("exporting"):
@@ -78,6 +83,10 @@ def _graph_of(step: Step | TorchStep) -> OpGraph:
     return profile(step, warmup=0, runs=1)
 
 
+def _no_pytorch_model(name: str) -> InvalidInput:
+    return InvalidInput(f"--format device_map divides a PyTorch model, which {name:.80} is not")
+
+
 def _write_plan(
     arguments: argparse.Namespace,
     graph: OpGraph,
@@ -94,7 +103,7 @@ def _write_plan(
     if step is not None and not isinstance(step, Step):
         model = step.model()
     elif arguments.format == "device_map":
-        raise InvalidInput(f"--format device_map divides a PyTorch model, which {arguments.model:.80} is not")
+        raise _no_pytorch_model(arguments.model)
     timeline = simulate(graph, cluster, placement) if arguments.format == "chakra" else None
     plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster, timeline=timeline)
     if arguments.output:

@@ -61,7 +61,8 @@ def profile(arguments: argparse.Namespace, hardware: object) -> tuple[OpGraph, d
         graph_and_facts = _program(arguments, hardware) if arguments.model.endswith(PROGRAMS) else _trace(arguments)
     notes = [str(w.message) for w in caught if type(w.message).__module__.startswith("baechi_lab")]
     graph, facts = graph_and_facts
-    return graph, {**facts, **{f"note {k}": note for k, note in enumerate([*facts.pop("notes", ()), *notes], 1)}}
+    notes = [*facts.pop("notes", ()), *notes]
+    return graph, {**facts, **{f"note {k}": note for k, note in enumerate(notes, 1)}}
 
 
 def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:

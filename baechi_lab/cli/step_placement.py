@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
@@ -39,10 +40,13 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     options.add_cluster(parser)
 
 
-def placed_step(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
+def placed_step(
+    arguments: argparse.Namespace, check_step: Callable[[Step | TorchStep], None] = lambda step: None
+) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
     """Returns the step, its placement, the cluster, and the profiled graph if there is one.
 
-    One micro-batch is profiled. A PyTorch step is a whole batch and is split; a TensorFlow step is a micro-batch already.
+    `check_step` may refuse the step before it is profiled. One micro-batch is profiled.
+    A PyTorch step is a whole batch and is split; a TensorFlow step is a micro-batch already.
     """
     from ..graph.formats.files import load_placement
     from ..stages import Optimize, Profile
@@ -55,9 +59,12 @@ def placed_step(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placem
         device_count = int(placement.device.max(initial=0)) + 1
         if device_count > cluster.n:
             raise InvalidInput(f"{arguments.placement} uses {device_count} devices; --devices is {cluster.n}")
-        return steps.step_from(arguments), placement, cluster, None
+        step = steps.step_from(arguments)
+        check_step(step)
+        return step, placement, cluster, None
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
+    check_step(step)
     count = options.pipeline_from(arguments).get("micro_batches")
     micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
