@@ -13,17 +13,21 @@ _HEADINGS = (
     "From /job:",
     "=====",
 )
+_COUNT = re.compile(r"\d+ root error\(s\) found")
+_NUMBER = re.compile(r"^\(\d+\) [A-Z_]+: ")
 
 
 def first_line(error: BaseException) -> str:
     """Returns an error in one line, without the headings and lists of ops that TensorFlow puts around it.
 
-    >>> first_line(ValueError("Graph execution error:\\n\\nno kernel"))
+    Of several errors it is the first.
+
+    >>> first_line(ValueError("Graph execution error:\\n\\n2 root error(s) found.\\n  (0) INTERNAL: no kernel\\n  (1) ABORTED: "))
     'no kernel'
     """
     text = str(getattr(error, "message", None) or error or type(error).__name__)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = (line for line in lines if not line.startswith(_HEADINGS))
+    telling = (_NUMBER.sub("", line) for line in lines if not line.startswith(_HEADINGS) and not _COUNT.match(line))
     return next(telling, lines[0] if lines else type(error).__name__)[:500]
 
 
