@@ -24,6 +24,7 @@ from .backward_pairing import forward_ops, is_backward
 from .colocation import colocation_groups
 from .float_types import FLOAT_NAMES
 from .function_bodies import op_types
+from .kernel_scratch import scratch_bytes
 from .memory_reuse import reuse_of
 from .op_work import count_work
 from .structure import Structure, read_structure
@@ -102,6 +103,8 @@ def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], prec
         "duration_us": next(iter(duration_by_kind.values())),
         "duration_by_kind": duration_by_kind,
         "persistent_bytes": _variable_bytes(step, structure, "fp32" if precision.is_mixed else precision.dtype),
+        "temp_bytes": structure.round_bytes
+        + scratch_bytes(structure, on_cpu=all(kind_hardware.kind == "cpu" for kind_hardware in kinds.values())),
         "info": {"estimate": estimate_record(kinds, precision, matrix_products)},
     }
     # A variable is the float32 master weight, and reading it makes the weight that is computed with.
