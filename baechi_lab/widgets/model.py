@@ -197,7 +197,7 @@ class WorkbenchModel:
                 setting.share.index(device)
         self.history.push(setting)
         self._noted += [(setting, text) for text in notes]
-        self._changed()
+        self._announce_and_compute()
 
     def undo(self) -> bool:
         """Goes back to the previous setting; returns False if there is none."""
@@ -210,10 +210,10 @@ class WorkbenchModel:
     def _step(self, has_moved: bool) -> bool:
         """Announces the setting after a step in the history; returns whether there was one."""
         if has_moved:
-            self._changed()
+            self._announce_and_compute()
         return has_moved
 
-    def _changed(self) -> None:
+    def _announce_and_compute(self) -> None:
         """Announces a new setting and computes it, unless a search with new limits waits for the user."""
         self.clear_problem()
         if self.fitted is not None and self.setting != self.fitted:

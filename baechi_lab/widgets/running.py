@@ -126,7 +126,7 @@ class Runner:
             live.add(step)
             if time.monotonic() >= self._next:
                 self._next = float("inf")  # until the interface has drawn
-                self.worker.deliver(lambda: self._arrived(live))
+                self.worker.deliver(lambda: self._show_live(live))
 
         def work(ticket: Ticket) -> Run:
             from ..executors import execute
@@ -150,7 +150,7 @@ class Runner:
 
         self.worker.submit(work, ended)
 
-    def _arrived(self, live: LiveRun) -> None:
+    def _show_live(self, live: LiveRun) -> None:
         if live is not self.live:
             return
         try:

@@ -117,7 +117,7 @@ class Tasks:
             self.worker.deliver(lambda: self.take_comparison(outcome, table))
 
         def compared(table: pandas.DataFrame) -> None:
-            self._compared(outcome, table)
+            self._set_comparison(outcome, table)
             self.model.emit("announced", comparison_in_words(table))
 
         self.start(
@@ -129,9 +129,9 @@ class Tasks:
     def take_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         """Shows the rows of a comparison that goes on, unless it was cancelled."""
         if self.worker.busy and self.job == COMPARISON:
-            self._compared(outcome, table)
+            self._set_comparison(outcome, table)
 
-    def _compared(self, outcome: Outcome, table: pandas.DataFrame) -> None:
+    def _set_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         for measured, run in self.measured_runs:
             if _alike(measured, outcome) and not measured.setting.moves:
                 table.loc[table["placer"] == measured.setting.placer, "measured_us"] = run.median_seconds * 1e6

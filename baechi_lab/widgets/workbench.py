@@ -85,7 +85,7 @@ class Workbench(PicturedBox):
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
         self.setting = SettingPanel(self.model, self.tasks)
-        self._listening, self._later = True, DelayedCall(PICTURE_SECONDS)
+        self._listening, self._delayed_picture = True, DelayedCall(PICTURE_SECONDS)
         self._connect_parts()
         with self.model.noting():
             try:
@@ -187,7 +187,7 @@ class Workbench(PicturedBox):
     def _connect_parts(self) -> None:
         """Makes views and panels follow the model, and the model follow what the user selects."""
         self.model.on("outcome", self._show)
-        self.model.on("selection", self._selected)
+        self.model.on("selection", self._show_selection)
         self.model.on("previews", self.graph.show_previews)
         self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
         self.graph.on_command = self._command
@@ -236,8 +236,8 @@ class Workbench(PicturedBox):
         )
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
-        self._selected(self.model.selection)
-        self._later.call(self.renew_picture)
+        self._show_selection(self.model.selection)
+        self._delayed_picture.call(self.renew_picture)
 
     def timelines(self) -> list[Any]:
         """The timelines of the view: the simulated one, and the measured one below it."""
@@ -303,7 +303,7 @@ class Workbench(PicturedBox):
 
     _origin: object = None
 
-    def _selected(self, ops: tuple[int, ...]) -> None:
+    def _show_selection(self, ops: tuple[int, ...]) -> None:
         """Shows the selection in all views except the one where it was made."""
         self._listening = False
         if self.graph.selected_ops != list(ops):
@@ -329,7 +329,7 @@ class Workbench(PicturedBox):
                 device = int(content["device"])
                 if nodes != self.graph.selected:
                     self.graph.selected = nodes
-                ops, description = self.graph.moved_ops, self.graph.said
+                ops, description = self.graph.moved_ops, self.graph.selection_text
                 scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
                 self.model.move(ops, device, scope)
                 device_name = self.model.setting.cluster.names[device]

@@ -583,7 +583,7 @@ def test_a_move_of_one_op_moves_its_colocation_group():
         assert bench.graph.previews["gpu:1"] == ["+10%", "step 20.0 -> 22.0 us"]
         assert bench.graph.moved_ops == [0, 1]
     bench.model.select([0])
-    assert bench.graph.said == "a and its group of 2 ops (colocation group)"
+    assert bench.graph.selection_text == "a and its group of 2 ops (colocation group)"
     bench._command("move", {"nodes": bench.graph.selected, "device": 1})
     assert bench.graph.status.startswith("2 ops moved to gpu:1: a and its group")
     assert bench.outcome.timeline.makespan_us == 22

@@ -79,9 +79,9 @@ def test_a_click_selects_the_group_and_says_so(diamond, split):
     b, d = (view.tree.names.index(name) for name in ("s/b", "d"))
     view.selected = [b]  # as a click in the browser does
     assert view.selected == sorted([b, d]) and view.selected_ops == [1, 3]
-    assert view.said == "s/b and its group of 2 ops (coarse graph)"
+    assert view.selection_text == "s/b and its group of 2 ops (coarse graph)"
     view.selected = [view.tree.names.index("s/c")]
-    assert view.said == "s/c" and view.selected_ops == [2]
+    assert view.selection_text == "s/c" and view.selected_ops == [2]
     view.search("s/")
     assert (view.found["total"], view.found["moving"]) == (2, 3)
 
@@ -114,7 +114,7 @@ def test_a_selected_scope_is_named_with_what_moves_along(pair):
     view.open_nodes(())
     view.selected = [view.tree.names.index("n")]
     assert view.selected_ops == [0, 1, 2]
-    assert view.said == "n (2 ops) and all in their group: 3 ops (colocation n/w)"
+    assert view.selection_text == "n (2 ops) and all in their group: 3 ops (colocation n/w)"
 
 
 @pytest.mark.slow
@@ -812,7 +812,7 @@ def test_tabs_that_are_hidden_at_first_are_made_when_the_page_has_drawn():
         bench = bl.Workbench(bl.generators.unrolled_rnn(2, 3), bl.Cluster.uniform(2), placer="m-etf")
         panes = bench.panes.children
         assert [len(pane.children) > 0 for pane in panes] == [True] * 3 + [False] * 6
-        bench.graph._received(None, {"type": "drawn"}, [])
+        bench.graph._execute_message(None, {"type": "drawn"}, [])
         panels = (bench.compare, bench.run, bench.explore, bench.explain, bench.fit, bench.export)
         assert [pane.children for pane in panes[3:]] == [(panel.widget,) for panel in panels]
         assert bench.export.code.value == bench.code

@@ -752,7 +752,7 @@ def test_the_verdict_divides_the_step_by_what_its_critical_path_does(diamond, pa
     share_us = {piece["label"]: piece["share"] * 24 for piece in bench.header.verdict.parts}
     assert share_us == pytest.approx({"gpu:0": 5 + 5, "gpu:1": 10, "transfers": 2 + 2})
     assert bench.header.verdict.bound == pytest.approx(bench.outcome.lower_bound_us / 24)
-    assert "step 24.00 us, fits, placed by single" in bench.header.verdict.said
+    assert "step 24.00 us, fits, placed by single" in bench.header.verdict.announcement
     receive(bench.header.verdict, type="zoom", part=1)  # c, from 7 to 17, and 15 % of that around it
     assert bench.timeline.window == pytest.approx([5.5, 18.5]) and bench.tabs.chosen == "Timeline"
     # A queue: two tensors leave one after the other, the second waits for the first.

@@ -51,7 +51,7 @@ class ComparePanel:
         self.compare = button("Compare", "place with every ticked placer", self._compare, style="primary")
         hold = Guard(self.model.fail)(tasks.hold)
         self.hold = button("Hold current", "keep the current placement to compare others with it", hold)
-        self.rows = TableView("placers compared", self._act)
+        self.rows = TableView("placers compared", self._use_or_hold)
         self.names: list[str] = []
         self.times, self.peaks = ChartView(height=184), ChartView(height=184)
         self.state = note("Each ticked placer places the graph under the current setting.")
@@ -89,7 +89,7 @@ class ComparePanel:
             self.placers.fold()  # so that the table and the charts fit on one screen
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
 
-    def _act(self, row: int, action: str) -> None:
+    def _use_or_hold(self, row: int, action: str) -> None:
         with Guard(self.model.fail):
             (self.tasks.use if action == USE else self.tasks.hold)(self.names[row])
 

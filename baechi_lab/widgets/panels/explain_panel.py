@@ -29,47 +29,49 @@ class ExplainPanel:
         self.tasks, self.model, self.show_step, self.clear = tasks, tasks.model, show_step, clear
         explain = Guard(self.model.fail)(tasks.explain)
         self.start = button("Explain", "place again, keeping a log of every decision", explain, style="primary")
-        self.first = button("|<", "first step", lambda: self._go(0))
-        self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
-        self.after = button(">", "one step on", lambda: self._go(self.slider.value))
+        self.first = button("|<", "first step", lambda: self._move_to_step(0))
+        self.before = button("<", "one step back", lambda: self._move_to_step(self.slider.value - 2))
+        self.after = button(">", "one step on", lambda: self._move_to_step(self.slider.value))
         self.slider = add_hint(
             IntSlider(value=1, min=1, max=1, description="step", layout=WIDE), "the decision that is shown"
         )
         self.next = button(
-            "Next of interest", "where a device is excluded, a favourite followed or memory refused", self._interesting
+            "Next of interest",
+            "where a device is excluded, a favourite followed or memory refused",
+            self._move_to_interesting_step,
         )
-        self.find = button("To selection", "the step that placed the selected op", self._find)
-        self.close = button("End", "show the whole placement again", self._end)
+        self.find = button("To selection", "the step that placed the selected op", self._move_to_selection)
+        self.close = button("End", "show the whole placement again", self._drop_log)
         buttons = row(self.first, self.before, self.after, self.next, self.find, self.close)
         self.steps = ipywidgets.VBox([self.slider, buttons], layout=WIDE)
         self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
-        self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
+        self.slider.observe(lambda event: self._show_step(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
         self.log: Log | None = None
         self.model.on("log", self.show)
-        self.model.on("outcome", lambda _: self._end())
+        self.model.on("outcome", lambda _: self._drop_log())
         self.model.on("stale", lambda stale: setattr(self.start, "disabled", stale))
         self.start.disabled = self.model.stale
-        self._end()
+        self._drop_log()
 
-    def _go(self, step: int) -> None:
+    def _move_to_step(self, step: int) -> None:
         if self.log is not None:
             self.slider.value = min(max(step + 1, 1), len(self.log))
 
-    def _interesting(self) -> None:
+    def _move_to_interesting_step(self) -> None:
         if self.log is not None:
-            self._go(self.log.next_interesting(self.slider.value - 1))
+            self._move_to_step(self.log.next_interesting(self.slider.value - 1))
 
-    def _find(self) -> None:
+    def _move_to_selection(self) -> None:
         if self.log is not None and self.model.selection:
-            self._go(self.log.step_of(self.model.selection[0]))
+            self._move_to_step(self.log.step_of(self.model.selection[0]))
 
     def attend(self, attended: bool) -> None:
         """Marks the step in the views while the panel is shown, and ends that otherwise."""
         if self.log is not None:
-            self._shown(self.slider.value - 1) if attended else self.clear()
+            self._show_step(self.slider.value - 1) if attended else self.clear()
 
-    def _end(self) -> None:
+    def _drop_log(self) -> None:
         if self.log is not None:
             self.log = None
             self.clear()
@@ -84,9 +86,9 @@ class ExplainPanel:
         self.slider.max = max(len(log), 1)
         self.slider.continuous_update = len(log) <= SMOOTH
         self.slider.value = 1
-        self._shown(0)
+        self._show_step(0)
 
-    def _shown(self, step: int) -> None:
+    def _show_step(self, step: int) -> None:
         log: Any = self.log
         if log is None or not len(log):
             return

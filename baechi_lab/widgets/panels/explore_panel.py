@@ -75,7 +75,7 @@ class ExplorePanel:
             control.layout.width = "250px"
         self.chart, self.front, self.reading = ChartView(), ChartView(height=HEAT_HEIGHTS[1]), note()
         for chart in (self.chart, self.front):
-            chart.observe(self._clicked, "clicked")
+            chart.observe(self._open_clicked_row, "clicked")
         self.rows = TableView("settings of the sweep", lambda number, _: self.open_row(number))
         self.state, self.verdict = note(HINT), note()
         self.reasons = note()
@@ -254,7 +254,7 @@ class ExplorePanel:
         extras = [{"actions": open_action, "notes": [FRONT_NOTE] if k in front else []} for k in range(len(self.table))]
         self.rows.show(sweep_columns(self.table), extras)
 
-    def _clicked(self, change: Any) -> None:
+    def _open_clicked_row(self, change: Any) -> None:
         if change["new"] >= 0:
             change["owner"].clicked = -1  # so that the same setting can be opened again
             self.open_row(change["new"])

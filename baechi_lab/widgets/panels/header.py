@@ -28,14 +28,14 @@ class AdviceRow:
 
     def __init__(self, apply: Callable[[Advice], None], undo: Callable[[], object]):
         self.sentence = ipywidgets.HTML()
-        self.apply = button("", "change the setting so", self._clicked, style="")
+        self.apply = button("", "change the setting so", self._apply_or_undo, style="")
         self.widget = row(self.sentence, self.apply)
         self.widget.add_class("bl-advice")
         self.advice: Advice | None = None
         self.applied = False
         self._apply, self._undo = apply, undo
 
-    def _clicked(self) -> None:
+    def _apply_or_undo(self) -> None:
         if self.applied:
             self._undo()
         elif self.advice is not None:
@@ -102,14 +102,14 @@ class Header:
         self.widget.add_class("bl-header")
         for event, call in (
             ("outcome", self.show),
-            ("stale", self._stale),
+            ("stale", self._dim_while_stale),
             ("progress", self._progress),
             ("problem", self._problem),
             ("notes", self._note),
             ("history", self._history),
             ("task", self._progress),
             ("advice", self._advise),
-            ("fitted", self._fitted),
+            ("fitted", self._show_fit_note),
             ("announced", self._announce),
             ("setting", lambda _: self._advise(())),
             ("waiting", lambda text: say(self.mark, text)),
@@ -120,7 +120,7 @@ class Header:
         self._problem(None)
         self._note(())
         self._advise(())
-        self._fitted("")
+        self._show_fit_note("")
 
     def _cancel(self) -> None:
         self.model.cancel()
@@ -144,14 +144,14 @@ class Header:
             spans.append(f'<span class="bl-bad" title="{hint}">{load}</span>')
         self.verdict.show(outcome)
         fitting = "fits" if fits else "does not fit"
-        self.verdict.said = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
+        self.verdict.announcement = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>'
-        self._stale(self.model.stale)
+        self._dim_while_stale(self.model.stale)
 
     def show_nothing(self) -> None:
         """Says that no placement fits; the reason is a problem, which can be dismissed."""
         self.facts.value = '<div class="bl-facts"><span class="bl-bad">no placement of this setting fits</span></div>'
-        self.verdict.said = "no placement fits"
+        self.verdict.announcement = "no placement fits"
 
     def _advise(self, advice: Sequence[Advice]) -> None:
         """Shows one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
@@ -168,7 +168,7 @@ class Header:
             self._applied = advice, self.model.setting.replace(**advice.changes)
             self.model.apply(advice)
 
-    def _fitted(self, sentence: str) -> None:
+    def _show_fit_note(self, sentence: str) -> None:
         self.chip_row.layout.display = "flex" if sentence else "none"
         if sentence:
             self.advice_rows[-1].show(None)  # two rows have room
@@ -176,9 +176,9 @@ class Header:
 
     def _announce(self, sentence: str) -> None:
         """Has screen readers say a sentence."""
-        self.verdict.said = sentence
+        self.verdict.announcement = sentence
 
-    def _stale(self, stale: bool) -> None:
+    def _dim_while_stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
         self.facts.value = f'<div class="bl-stale">{text}</div>' if stale else text
         text = "out of date: the numbers are those of an earlier setting"
@@ -190,7 +190,7 @@ class Header:
     def _progress(self, progress: tuple[str, float]) -> None:
         text, share = progress
         if text:
-            self._stale(self.model.stale)  # the text from before the start is removed
+            self._dim_while_stale(self.model.stale)  # the text from before the start is removed
         self.progress.layout.visibility = "visible" if text else "hidden"
         self.bar.value = max(share, 0.0)
         self.keep.layout.display = "inline-flex" if text and self.model.worker.points else "none"

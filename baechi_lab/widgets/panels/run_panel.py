@@ -38,7 +38,7 @@ class RunPanel:
             IntText(value=20, description="steps", continuous_update=False, style=STYLE),
             "how many are measured, after a few that are not",
         )
-        self.steps.observe(self._counted, "value")
+        self.steps.observe(self._check_steps, "value")
         self.steps.layout.width = "150px"
         self.native = switch(
             "and as the framework runs it",
@@ -75,7 +75,7 @@ class RunPanel:
         self.model.on("live", self.show)
         self.model.on("run", self._show_run)
         self.model.on("outcome", lambda _: self._ready())
-        self.model.on("problem", lambda problem: self._failed() if problem else None)
+        self.model.on("problem", lambda problem: self._reset_after_failure() if problem else None)
         self._ready()
 
     def _ready(self) -> None:
@@ -115,7 +115,7 @@ class RunPanel:
         say(self.progress_note, "")
         self.chart.show(None)
 
-    def _counted(self, change: Any) -> None:
+    def _check_steps(self, change: Any) -> None:
         """Checks a typed number of steps; an invalid one is replaced by the previous one, with a note."""
         with guard_change(self.model.fail) as guard:
             count_up_to("steps", change["new"], MOST_STEPS)
@@ -134,7 +134,7 @@ class RunPanel:
         self.tasks.runner.stop()
         say(self.state, "Stopping ...")
 
-    def _failed(self) -> None:
+    def _reset_after_failure(self) -> None:
         if not self.tasks.running:
             self.stop.disabled = True
             self._ready()

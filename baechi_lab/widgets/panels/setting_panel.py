@@ -52,7 +52,7 @@ class SettingPanel:
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks, self.quiet = model, tasks, Quiet()
         self._make_controls()
-        self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
+        self.params = ParamsForm(lambda: self._change_setting(lambda: {"params": self.params.values()}))
         self.source_note = note()
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         self.widget = ipywidgets.VBox(
@@ -84,7 +84,7 @@ class SettingPanel:
         self.widget.add_class("bl-setting")
         self._bind()
         model.on("setting", self.show)
-        model.on("progress", lambda _: self._progressed())
+        model.on("progress", lambda _: self._show_progress())
         self.show(model.setting)
 
     # -- controls --------------------------------------------------------------------------------------
@@ -196,15 +196,15 @@ class SettingPanel:
             return self.model.setting.cluster
 
         def changes(widget: Any, make: Any) -> None:
-            widget.observe(lambda event: self._changed(lambda: make(event["new"])), "value")
+            widget.observe(lambda event: self._change_setting(lambda: make(event["new"])), "value")
 
         changes(self.source, lambda v: {"source": v, "batch_size": self._batch_for(v), "model_params": {}})
-        changes(self.file, self._opened)
+        changes(self.file, self._changes_for_file)
         changes(self.batch, lambda v: {"batch_size": v})
-        changes(self.hardware, self._costs_of)
-        changes(self.preset, self._preset)
+        changes(self.hardware, self._changes_for_hardware)
+        changes(self.preset, self._changes_for_preset)
         changes(self.devices, lambda v: {"cluster": cluster().resized(v)})
-        changes(self.count, lambda v: {"cluster": cluster().resized(self._typed(v))})
+        changes(self.count, lambda v: {"cluster": cluster().resized(self._device_count(v))})
         changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v))})
         changes(self.speeds, lambda v: {"cluster": with_speeds(cluster(), _numbers(v))})
         changes(
@@ -221,14 +221,14 @@ class SettingPanel:
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
 
-    def _costs_of(self, hardware: str) -> dict[str, object]:
+    def _changes_for_hardware(self, hardware: str) -> dict[str, object]:
         if hardware == "measured":
             return {"profile": "measured"}
         setting = self.model.setting
         cluster = with_hardware(setting.cluster, setting.hardware, hardware)
         return {"profile": "estimated", "hardware": hardware, "cluster": cluster}
 
-    def _changed(self, make: Any) -> None:
+    def _change_setting(self, make: Any) -> None:
         if self.quiet.active:
             return
         before = self.model.setting
@@ -237,10 +237,10 @@ class SettingPanel:
         if self.model.setting is before:  # rejected, or equal: the control shows the setting that is in force
             self.show(before)
 
-    def _typed(self, text: str) -> int:
+    def _device_count(self, text: str) -> int:
         return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
 
-    def _opened(self, path: str) -> dict[str, object]:
+    def _changes_for_file(self, path: str) -> dict[str, object]:
         if not path.strip():
             return {}
         if not Path(path.strip()).is_file():
@@ -248,7 +248,7 @@ class SettingPanel:
         costs = {"profile": "estimated"} if program_kind(path.strip()) else {}
         return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}, **costs}
 
-    def _preset(self, name: str) -> dict[str, object]:
+    def _changes_for_preset(self, name: str) -> dict[str, object]:
         if name == OWN_CLUSTER:
             return {}
         preset = HARDWARE_PRESETS[name]
@@ -260,7 +260,7 @@ class SettingPanel:
         has_step = setting.source == GIVEN_SUBJECT and is_step(self.model.subject)
         return not (setting.model or setting.is_program or has_step)
 
-    def _fixed(self, setting: Setting) -> str:
+    def _fixed_values(self, setting: Setting) -> str:
         """Says which batch size and times no control can change; empty if all can be changed."""
         if self._stepless(setting):
             return f"batch size and times of ops are those in {setting.path or 'the given graph'}"
@@ -302,7 +302,7 @@ class SettingPanel:
                 self.batch.options = sorted({*self.batch.options, size})
             if size is not None:
                 self.batch.value = size
-            say(self.source_note, self._fixed(setting))
+            say(self.source_note, self._fixed_values(setting))
             self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
             self.hardware.layout.display = "none" if self._stepless(setting) else "flex"
             cluster = setting.cluster
@@ -336,7 +336,7 @@ class SettingPanel:
             self.schedule.value = setting.schedule or ""
             self.replicas.value = str(setting.replicas)
 
-    def _progressed(self) -> None:
+    def _show_progress(self) -> None:
         """Shows the curve of the best step so far, which stays until the next computation."""
         setting, points = self.model.setting, self.model.worker.points
         if points:

@@ -33,7 +33,7 @@ class ControlsView(View):
         super().__init__()
         self.root, self._answers = root, 0
         self._widgets: dict[str, Any] = {}
-        self.on_msg(self._received)
+        self.on_msg(self._set_widget)
         self._draw()
 
     def _draw(self, _: object = None) -> None:
@@ -74,7 +74,7 @@ class ControlsView(View):
             return {**shared, "kind": "entry", "value": widget.value}
         return None
 
-    def _received(self, _: object, content: Message, __: object) -> None:
+    def _set_widget(self, _: object, content: Message, __: object) -> None:
         widget, value = self._widgets[content["id"]], content.get("value")
         if isinstance(widget, Folder):
             widget.unfolded = not widget.unfolded

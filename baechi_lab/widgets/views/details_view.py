@@ -36,7 +36,7 @@ class DetailsView(View):
     def __init__(self, on_go: Callable[[int], None] = lambda op: None):
         super().__init__()
         self.on_go, self.executed = on_go, True
-        self.on_msg(self._clicked)
+        self.on_msg(self._follow_link)
 
     def show_op(self, outcome: Outcome, op: int) -> None:
         details = op_details(outcome, op)
@@ -81,7 +81,7 @@ class DetailsView(View):
         with self.hold_sync():
             self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
 
-    def _clicked(self, _: object, content: Message, __: object) -> None:
+    def _follow_link(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "go":
             self.on_go(int(content["op"]))
 

@@ -147,11 +147,11 @@ function render({ model, el }) {
 
   function describeSelection() {
     const here = [...selected].map((id) => scene.at.get(id)).filter((i) => i !== undefined);
-    const said = model.get("said");
+    const selectionText = model.get("selection_text");
     moveButtons.forEach((b) => {
       b.disabled = here.length === 0;
       const [change, sentence] = (here.length && model.get("previews")[b.dataset.device]) || ["", ""];
-      b.title = here.length ? `move ${said} to ${b.dataset.device}${sentence ? `: ${sentence}` : ""}` : `select what to move to ${b.dataset.device}`;
+      b.title = here.length ? `move ${selectionText} to ${b.dataset.device}${sentence ? `: ${sentence}` : ""}` : `select what to move to ${b.dataset.device}`;
       b.querySelector(".bl-preview").textContent = change;
     });
     openButton.disabled = !here.some((i) => scene.kind[i] !== OP_KIND);
@@ -166,7 +166,7 @@ function render({ model, el }) {
     const about = whole
       ? factsOf(scene, paint, devices, here[0]).slice(0, -1).filter((f) => f[1]).map(([a, b]) => `${a} ${b}`).join(" · ")
       : `in ${here.length} ${here.length === 1 ? "box" : "boxes"}, ${formatTime(model.get("chosen_us"))}`;
-    return view.say(`Selected: ${said} · ${about}`);
+    return view.say(`Selected: ${selectionText} · ${about}`);
   }
 
   /** Results of a search as a list; what is found is not selected. */
@@ -445,7 +445,7 @@ function render({ model, el }) {
     critical: () => { pressed(); repath(); describeSelection(); },
     status: describeSelection,
     previews: describeSelection,
-    said: describeSelection,
+    selection_text: describeSelection,
     chosen_us: describeSelection,
     found: listFound,
     dim: () => { dim = readDim(model); view.redraw(); },

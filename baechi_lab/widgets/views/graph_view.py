@@ -30,7 +30,7 @@ class GraphView(CanvasView):
     """Draws an `OpGraph` coloured by the devices of a `Timeline`. A box opens as a frame with the boxes in it.
 
     `selected` holds the boxes with selected ops, `selected_ops` these ops of the original graph: the clicked ones
-    (`clicked_ops`), and those that move with them (groups of the coarse graph, colocation groups). `said` describes in
+    (`clicked_ops`), and those that move with them (groups of the coarse graph, colocation groups). `selection_text` describes in
     words the ops that a move would move, and `chosen_us` is the time of the selected ops where they are placed. `heat_by` is the
     one of `heats` by which boxes are coloured; `heat` is each box's share of the hottest one. Moves and history commands arrive
     as messages and are passed to `on_command(name, content)`; `on_drawn()` is called when a page has drawn its first picture.
@@ -42,7 +42,7 @@ class GraphView(CanvasView):
     >>> view.show_graph(g)
     >>> view.show_timeline(simulate(g, Cluster.uniform(2), Placement(device=[0, 1])))
     >>> view.select_ops([1])
-    >>> view.said
+    >>> view.selection_text
     'op1'
     """
 
@@ -52,7 +52,7 @@ class GraphView(CanvasView):
     paint = traitlets.Dict().tag(sync=True)
     marks = traitlets.Dict().tag(sync=True)
     focus = traitlets.List(traitlets.Int()).tag(sync=True)
-    said = traitlets.Unicode("").tag(sync=True)
+    selection_text = traitlets.Unicode("").tag(sync=True)
     chosen_us = traitlets.Float(0.0).tag(sync=True)
     heat_by = traitlets.Unicode("").tag(sync=True)
     heats = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -80,8 +80,8 @@ class GraphView(CanvasView):
         self._hit_index = -1
         self.on_command: Any = None
         self.on_drawn: Callable[[], None] = lambda: None
-        self.on_msg(self._received)
-        self.observe(self._clicked, "selected")
+        self.on_msg(self._execute_message)
+        self.observe(self._select_boxes, "selected")
         self.observe(lambda _: self._heat(anew=True), "heat_by")
 
     # -- records in ----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class GraphView(CanvasView):
         """The ops that a move of the selection moves: the selected ones and those of their colocation groups, ascending."""
         return self.selected_ops if self.graph is None else together(self.graph, self._ops).tolist()
 
-    def _clicked(self, change: Any) -> None:
+    def _select_boxes(self, change: Any) -> None:
         """Selects the ops of boxes that were selected in the browser, and the ops that move with them.
 
         If boxes are added or removed, the other boxes keep their selected ops.
@@ -213,7 +213,7 @@ class GraphView(CanvasView):
         self.clicked_ops = asked_ops.tolist()
         with self.hold_sync():
             moved_ops = together(self.graph, self._ops)
-            self.said = in_words(self.graph, self.tree, asked_ops, moved_ops, self.group_of)
+            self.selection_text = in_words(self.graph, self.tree, asked_ops, moved_ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
             self._mark()
 
@@ -267,7 +267,7 @@ class GraphView(CanvasView):
 
     # -- commands from the browser -------------------------------------------------------------------
 
-    def _received(self, _: object, content: dict[str, object], __: object) -> None:
+    def _execute_message(self, _: object, content: dict[str, object], __: object) -> None:
         if content["type"] == "drawn":
             self.on_drawn()
         elif self.on_command is not None and content["type"] in ("move", "undo", "redo"):

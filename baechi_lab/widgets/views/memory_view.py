@@ -53,7 +53,7 @@ class MemoryView(CanvasView):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
         self.rows: tuple[Row, ...] = ()
-        self.on_msg(self._received)
+        self.on_msg(self._list_live_tensors)
 
     def show(self, timelines: Timeline | Sequence[Timeline], span_us: float | None = None) -> None:
         """Draws `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
@@ -101,7 +101,7 @@ class MemoryView(CanvasView):
             ],
         }
 
-    def _received(self, _: object, content: Message, __: object) -> None:
+    def _list_live_tensors(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "live":
             self.show_live(int(content["row"]), float(content["time_us"]))
 

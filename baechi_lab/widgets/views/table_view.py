@@ -112,7 +112,7 @@ class TableView(View):
     def __init__(self, caption: str = "", on_action: Callable[[int, str], None] = lambda row, action: None):
         super().__init__(caption=caption)
         self.on_action = on_action
-        self.on_msg(self._clicked)
+        self.on_msg(self._start_action)
 
     def show(self, columns: Sequence[Column], extras: Sequence[dict[str, object]] = ()) -> None:
         """Replaces the shown columns; `extras` are further fields of the rows, one dict each."""
@@ -130,6 +130,6 @@ class TableView(View):
                 for k in range(count)
             ]
 
-    def _clicked(self, _: object, content: Message, __: object) -> None:
+    def _start_action(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "action":
             self.on_action(int(content["row"]), str(content["action"]))

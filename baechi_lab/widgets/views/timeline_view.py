@@ -83,7 +83,7 @@ class TimelineView(CanvasView):
         self.observe(lambda _: self._explain(), ["selected", "focus"])
         self.observe(lambda _: self._color(), "color_by")
         self.observe(lambda _: self._measure(), ["measuring", "range", "window"])
-        self.on_msg(self._received)
+        self.on_msg(self._send_trace)
 
     def show(
         self,
@@ -186,7 +186,7 @@ class TimelineView(CanvasView):
             self.timelines[-1].to_chrome_trace(os.fspath(path))
             return path.read_bytes()
 
-    def _received(self, _: object, content: Message, __: object) -> None:
+    def _send_trace(self, _: object, content: Message, __: object) -> None:
         if content["type"] == "trace" and self.timelines:
             download = {
                 "type": "download",

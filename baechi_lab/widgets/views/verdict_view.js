@@ -58,10 +58,10 @@ function render({ model, el }) {
   }
   const sizes = new ResizeObserver(fitWords);
   sizes.observe(bar);
-  const say = () => { live.textContent = model.get("said"); };
+  const say = () => { live.textContent = model.get("announcement"); };
   draw();
   say();
-  const stop = listen(model, { parts: draw, bound: draw, bound_text: draw, said: say });
+  const stop = listen(model, { parts: draw, bound: draw, bound_text: draw, announcement: say });
   return () => { stop(); sizes.disconnect(); };
 }
 

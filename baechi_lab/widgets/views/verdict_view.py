@@ -28,7 +28,7 @@ class VerdictView(View):
     """One stacked bar; `on_zoom(start_us, end_us)` is called with the longest interval of a clicked part.
 
     `parts` are the parts of the bar: `label`, `color` (empty for parts without a device), `ink`, `share` of the step, `text`,
-    `kind`. Screen readers announce `said` when it changes.
+    `kind`. Screen readers read `announcement` out when it changes.
     """
 
     _esm = source("js", "verdict_view")
@@ -36,13 +36,13 @@ class VerdictView(View):
     parts: traitlets.List = traitlets.List().tag(sync=True)
     bound = traitlets.Float(-1.0).tag(sync=True)
     bound_text = traitlets.Unicode("").tag(sync=True)
-    said = traitlets.Unicode("").tag(sync=True)
+    announcement = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, on_zoom: Callable[[float, float], None] = lambda start_us, end_us: None):
         super().__init__()
         self.on_zoom = on_zoom
         self._windows: list[tuple[float, float]] = []
-        self.on_msg(self._clicked)
+        self.on_msg(self._zoom_to_part)
 
     def show(self, outcome: Outcome) -> None:
         timeline = outcome.timeline
@@ -79,7 +79,7 @@ class VerdictView(View):
     def clear(self) -> None:
         self.parts, self._windows = [], []
 
-    def _clicked(self, _: object, content: Message, __: object) -> None:
+    def _zoom_to_part(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "zoom" and 0 <= int(content["part"]) < len(self._windows):
             self.on_zoom(*self._windows[int(content["part"])])
 
