@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def best(table: pandas.DataFrame) -> pandas.Series:
     """Returns the feasible row with the most samples per second, or with the shortest step where batch sizes are unknown.
 
-    Ties go to fewer devices, then less memory, then the earlier row.
+    Ties go to fewer devices, then less memory, then the lower peak, then the earlier row. Rounding errors of sums make no
+    difference.
 
     Raises:
         InfeasiblePlacement: no row is feasible; the message gives the last row's reason.
@@ -23,6 +24,12 @@ def best(table: pandas.DataFrame) -> pandas.Series:
         reasons = [text for text in table["error"] if text] if len(table) else []
         raise InfeasiblePlacement(f"no setting fits: {reasons[-1]}" if reasons else "no setting fits: there is no row")
     rate = fits["samples_per_second"]
-    by_rate = fits.assign(_cost=-rate if rate.notna().any() else fits["makespan_us"])
-    by_cost = by_rate.sort_values(["_cost", "devices", "memory_bytes"], kind="stable")
+    costs = -rate if rate.notna().any() else fits["makespan_us"]
+    with_cost = fits.assign(_cost=without_rounding_errors(costs))
+    by_cost = with_cost.sort_values(["_cost", "devices", "memory_bytes", "peak_bytes"], kind="stable")
     return by_cost.iloc[0].drop("_cost")
+
+
+def without_rounding_errors(values: pandas.Series) -> pandas.Series:
+    """Returns the numbers with nine significant digits, by which sums of the same terms in another order are equal."""
+    return values.astype(float).map(lambda value: float(f"{value:.9g}"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph.units import format_bytes, format_limit, format_us, plain_number
+from ..sweeps.best import without_rounding_errors
 from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
@@ -183,7 +184,8 @@ def varied_axes(table: pandas.DataFrame) -> list[str]:
 def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[dict[str, Any], str]:
     """Makes a heat map of a sweep: a column for each value of `axis`, a row for each value of `by` (empty: one row).
 
-    A cell shows the row of the sweep with the best `measure` of those that fit; its id is the position of that row in `table`.
+    A cell shows the row of the sweep with the best `measure` of those that fit, of equal ones one on the Pareto front; its id is
+    the position of that row in `table`.
     Better cells have a stronger colour. Rows on the Pareto front are marked.
 
     Returns:
@@ -196,9 +198,10 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
     # For each value of the axes, the best row of those that fit; its index is the position in `table`.
     rows = table.reset_index(drop=True).assign(
         _broken=~table["feasible"].astype(bool).to_numpy(),
-        _cost=(table[column].astype(float) * _better(column)).to_numpy(),
+        _cost=without_rounding_errors(table[column].astype(float) * _better(column)).to_numpy(),
+        _dominated=[k not in front for k in range(len(table))],
     )
-    rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
+    rows = rows.sort_values(["_broken", "_cost", "_dominated"], kind="stable", na_position="last")
     best = rows.drop_duplicates([axis_column, by_column] if by_column else [axis_column]).sort_index()
     costs = (best[column].astype(float) * _better(column)).where(best["feasible"].astype(bool))
     # Differences of a few percent are faint: equal numbers on the screen have one colour.
@@ -244,7 +247,7 @@ def pareto_front(table: pandas.DataFrame) -> list[int]:
 
     If batch sizes differ, rows are compared by their time per sample. Rounding errors of sums make no difference.
     """
-    times = _front_times(table).map(lambda us: float(f"{us:.9g}"))
+    times = without_rounding_errors(_front_times(table))
     fits = table["feasible"].astype(bool) & times.notna() & table["peak_bytes"].notna()
     peaks = table["peak_bytes"].astype(float)
     front: list[int] = []

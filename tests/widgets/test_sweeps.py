@@ -177,6 +177,23 @@ def test_the_best_that_fits():
         best(table[~table.feasible])
 
 
+def test_bug_rounding_errors_chose_the_best_of_equal_rows():
+    import pandas as pd
+
+    settings = {"feasible": True, "error": "", "samples_per_second": float("nan"), "devices": 1}
+    table = pd.DataFrame(
+        {
+            "makespan_us": [244.0, 243.99999999999994, 244.0],
+            "memory_bytes": [4e9, 8e9, 4e9],
+            "peak_bytes": [3e9, 3e9, 2e9],
+        }
+    ).assign(**settings)
+    assert best(table).name == 2  # of equal steps the smaller memory, then the lower peak
+    rates = table.assign(samples_per_second=[8.0, 8.000000000000002, 8.0])
+    assert best(rates).name == 2
+    assert best(rates.assign(samples_per_second=[8.0, 8.0001, 8.0])).name == 1
+
+
 def test_placer_parameters_are_part_of_a_row(tmp_path):
     path, rows = tmp_path / "s.sqlite", []
     small = {**GRID, "batch_size": [2], "devices": [2], "memory_bytes": [100]}

@@ -522,6 +522,20 @@ def test_a_heat_map_has_the_best_of_every_cell():
     assert one_row["rows"] == [""] and [c["id"] for c in one_row["cells"]] == [1, 4]
 
 
+def test_bug_a_cell_of_the_heat_map_hid_the_equal_row_on_the_front():
+    from baechi_lab.widgets.charts import heat_map
+
+    rows = sweep_rows(
+        placer=["a", "a"],
+        memory_bytes=[8e9, 4e9],
+        makespan_us=[5.0, 5.000000000000001],
+        feasible=[True, True],
+        peak_bytes=[2e9, 1e9],
+    )
+    (cell,) = heat_map(rows, "placer", "", "step time")[0]["cells"]
+    assert (cell["id"], cell["front"]) == (1, True)
+
+
 def test_the_pareto_front_of_a_sweep():
     from baechi_lab.widgets.charts import pareto_chart, pareto_front
 
