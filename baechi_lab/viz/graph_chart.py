@@ -81,7 +81,7 @@ def boxes(
     scene_width, scene_height = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
         crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
-        body = draw_scene(scene, colors, share, crossing, paper=None)
+        body = draw_scene(scene, colors, share, crossing)
         width, height = scene_width + 2 * EDGE, scene_height + 2 * EDGE
         view_box = f"{-EDGE} {-EDGE} {width:.1f} {height:.1f}"
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" font-family="{FONT}">'

@@ -1,4 +1,7 @@
-"""Static pictures (SVG) of the three views, for saved notebooks, nbconvert and pages without scripts."""
+"""Static pictures (SVG) of the three views, for saved notebooks, nbconvert and pages without scripts.
+
+They have no background, and can be read on light and on dark pages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 from ..graph import MEMORY_CATEGORIES, Timeline
 from ..graph.device import short_device
 from ..graph.units import format_bytes, format_us
-from ..viz.colors import LIMIT, device_colors
+from ..viz.colors import INK, LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene
 from ..viz.nested.svg import draw_scene
 from ..viz.shades import CATEGORY_NAMES, LEGEND, shades
@@ -37,8 +40,7 @@ def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
     words = html.escape(words or ", ".join(title for title, _, _ in pictures if title))
     head += f' style="max-width:100%;height:auto" role="img" aria-label="{words}"'
-    background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'{head} font-family="Helvetica, Arial, sans-serif"><title>{words}</title>{background}{"".join(body)}</svg>'
+    return f'{head} font-family="Helvetica, Arial, sans-serif"><title>{words}</title>{"".join(body)}</svg>'
 
 
 def text_picture(text: str) -> tuple[str, float]:
@@ -118,7 +120,7 @@ def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
             body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="{LIMIT}" stroke-dasharray="5 3"/>')
         if peak.measured_bytes:
             y = y0 + tall * (1 - peak.measured_bytes / top)
-            body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="black" stroke-dasharray="2 3"/>')
+            body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="{INK}" stroke-dasharray="2 3"/>')
             body.append(_text(WIDTH - 10, y - 3, "measured peak", size=9, anchor="end"))
     height = len(rows) * (tall + 10)
     legend, _ = _legend(CATEGORY_NAMES, LEGEND)
@@ -156,5 +158,5 @@ def _legend(names: Sequence[str], colors: Sequence[str]) -> tuple[str, int]:
 
 
 def _text(x: float, y: float, text: str, size: int = 11, anchor: str = "start", weight: str = "400") -> str:
-    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="#222222"'
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{INK}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(text)}</text>'

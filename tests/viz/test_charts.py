@@ -27,7 +27,7 @@ from baechi_lab.viz.colors import (
 )
 from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thin_levels
-from baechi_lab.viz.nested.svg import CROSSING, PAPER, TITLE_TEXT
+from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
 from baechi_lab.viz.shades import HATCHED, phase_shades, pipeline_phases, shades
 from baechi_lab.widgets.bars import build_bars
 
@@ -403,7 +403,7 @@ def test_bug_boxes_were_white_on_dark_pages(graph, placement):
     outlines = [e for e in picture.findall(f"{svg}rect") if e.get("fill") == "none"]
     assert [position(e) for e in holes] == [position(e) for e in outlines] and len(holes) == 4
     picture.remove(mask)
-    assert [e for e in picture.iter() if e.get("fill") in (PAPER, "#FFFFFF")] == []
+    assert [e for e in picture.iter() if e.get("fill") == "#FFFFFF"] == []
     assert {e.get("fill") for e in picture.iter(f"{svg}text")} <= {INK, TITLE_TEXT}
     assert picture.findall(f"{svg}path") == []  # all arrows are in the masked group
     assert len(picture.find(f"{svg}g[@mask='url(#{mask.get('id')})']").findall(f"{svg}g")) == 4

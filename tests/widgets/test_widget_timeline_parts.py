@@ -124,6 +124,31 @@ def test_pictures_are_svg_with_device_names(diamond, split):
     assert "Timeline" in text and text.count("gpu:1") == 3 and float(root.get("height")) > 400
 
 
+def test_bug_saved_pictures_were_white_on_dark_pages(diamond):
+    from xml.etree import ElementTree
+
+    svg = "{http://www.w3.org/2000/svg}"
+    pair, names = bl.Cluster.uniform(2), []
+    for graph in (diamond, bl.OpGraph.from_edges([1, 2], [(0, 1, 8)])):
+        root = ElementTree.fromstring(bl.Workbench(graph, pair, placer="m-topo", passes=()).picture())
+        mask = root.find(f".//{svg}mask")
+        names.append(mask.get("id"))
+        assert f"url(#{names[-1]})" in {group.get("mask") for group in root.iter(f"{svg}g")}
+        next(parent for parent in root.iter() if mask in list(parent)).remove(mask)
+        assert {e.get("fill").lower() for e in root.iter(f"{svg}rect")} & {"#ffffff", "white"} == set()
+        for color in {e.get("fill") for e in root.iter(f"{svg}text")}:
+            light = _luminance(color)
+            assert 1.05 / (light + 0.05) >= 4.5 and (light + 0.05) / (_luminance("#111111") + 0.05) >= 4, color
+    assert names[0] != names[1]  # a page may show both pictures, and takes the first mask of an id
+
+
+def _luminance(color):
+    """Relative luminance (WCAG 2.1)."""
+    channels = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+
+
 def test_a_picture_of_64_devices_names_those_that_work(diamond):
     from xml.etree import ElementTree
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from ..colors import INK
 from .scene import LABEL, NOTE, TITLE, Arrows, Scene
 
-TEXT, FAINT, EDGE, FRAME, PAPER = "#222222", "#5F6368", "#8A9097", "#B4BAC0", "#FFFFFF"
+EDGE, FRAME = "#8A9097", "#B4BAC0"
 TITLE_TEXT = "#72767B"
 """Colour of frame titles, which are drawn on the page, light or dark."""
 CROSSING = "#C2410C"
@@ -24,19 +25,18 @@ def draw_scene(
     colors: Sequence[str] = (),
     share: NDArray[np.float64] | None = None,
     crossing: NDArray[np.float64] | None = None,
-    paper: str | None = PAPER,
 ) -> str:
     """Returns the body of an SVG from (0, 0) on: frames, arrows, boxes with labels, and bars of device shares.
 
-    Boxes have the colour `paper`. With None the page may be light or dark: boxes are holes through which one sees it, and
-    texts are legible on both.
+    The page may be light or dark: boxes are holes through which one sees it, and texts are legible on both.
     """
     elements = [_frame(scene, k) for k in range(len(scene.frames))]
     widest_first = np.argsort(-scene.arrows.bytes, kind="stable").tolist()
     elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] >= 0)) for k in widest_first]
-    if paper is None and elements:
-        elements = [_outside_boxes(scene), '<g mask="url(#outside)">', *elements, "</g>"]
-    elements += [_box(scene, k, colors, None if share is None else share[k], paper) for k in range(len(scene))]
+    if elements:
+        mask_id, mask = _outside_boxes(scene)
+        elements = [mask, f'<g mask="url(#{mask_id})">', *elements, "</g>"]
+    elements += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
     return "".join(elements)
 
 
@@ -86,37 +86,38 @@ def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
     )
 
 
-def _outside_boxes(scene: Scene) -> str:
-    """Returns the mask of all that is outside of boxes."""
+def _outside_boxes(scene: Scene) -> tuple[str, str]:
+    """Returns the id of the mask of all that is outside of boxes, and the mask.
+
+    Another mask has another id: a page may have several pictures in it, and takes the first element of an id.
+    """
     x, y = scene.x - scene.width / 2, scene.y - scene.height / 2
     boxes = zip(x.tolist(), y.tolist(), scene.width.tolist(), scene.height.tolist(), strict=True)
     holes = "".join(_rect(*box, 'rx="4"') for box in boxes)
     page = _rect(-HEAD, -HEAD, scene.size[0] + 2 * HEAD, scene.size[1] + 2 * HEAD, 'fill="#FFFFFF"')
-    return f'<mask id="outside" maskUnits="userSpaceOnUse">{page}{holes}</mask>'
+    mask_id = f"outside-{zlib.crc32((page + holes).encode()):x}"
+    return mask_id, f'<mask id="{mask_id}" maskUnits="userSpaceOnUse">{page}{holes}</mask>'
 
 
-def _box(scene: Scene, k: int, colors: Sequence[str], share: NDArray[np.float64] | None, paper: str | None) -> str:
+def _box(scene: Scene, k: int, colors: Sequence[str], share: NDArray[np.float64] | None) -> str:
     """Returns a box with its colour, the bar of device shares, its label and its note."""
     w, h = float(scene.width[k]), float(scene.height[k])
     x, y = float(scene.x[k]) - w / 2, float(scene.y[k]) - h / 2
     main = -1 if share is None or share.max() < 0.995 else int(share.argmax())
-    text, faint = (INK, INK) if paper is None else (TEXT, FAINT)
-    elements = [] if paper is None else [_rect(x, y, w, h, f'rx="4" fill="{paper}"')]
-    if main >= 0 and paper is not None:
-        elements.append(_rect(x, y, w, h, f'rx="4" fill="{colors[main]}" fill-opacity="0.2"'))
+    elements = []
     if share is not None:
         x_left = x + 1
         for d in np.flatnonzero(share > 0.0005).tolist():
             wide = (w - 2) * float(share[d])
             elements.append(_rect(x_left, y + h - BAR, wide, BAR - 0.5, f'fill="{colors[d]}"'))
             x_left += wide
-    outline = colors[main] if main >= 0 else faint
+    outline = colors[main] if main >= 0 else INK
     elements.append(_rect(x, y, w, h, f'rx="4" fill="none" stroke="{outline}"'))
     note, middle = scene.notes[k], x + w / 2
     line = y + (15 if note else h / 2 + (2 if share is not None else 4))
-    elements.append(_text(middle, line, scene.label(int(scene.nodes[k])), LABEL, text))
+    elements.append(_text(middle, line, scene.label(int(scene.nodes[k])), LABEL, INK))
     if note:
-        elements.append(_text(middle, y + 28, note, NOTE, faint))
+        elements.append(_text(middle, y + 28, note, NOTE, INK))
     return "".join(elements)
 
 
