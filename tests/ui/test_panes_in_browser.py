@@ -344,6 +344,51 @@ def test_bug_the_button_of_the_keys_was_alone_on_its_line(page):
     assert page.evaluate(ALONE) == []
 
 
+def test_an_op_is_found_on_the_timeline_by_its_name(page, outcome):
+    graph, timeline = outcome
+    tab(page, "Timeline")
+    text = max(graph.names, key=len)[:-1].upper()
+    rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.device.tolist(), strict=True)
+    starts = {graph.names[op]: (start_us, device) for op, start_us, device in rows}
+    names = sorted((name for name in graph.names if text.lower() in name.lower()), key=starts.__getitem__)
+    assert len(names) > 2
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("/")
+    page.keyboard.type(text)
+    selected, live = page.locator(".bl-details-name"), page.locator(f".bl-view:has({TIMELINE}) .bl-live")
+    for key, number in (("Enter", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("ArrowUp", len(names)), ("Enter", 1)):
+        page.keyboard.press(key)
+        page.wait_for_selector(f'.bl-details-name:text-is("{names[number - 1]}")')
+        assert live.inner_text().startswith(f"{number} of {len(names)} ops with “{text}”"), selected.inner_text()
+    # What lies beside the visible stretch of time is shifted into it.
+    last, _ = starts[names[-1]]
+    jb.execute(page, f"bench.timeline.window = [0.0, {last / 2}]")
+    page.wait_for_function(f"() => document.querySelector('{TIMELINE}').dataset.frames")
+    jb.settle(page)
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(f'.bl-details-name:text-is("{names[-1]}")')
+    jb.execute(page, "bench.timeline.status = ' '.join(map(str, bench.timeline.window))")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("no such op")
+    page.keyboard.press("Enter")
+    jb.eventually(page, lambda: _same_text(live, "no op's name contains “no such op”"))
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("Escape")
+    jb.eventually(page, lambda: _window_has(live, last))
+    jb.execute(page, "bench.timeline.window, bench.timeline.status = [], ''")
+    page.keyboard.press("0")
+    assert page.problems == []
+
+
+def _same_text(locator, text):
+    assert locator.inner_text() == text
+
+
+def _window_has(locator, time_us):
+    first, last = map(float, locator.inner_text().split())
+    assert first <= time_us <= last
+
+
 def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     _, line = outcome
     tab(page, "Timeline")

@@ -8,6 +8,11 @@ function render({ model, el }) {
   const { span, setWindow, timeAt } = axis;
   const strip = overviewStrip(() => view, axis);
   const { draw, extent } = timelinePainter(s, model, () => view, axis, strip, () => explained());
+  const search = /** @type {HTMLInputElement} */ (element("input", {
+    type: "search", placeholder: "search ops", "aria-label": "search ops on the timeline",
+    title: "Enter or ↓ selects the next op whose name contains this, ↑ the one before (/)",
+  }));
+  let hit = { op: UNSEEN, text: "" }; // the op that the last search selected
   const reset = button("Whole", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan; an op with no transfer before it waited for an op of its device (c)", () => toggleCritical());
@@ -19,11 +24,11 @@ function render({ model, el }) {
   const colourBy = chooser("Colour", "what the bars' colours mean", (value) => change({ color_by: value }));
   const against = chooser("Against", "another placement on the same axis, with what moved", (value) => change({ against: value }));
   const title = element("span", { class: "bl-title" });
-  view.toolbar.append(reset, zoomSelection, criticalButton, measure, trace, foldButton, colourBy.whole, against.whole, title);
+  view.toolbar.append(search, reset, zoomSelection, criticalButton, measure, trace, foldButton, colourBy.whole, against.whole, title);
   view.describe(
     "What each device computes, sends and receives, over time; the op that is selected is explained below it.",
     {
-      "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "n, p": "select the next, the previous op", z: "zoom to the selection",
+      "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "n, p": "select the next, the previous op", z: "zoom to the selection", "/": "search an op by its name",
       c: "mark the critical path", i: "devices that do nothing as one line, or each", "[, ]": "lower, higher lanes, as a drag over their names", s: "statistics of what is shown", Escape: "select nothing", "?": "show or hide these keys",
     },
     () => ({
@@ -83,7 +88,28 @@ function render({ model, el }) {
     view.redraw();
   }
 
-  const describe = () => view.say(s.selected.size ? selectionInWords(s, model, explained()) : model.get("status"));
+  const describe = () => {
+    const searched = hit.op !== UNSEEN && hit.op === explained() ? [hit.text] : [];
+    view.say(s.selected.size ? [...searched, selectionInWords(s, model, explained())].join("  ·  ") : model.get("status"));
+  };
+
+  search.addEventListener("keydown", (event) => {
+    const by = { Enter: 1, ArrowDown: 1, ArrowUp: -1 }[event.key]; // Shift and Enter runs the cell of a notebook
+    if (by === undefined || event.shiftKey || !search.value) return undefined;
+    event.preventDefault();
+    event.stopPropagation();
+    const bars = firstBarsNamed(s, search.value);
+    const quoted = `“${search.value}”`;
+    if (!bars.length) return view.say(`no op's name contains ${quoted}`);
+    const at = bars.findIndex((bar) => s.bars.op[bar] === explained());
+    const next = at < 0 ? 0 : (at + by + bars.length) % bars.length;
+    const op = s.bars.op[bars[next]];
+    hit = { op, text: `${(next + 1).toLocaleString("en")} of ${opsInWords(bars.length)} with ${quoted}` };
+    select([op], op);
+    const [start, end] = [s.bars.start[bars[next]], s.bars.end[bars[next]]];
+    if (start < axis.range[0] || end > axis.range[1]) axis.shift((start + end - axis.range[0] - axis.range[1]) / 2);
+    return undefined;
+  });
 
   const stretch = (/** @type {number} */ factor) => {
     model.set("lane_scale", Math.min(Math.max(scale * factor, LEAST_SCALE), MOST_SCALE));
@@ -114,7 +140,7 @@ function render({ model, el }) {
     if (next >= 0 && next < s.bars.op.length && s.bars.op[next] >= 0) select([s.bars.op[next]], s.bars.op[next]);
   }
   const keys = {
-    Escape: () => { change({ range: [] }); select([]); }, s: () => change({ measuring: !model.get("measuring") }), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
+    Escape: () => { change({ range: [] }); select([]); }, s: () => change({ measuring: !model.get("measuring") }), n: () => neighbour(1), p: () => neighbour(-1), "/": () => search.focus(), c: () => toggleCritical(), z: () => toSelection(),
     i: () => change({ fold_idle: !model.get("fold_idle") }), "[": () => stretch(0.85), "]": () => stretch(1.2),
   };
   axis.listen(view, keys);
@@ -205,6 +231,21 @@ function render({ model, el }) {
   };
   model.on("msg:custom", onMessage);
   return () => { stop(); axis.stop(); model.off("msg:custom", onMessage); view.close(); };
+}
+
+/** The first bar of each op whose name contains `text`, in any case of letters, by their starts.
+ * @param {any} s @param {string} text @returns {number[]} */
+function firstBarsNamed(s, text) {
+  const wanted = text.toLowerCase();
+  const firsts = new Map();
+  s.lanes.forEach((/** @type {any} */ lane, /** @type {number} */ k) => {
+    if (lane.kind !== "ops") return;
+    for (let b = s.bars.pointer[k]; b < s.bars.pointer[k + 1]; b += 1) {
+      const op = s.bars.op[b];
+      if (op >= 0 && !firsts.has(op) && (s.names[s.bars.label[b]] ?? "").toLowerCase().includes(wanted)) firsts.set(op, b);
+    }
+  });
+  return [...firsts.values()].sort((a, b) => s.bars.start[a] - s.bars.start[b]);
 }
 
 /** The makespan of each timeline, with the share of bubbles if there are micro-batches.
@@ -311,6 +352,12 @@ function timelinePointer(s, model, view, axis, extent) {
   return { barAt, hover };
 }
 
+/** When something starts and ends; how long it takes where both are the same in words. @param {number} start @param {number} end */
+function intervalInWords(start, end) {
+  const [from, to] = [formatTime(start), formatTime(end)];
+  return from === to ? `at ${from}, takes ${formatTime(end - start)}` : `${from} to ${to}`;
+}
+
 /** How many ops are selected, when the explained op runs, and why then.
  * @param {any} s @param {Model} model @param {number} op */
 function selectionInWords(s, model, op) {
@@ -318,7 +365,7 @@ function selectionInWords(s, model, op) {
   for (let lane = 0; op !== UNSEEN && lane < s.lanes.length && rows.length < 4; lane += 1) {
     if (s.lanes[lane].kind === "transfers") continue;
     for (let b = s.bars.pointer[lane]; b < s.bars.pointer[lane + 1] && rows.length < 4; b += 1) {
-      if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${formatTime(s.bars.start[b])} to ${formatTime(s.bars.end[b])}`);
+      if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${intervalInWords(s.bars.start[b], s.bars.end[b])}`);
     }
   }
   const why = model.get("why");
