@@ -125,6 +125,30 @@ def test_tabs_and_folds_say_what_they_are_and_obey_keys(page):
     page.keyboard.press("Enter")
 
 
+def test_bug_each_placer_was_a_tab_stop(page):
+    """The placers to compare are one stop; arrows go from one to the next, and the stop stays where one was."""
+    tab(page, "Compare")
+    fold = page.locator('.bl-pane-compare button[aria-label="Placers"]')
+    if fold.get_attribute("aria-expanded") == "false":
+        fold.click()
+    boxes = page.locator(".bl-pane-compare .bl-choices input[type=checkbox]")
+    boxes.first.wait_for(state="visible")
+    count = boxes.count()
+    at = "() => [...document.querySelectorAll('.bl-pane-compare .bl-choices input')].indexOf(document.activeElement)"
+    fold.focus()
+    for key, place in (("Tab", 0), ("ArrowRight", 1), ("End", count - 1), ("ArrowRight", 0), ("ArrowLeft", count - 1)):
+        page.keyboard.press(key)
+        assert page.evaluate(at) == place, key
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.textContent") == "Compare"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(at) == count - 1
+    before = boxes.last.is_checked()
+    page.keyboard.press("Space")
+    assert boxes.last.is_checked() is not before
+    page.keyboard.press("Space")
+
+
 def test_the_graph_is_ten_tab_stops_away_and_its_boxes_are_reached_by_arrows(page):
     tab(page, "Graph")
     page.wait_for_selector(".bl-panes.bl-at-graph")

@@ -172,12 +172,15 @@ function textTable({ caption, head, rows }) {
     element("tbody", {}, ...rows.slice(0, most).map((texts) => cells("td", texts))));
 }
 
-/** One Tab stop for all buttons of a toolbar, or marks of a chart; arrows, Home and End go from one to the next. Buttons that are added later join
- * when this is called again. @param {HTMLElement} bar */
+const STOPS = "button, svg [role=button], input[type=checkbox]";
+
+/** One Tab stop for all buttons or checkboxes of a bar, or marks of a chart; arrows, Home and End go from one to the next. What is added later
+ * joins when this is called again. @param {HTMLElement} bar */
 function rove(bar) {
-  const stops = () => /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("button:not(:disabled), svg [role=button]")]);
+  const all = () => /** @type {HTMLElement[]} */ ([...bar.querySelectorAll(STOPS)]);
+  const stops = () => all().filter((one) => !one.matches(":disabled"));
   const here = stops().find((one) => one === document.activeElement || one.tabIndex === 0) ?? stops()[0];
-  for (const one of /** @type {NodeListOf<HTMLElement>} */ (bar.querySelectorAll("button, svg [role=button]"))) one.tabIndex = one === here ? 0 : -1;
+  for (const one of all()) one.tabIndex = one === here ? 0 : -1;
   if (bar.dataset.roving) return;
   bar.dataset.roving = "true";
   bar.addEventListener("keydown", (event) => {

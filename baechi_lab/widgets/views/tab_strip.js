@@ -11,6 +11,11 @@ function nameSliders(bench) {
   }
 }
 
+/** A row of checkboxes is one Tab stop. @param {Element} bench */
+function groupChoices(bench) {
+  for (const choices of /** @type {NodeListOf<HTMLElement>} */ (bench.querySelectorAll(".bl-choices"))) rove(choices);
+}
+
 /** Mark the workbench as disconnected once its kernel is shut down: JupyterLab's widget manager does so after a restart only.
  * Front ends that do not show their kernel are left alone. Returns a function that stops.
  * @param {any} manager the widget manager @param {() => Element | null} bench @param {number} every milliseconds */
@@ -108,7 +113,9 @@ function render({ model, el }) {
   draw();
   const changes = new MutationObserver(() => {
     const bench = el.closest(".bl-workbench");
-    if (bench) nameSliders(bench);
+    if (!bench) return;
+    nameSliders(bench);
+    groupChoices(bench);
   });
   let unask = () => {};
   requestAnimationFrame(() => { // the panes may come after this
@@ -118,6 +125,7 @@ function render({ model, el }) {
     keepKeys(bench);
     unask = watchAnswers(model, bench);
     nameSliders(bench);
+    groupChoices(bench);
     changes.observe(bench, { childList: true, subtree: true });
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });
