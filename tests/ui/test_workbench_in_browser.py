@@ -1039,7 +1039,8 @@ bench
 def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, lab):
     jb.open_notebook(page, lab.add_notebook("huge.ipynb", [NEVER_FITS]))
     jb.run_all(page, '.bl-header [role="alert"]:has-text("fit")', 60_000)
-    assert "0.000001" not in page.locator(".bl-workbench").inner_text()
+    words = page.locator(".bl-workbench").inner_text()
+    assert "0.000001" not in words and "Move to" not in words  # there is no axis, and no device to move to
     # What an op needs itself is told apart from what the ops tied to it keep: b its own 10 MB, 600 MB and an input of 8 B.
     b, a = 10**7 + 6 * 10**8 + 8, 9 * 10**9
     sentences = (
@@ -1101,6 +1102,19 @@ def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
 
     jb.eventually(page, lanes_and_strip_have_colours)
     shot(page, "31-wide")
+    tab(page, "Graph")
+    jb.settle(page)
+    rows, cut_rows = page.evaluate(MOVE_ROWS)  # the buttons "Move to" of 64 devices
+    assert rows == 3 and cut_rows == []
+
+
+MOVE_ROWS = """() => {
+  const moves = [...document.querySelectorAll('.bl-moves')].find((e) => e.offsetParent);
+  const { top, bottom } = moves.getBoundingClientRect();
+  const places = new Map([...moves.querySelectorAll('button')].map((b) => [b.offsetTop, b.getBoundingClientRect()]));
+  const seen = [...places.values()].filter((row) => row.bottom > top + 1 && row.top < bottom - 1);
+  return [seen.length, seen.filter((row) => row.bottom > bottom + 1).map((row) => row.bottom - bottom)];
+}"""
 
 
 def test_a_click_beside_a_running_cell_is_answered_by_one_sentence(page, lab):

@@ -367,7 +367,7 @@ function render({ model, el }) {
       return moveButton;
     });
     requestAnimationFrame(() => rove(view.toolbar));
-    moves.replaceChildren(element("span", {}, "Move to"), ...moveButtons);
+    moves.replaceChildren(...(devices.length ? [element("span", {}, "Move to"), ...moveButtons] : []));
     moves.classList.toggle("bl-many", devices.length > MOST_PREVIEWS); // their tooltips have what a move would change
     repaint();
   }
