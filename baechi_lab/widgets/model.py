@@ -231,7 +231,10 @@ class WorkbenchModel:
             self._progress("", -1.0)
             seconds = time_limit(self.setting.placer, self.setting.params)
             duration_text = "until it is stopped" if seconds is None else f"up to {seconds:g} s, or until it is stopped"
-            self.emit("waiting", f"{self.setting.placer} works {duration_text}: set its limits, then press Compute")
+            self.emit(
+                "waiting",
+                f"{self.setting.placer} works {duration_text}: set its limits under Advanced, then press Compute",
+            )
         else:
             self.refresh()
 

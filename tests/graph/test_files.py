@@ -176,6 +176,7 @@ def test_errors_far_down_a_long_column_are_found(tmp_path):
         (b"", "line 1, column 1"),
         (b'{"format": "baechi_lab", "version": 1', "truncated"),
         (b"[1, 2", "truncated"),
+        (b'{"name": "gnm', "not JSON: Unterminated string starting at line 1, column 10$"),
         (b"[1, 2]", "format"),
         (b'"text"', "format"),
         (b"\xff\xfe\x00", "UTF-8"),

@@ -482,6 +482,14 @@ def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):
     assert row["cells"][1] == "" and row["keys"][1] is None
 
 
+def test_bug_candidates_that_are_not_listed_were_counted_without_commas():
+    bench = bl.Workbench(bl.OpGraph.from_edges([1] * 300), bl.Cluster.uniform(4), placer="m-etf", passes=())
+    bench.model.inline = True
+    bench.explain.start.click()
+    listed = bench.explain.candidates.value.count("<tr") - 1
+    assert f"and {1200 - listed:,} more" in bench.explain.candidates.value and listed < 200  # 300 ops on 4 devices
+
+
 def test_explain_panel_lights_what_is_placed(bench):
     bench.setting.placer.value = "m-etf"
     bench.explain.start.click()

@@ -282,6 +282,21 @@ def test_the_interval_encloses_the_median():
     assert low <= live.median <= high and live.median == 0.55
 
 
+def test_bug_tracing_was_the_reason_of_a_traced_step_that_took_less():
+    from types import SimpleNamespace
+
+    from baechi_lab.widgets.panels.run_panel import traced_in_words
+    from baechi_lab.widgets.running import LiveRun
+
+    def sentence(traced_us):
+        return traced_in_words(
+            LiveRun(1e-4, [8e-3], run=SimpleNamespace(timeline=SimpleNamespace(makespan_us=traced_us)))
+        )
+
+    assert sentence(9000.0).endswith("whose median is 8.00 ms: tracing takes time of its own.")
+    assert sentence(376.5).endswith("whose median is 8.00 ms: single steps differ, most of all on a busy machine.")
+
+
 def test_a_second_task_does_not_push_the_first_aside(graph):
     import threading
 
@@ -362,7 +377,9 @@ def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     waiting = []
     model.on("waiting", waiting.append)
     model.change(placer="search", params={"time_limit": 3600.0})
-    assert waiting == ["search works up to 3600 s, or until it is stopped: set its limits, then press Compute"]
+    assert waiting == [
+        "search works up to 3600 s, or until it is stopped: set its limits under Advanced, then press Compute"
+    ]
     assert not model.worker.busy and model.stale  # it starts when its limits were seen
     model.refresh()
     assert began.wait(120)

@@ -89,7 +89,8 @@ def parse(data: bytes) -> Any:
         document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         cut = " (the file ends there: is it truncated?)" if not text[error.pos :].strip() else ""
-        raise FormatError(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from error
+        reason = error.msg.removesuffix(" at")  # some of Python's messages end with it
+        raise FormatError(f"not JSON: {reason} at line {error.lineno}, column {error.colno}{cut}") from error
     except RecursionError as error:
         raise FormatError("not a document of ours: lists are nested too deeply") from error
     except ValueError as error:

@@ -78,7 +78,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Search(Placer):
-    """Anytime search from the best rule (or from `start`): moves groups and priorities until the budget is spent.
+    """Anytime search from the best rule, or from a given start: moves groups and priorities until the budget is spent.
 
     Args:
         time_limit: seconds, without those of compiling at the first use; 0 returns the start.

@@ -101,6 +101,6 @@ class ExplainPanel:
             chosen_row = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
             head = ("candidate", "device", "earliest start", "")
             hidden_count = len(log.decisions[step].candidates) - len(rows)
-            tail = f'<div class="bl-note">and {hidden_count} more</div>' if hidden_count > 0 else ""
+            tail = f'<div class="bl-note">and {hidden_count:,} more</div>' if hidden_count > 0 else ""
             self.candidates.value = table(head, rows, chosen_row) + tail
             self.show_step(log, step)

@@ -212,7 +212,9 @@ def traced_in_words(live: LiveRun) -> str:
     timeline = None if live.run is None else live.run.timeline
     if timeline is None or not live.seconds:
         return ""
+    is_longer = timeline.makespan_us > live.median * 1e6
+    reason = "tracing takes time of its own" if is_longer else "single steps differ, most of all on a busy machine"
     return (
         f"The timeline shows one traced step of {format_us(timeline.makespan_us)}, run apart from the {len(live.seconds)} "
-        f"measured ones, whose median is {format_us(live.median * 1e6)}: tracing takes time of its own."
+        f"measured ones, whose median is {format_us(live.median * 1e6)}: {reason}."
     )
