@@ -34,6 +34,7 @@ def placed_model(devices=None):
     """The model with its initial parameters, distributed as planned; `devices` replaces the planned torch devices."""
     plain = json.loads((HERE / "placed_plan.json").read_text())
     plan = Plan.from_json({**plain, "devices": devices or plain["devices"]})
+    torch.manual_seed(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     launch(model, plan)
@@ -164,6 +165,7 @@ def split_batch(inputs, targets):
 
 def make_pipeline(rank, device):
     """Return the stages of this process, with the model's initial parameters."""
+    torch.manual_seed(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     constants = torch.load(HERE / "constants.pt", weights_only=True)
