@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -122,9 +121,8 @@ def execute(
         schedule = "1f1b" if schedule is None else schedule
     placed_model = place_model(step, micro_steps, placement, graph, cluster)
     names = torch_devices(placed_model.cluster, devices)
-    # `unroll` warns of batch statistics
-    unrolled_graph = unroll(placed_model.graph, len(micro_steps)) if len(micro_steps) > 1 else placed_model.graph
-    division = divide(placed_model, schedule, pipeline, reduction, warned=True)
+    unrolled_graph = unroll_micro_batches(placed_model)
+    division = divide(placed_model, schedule, pipeline, reduction)
     if division.pipelined_step is not None:
         run = run_pipeline(
             placed_model,
@@ -225,18 +223,21 @@ class StepDivision:
         return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
 
 
+def unroll_micro_batches(placed_model: PlacedModel) -> OpGraph:
+    """Returns the graph of all micro-batches of a placed step. Warns of statistics of batches."""
+    count = len(placed_model.micro_steps)
+    return unroll(placed_model.graph, count) if count > 1 else placed_model.graph
+
+
 def divide(
     placed_model: PlacedModel,
     schedule: ScheduleOption | None,
     pipeline: bool | None,
     reduction: str | None,
-    *,
-    warned: bool,
 ) -> StepDivision:
     """Decides how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
 
-    `warned`: whether a warning about statistics of batches was given already.
-    Raises the errors of `execute`.
+    Raises the errors of `execute`. Statistics of batches are warned of by `unroll_micro_batches`.
     """
     step, model, graph, micro_steps = (
         placed_model.step,
@@ -274,7 +275,7 @@ def divide(
         pipeline = False
     if pipeline is not False:
         try:
-            with collected_warnings() if warned else contextlib.nullcontext():
+            with collected_warnings():
                 pipelined_step = cut_step(placed_model, schedule)
                 _refuse_coupled_ranks(step, model, pipelined_step)
             return StepDivision(micro_steps, pipelined_step, 1, adding)

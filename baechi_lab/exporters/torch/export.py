@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ...errors import InvalidInput
-from ...executors.torch.execution import StepDivision, divide
+from ...executors.torch.execution import StepDivision, divide, unroll_micro_batches
 from ...executors.torch.placed_model import place_model
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
@@ -84,7 +84,8 @@ def folder_files(
         placed_model = place_model(step, micro_steps, placement, graph, cluster, "cpu")
         model = placed_model.model
         order = "1f1b" if schedule is None else schedule
-        division = divide(placed_model, order, pipeline, reduction, warned=False)
+        unroll_micro_batches(placed_model)  # warns of statistics of batches
+        division = divide(placed_model, order, pipeline, reduction)
         if not division.counts and (division.adding.counted or any(division.adding.divisors)):
             warn(
                 f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
