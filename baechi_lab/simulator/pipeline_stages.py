@@ -299,7 +299,7 @@ def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.in
     if np.any(after_rising & is_awaited):
         edge = next(e for e in rising.tolist() if _reaches_marked(int(graph.consumers[e]), is_awaited, successors))
         raise assigner.turning_edge_error(edge, stage, "backward")
-    _mark_first_stage_gradients(assigner, stage, is_awaited)
+    _mark_first_stage_gradients(assigner, stage, is_awaited, after_rising)
     phase = np.full(graph.n, END, dtype=np.int8)
     phase[assigner.role == SETUP] = START
     phase[assigner.forward], phase[assigner.backward] = F, W
@@ -330,8 +330,8 @@ def _reaches_marked(op: int, marks: Bools, successors: _Adjacency) -> bool:
     return False
 
 
-def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaited: Bools) -> None:
-    """Marks the B ops of stages for which no other stage waits."""
+def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaited: Bools, after_rising: Bools) -> None:
+    """Marks the B ops of stages for which no other stage waits; `after_rising` ops run once, after all micro-batches."""
     graph = assigner.graph
     for s in np.unique(stage[assigner.backward]).tolist():
         in_stage = assigner.backward & (stage == s)
@@ -344,7 +344,7 @@ def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaite
         is_input_gradient = np.zeros(graph.n, dtype=np.bool_)
         for i in first:
             is_input_gradient[stage_predecessors[i]] = True
-        input_gradient = _input_gradient(assigner, first, is_awaited)
+        input_gradient = _input_gradient(assigner, first, is_awaited, after_rising)
         if input_gradient is not None:
             is_input_gradient[input_gradient] = True
         is_input_gradient = _spread_marks(is_input_gradient, stage_predecessors, graph.order[::-1])
@@ -365,16 +365,15 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
     return sorted(first, key=lambda i: graph.position[i])
 
 
-def _input_gradient(assigner: _StageAssigner, first: list[int], is_awaited: Bools) -> int | None:
+def _input_gradient(assigner: _StageAssigner, first: list[int], is_awaited: Bools, after_rising: Bools) -> int | None:
     """Returns the op among `first` that feeds no update and resembles a B op of another stage.
 
     Two ops resemble each other if they have one type and, without numbers, one name.
     """
     graph = assigner.graph
     pointer, successor = graph.successors
-    without_update = [
-        i for i in first if all(assigner.role[k] == BACKWARD for k in successor[pointer[i] : pointer[i + 1]])
-    ]
+    per_micro_batch = (assigner.role == BACKWARD) & ~after_rising
+    without_update = [i for i in first if per_micro_batch[successor[pointer[i] : pointer[i + 1]]].all()]
 
     def kind(i: int) -> tuple[str, str]:
         return graph.op_types[i], re.sub(r"\d+", "", graph.names[i])

@@ -350,3 +350,20 @@ def test_labels_are_in_the_stage_that_reads_them():
     graph = bl.OpGraph.from_edges([1.0] * 5, [(0, 1, 8), (1, 2, 8), (2, 3, 8), (4, 3, 8)])
     device = np.array([0, 1, 0, 1, 1])
     assert find_pipeline_stages(graph, cluster(2), device, "loop").stage.tolist() == [0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_bug_a_gradient_that_only_a_sum_after_the_step_reads_is_of_weights(schedule):
+    """Both stages read the table. Their gradients meet in a sum that runs once per step, so no micro-batch waits for them.
+
+    `grad/far` was in phase B of the first stage, which `bl.check` refused.
+    """
+    forward = bl.OpGraph.from_edges(
+        [0.0, 2.0, 3.0], [(0, 1, 400), (0, 2, 400)], names=["table", "near", "far"], persistent_bytes=[400, 0, 0]
+    )
+    graph = bl.generators.with_backward(forward)
+    assert graph.names[3:] == ("grad/far", "grad/near", "sum/table:0", "update/table")
+    devices = cluster(2)
+    placement = bl.Placement(device=[0, 0, 1, 0, 0, 1, 0])
+    timeline = bl.simulate(graph, devices, placement, micro_batches=2, schedule=schedule)
+    assert not bl.check(bl.unroll(graph, 2), devices, bl.Placement(device=timeline.device), timeline)
