@@ -141,7 +141,9 @@ class _PartWriter:
         expert: bool = False,
         weights: bool = True,
     ) -> None:
-        """Adds a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved unless `saved_bytes` says less.
+        """Adds a linear layer: `batch` products of rows x depth by depth x columns.
+
+        Its input is saved unless `saved_bytes` says less.
 
         With `weights=False` its parameters are counted elsewhere, such as those of a table that the embedding also has.
         """
