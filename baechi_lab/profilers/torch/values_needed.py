@@ -33,9 +33,10 @@ def refusal(who: str, error: BaseException) -> InvalidInput:
     """Returns the error for `who`, a model or a layer, that reads values."""
     if isinstance(error, RandomDecision):
         return InvalidInput(
-            f"{who} decides by a random number what runs, as a layer drop does, and an estimate draws none: set the layer drop "
-            "to 0 (layerdrop, encoder_layerdrop, decoder_layerdrop in configurations of transformers), or estimate the model "
-            "in evaluation (mode='inference')"
+            f"{who} decides by a random number what runs, as a layer drop or a random size of images does, and an estimate "
+            "draws none: set the layer drop to 0 (layerdrop, encoder_layerdrop, decoder_layerdrop in configurations of "
+            "transformers), estimate the model in evaluation (mode='inference'), or profile it measured, with weights "
+            "(bl.torch.profile(model, inputs))"
         )
     values_read = first_line(error) if isinstance(error, NEEDS_VALUES) else "the lengths of a nested tensor"
     return InvalidInput(
