@@ -15,7 +15,7 @@ from ..errors import InvalidInput
 def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     """Assigns `values`, by their names in the step, to the variables of `model`; returns how many were copied.
 
-    `model` is a Keras model (its optimizer's variables included) or an iterable of variables, which `assign`.
+    `model` is a Keras model (the variables of its optimizer and metrics included) or an iterable of variables, which `assign`.
 
     Raises:
         InvalidInput: a value that has no counterpart of its name and shape; nothing is copied then.
@@ -32,6 +32,8 @@ def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     variables: list[Any] = list(_variables(model))
     optimizer = getattr(model, "optimizer", None)
     variables += list(_variables(optimizer)) if optimizer is not None else []
+    for metric in getattr(model, "metrics", ()):  # the losses of several outputs have means of their own
+        variables += metric.variables
     parameters: dict[str, Any] = {}
     for variable in variables:
         path = getattr(variable, "path", None) or variable.name.split(":")[0]

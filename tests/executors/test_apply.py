@@ -5,6 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.inputs import checked_batches
+from baechi_lab.graph.restoring import copy_back
 
 tf = pytest.importorskip("tensorflow")
 
@@ -50,6 +51,19 @@ def test_model_evaluates_as_if_it_had_been_trained_unplaced(keras_case):
     assert losses[-1] < losses[0]
     assert model.evaluate(*batch, verbose=0) == pytest.approx(expected, rel=1e-3)
     assert int(model.optimizer.iterations) == 50
+
+
+def test_bug_the_values_of_a_model_with_several_outputs_could_not_be_copied_back():
+    """Its losses have means, which the step updates and `model.variables` does not hold."""
+    import keras
+
+    x = keras.Input((2,))
+    model = keras.Model(x, {name: keras.layers.Dense(1, name=name)(x) for name in "ab"})
+    model.compile(optimizer="sgd", loss={"a": "mse", "b": "mae"})
+    step = bl.trace(model, np.ones((3, 2), np.float32), {name: np.ones((3, 1), np.float32) for name in "ab"})
+    assert any("compile_loss" in v.name for v in step.variables)
+    assert copy_back({v.name: np.full(v.shape, 7, v.dtype) for v in step.variables}, model) == len(step.variables)
+    assert all((weight.numpy() == 7).all() for weight in model.weights)
 
 
 def test_called_like_the_original(step, placement, unplaced_losses, example_batch):

@@ -118,6 +118,7 @@ def keras_objects(function: object) -> list[object]:
                 # a model's optimizer, and the optimizer inside a loss-scaling one
                 optimizers = (getattr(item, key, None) for key in ("optimizer", "inner_optimizer"))
                 following.extend(o for o in optimizers if isinstance(o, keras.Optimizer))
+                following.extend(getattr(item, "metrics", ()))  # the means of a model's losses among them
             else:
                 following.extend(_referenced_objects(item))
         level = following

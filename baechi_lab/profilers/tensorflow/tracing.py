@@ -90,13 +90,13 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
             raise
         except Exception as error:  # an unbuilt model runs on the batch and may raise anything
             raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
-    objects = keras_objects(fn)
-    refuse_replicas(objects, label)
+    refuse_replicas(keras_objects(fn), label)
     call_time = time.perf_counter()
     concrete = _concrete_function(function, examples, label)
     framework = time.perf_counter() - call_time
     variables = variables_of(concrete)
-    step = _step_from(concrete, variables, leaves(examples), label, objects)
+    # Again: a model with several outputs makes the means of its losses when it is traced.
+    step = _step_from(concrete, variables, leaves(examples), label, keras_objects(fn))
     seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
     source = Source(fn, tuple(examples), tuple(variables))
     return replace(step, info={**step.info, **seconds}, source=lambda: source)
