@@ -317,6 +317,19 @@ def test_micro_batches_and_plans_of_a_pytorch_step(call, torch_files, tmp_path):
     assert "note:" not in err  # what was noticed on the way to an error is not said
 
 
+def test_bug_two_batch_sizes_of_one_model(call):
+    code, _, err = call("profile", "mlp", "--batch-size", "2", "-p", "batch_size=3")
+    assert (code, err) == (
+        2,
+        "baechi-lab profile: parameter batch_size is given more than once: by --batch-size and by -p\n",
+    )
+
+
+def test_an_error_without_words_ends_without_a_colon(call):
+    code, _, err = call("profile", "mlp", "-p", "layers=999999999999")
+    assert (code, err) == (2, "baechi-lab profile: the step of model 'mlp' takes more memory than there is\n")
+
+
 def test_bug_a_device_map_of_a_benchmark_model_was_refused_after_it_was_profiled(call):
     code, _, err = call("export", "mlp", "--format", "device_map")
     assert (code, err) == (2, "baechi-lab export: --format device_map divides a PyTorch model, which mlp is not\n")

@@ -193,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # PyTorch's way to say it
             raise
-        print(f"baechi-lab {command}: takes more memory than there is: {_one_line(str(error))}", file=sys.stderr)
+        reason = f": {_one_line(str(error))}" if str(error) else ""
+        print(f"baechi-lab {command}: takes more memory than there is{reason}", file=sys.stderr)
         return 2
     except FileNotFoundError:
         if current_folder() is not None:

@@ -45,6 +45,8 @@ def check_parameters(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the model's parameters. Raises an error for unknown names and bad values."""
     model_parameters = options.parameters(arguments.param)
     if (size := options.batch_size_from(arguments)) is not None:
+        if "batch_size" in model_parameters:
+            raise InvalidInput("parameter batch_size is given more than once: by --batch-size and by -p")
         model_parameters["batch_size"] = size
     count = getattr(arguments, "micro_batches", None)
     if ".py:" in arguments.model:

@@ -36,7 +36,8 @@ def build(name: str, /, **params: object) -> Step:
     try:
         training = model.training_step()
     except MemoryError as error:
-        raise InvalidInput(f"the step of model {name!r} takes more memory than there is: {error}") from error
+        reason = f": {error}" if str(error) else ""
+        raise InvalidInput(f"the step of model {name!r} takes more memory than there is{reason}") from error
     step = trace(training.function, *training.inputs, name=name)
     built_from = BuiltFrom(name, model.get_params())
     info = {**step.info, "model": name, "params": built_from.params}  # for readers; the package reads `built_from`

@@ -162,3 +162,9 @@ def test_ops_of_loops_and_transfers_of_servers_are_one_step(tmp_path):
     other = WORKER.replace("task:0", "task:1")
     entries = (WORKER, ["RecvTensor"] * 2), (WORKER, ["enter", *["body"] * 3]), (other, "ab"), (other, ["RecvTensor"])
     assert bl.load_trace(step_stats(tmp_path / "step.pb", *entries)).graph.n == 9
+
+
+def test_a_graph_without_times_is_refused(tmp_path):
+    (tmp_path / "graph.pbtxt").write_text('node { name: "x" op: "Placeholder" }\nversions { producer: 2 }\n')
+    with pytest.raises(bl.errors.FormatError, match="a GraphDef and a SavedModel have no times"):
+        bl.load_trace(tmp_path / "graph.pbtxt")

@@ -74,7 +74,10 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
     _refuse_several_steps(metadata.step_stats.dev_stats)
     rows = list(_rows(metadata.step_stats.dev_stats))
     if not rows:
-        raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
+        raise FormatError(
+            "there are no step_stats: a RunMetadata has them if the session runs with trace_level=FULL_TRACE; a GraphDef "
+            "and a SavedModel have no times"
+        )
     events = [event for event, _ in rows]
     # A kernel waits for the op of its name that launched it, if that began before.
     host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
