@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import MEMORY_CATEGORIES, MemoryLog, Timeline
+from ..graph.device import short_device
 from .columns import Columns, pack
 
 MOST_ROWS = 30_000
@@ -27,21 +28,33 @@ class Row:
         return int(self.timeline.memory_bytes[self.device])
 
 
-MOST_EMPTY = 8
-"""Most devices of which also the empty ones have a row."""
-
-
 def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
     """Returns the rows device by device, one per timeline, so that simulated and measured memory are neighbours.
 
-    The first timeline always has rows, a further one only if it has a memory log. Of more than `MOST_EMPTY` devices, those that
-    hold nothing have none.
+    The first timeline always has rows, a further one only if it has a memory log. A device that holds nothing has none, except
+    the first one where all are empty.
     """
     shown = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
     count = max((len(t.device_names) for t in shown), default=0)
     rows = tuple(Row(t, d) for d in range(count) for t in shown if d < len(t.device_names))
     holding = {row.device for row in rows if row.timeline.peak_bytes[row.device] > 0} or {0}
-    return rows if count <= MOST_EMPTY else tuple(row for row in rows if row.device in holding)
+    return tuple(row for row in rows if row.device in holding)
+
+
+def empty_devices_in_words(rows: Sequence[Row]) -> str:
+    """Names the devices of the first row's timeline without rows: "gpu:1 to gpu:3 hold nothing"; empty if there are none."""
+    if not rows:
+        return ""
+    names, shown = rows[0].timeline.device_names, {row.device for row in rows}
+    runs: list[list[str]] = []
+    for d, name in enumerate(names):
+        if d not in shown:
+            continues = d > 0 and d - 1 not in shown
+            runs.append([runs.pop()[0] if continues else short_device(name), short_device(name)])
+    if not runs:
+        return ""
+    one = len(shown) == len(names) - 1
+    return f"{', '.join(' to '.join(dict.fromkeys(run)) for run in runs)} {'holds' if one else 'hold'} nothing"
 
 
 @dataclass(frozen=True)

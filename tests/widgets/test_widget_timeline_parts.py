@@ -199,8 +199,24 @@ def test_measured_memory_lies_beside_the_simulated_with_ops_matched_by_name(spli
     assert view.picture().count(">measured<") == view.picture().count(">measured peak<") == 2
 
 
+def test_bug_memory_of_devices_that_hold_nothing_took_most_of_the_room(diamond):
+    """One device of four is used, and three empty rows were below it; each run of empty devices is told in words."""
+    four = bl.Cluster.uniform(4)
+    view = bl.widgets.MemoryView()
+    for devices, rows, words in (
+        ([0, 0, 0, 0], ["gpu:0"], "gpu:1 to gpu:3 hold nothing"),
+        ([1, 1, 3, 3], ["gpu:1", "gpu:3"], "gpu:0, gpu:2 hold nothing"),
+        ([0, 1, 3, 3], ["gpu:0", "gpu:1", "gpu:3"], "gpu:2 holds nothing"),
+        ([0, 1, 2, 3], ["gpu:0", "gpu:1", "gpu:2", "gpu:3"], ""),
+    ):
+        view.show(bl.simulate(diamond, four, bl.Placement(device=devices)))
+        assert (view.devices, view.empty_devices) == (rows, words)
+
+
 def test_a_run_that_measured_no_memory_adds_no_rows(split):
     from dataclasses import replace
 
     silent = replace(split, origin="measured", memory=type(split.memory).none(), peak_bytes=0 * split.peak_bytes)
-    assert len(memory_rows([split, silent])) == 2 and len(memory_rows([silent])) == 2
+    assert (
+        len(memory_rows([split, silent])) == 2 and len(memory_rows([silent])) == 1
+    )  # of devices that hold nothing, the first

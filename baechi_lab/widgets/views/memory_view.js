@@ -328,13 +328,14 @@ function render({ model, el }) {
     const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
-    view.say(model.get("peaks").map((p, d) => `${rowName(d)}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`).join("  ·  "));
+    const peaks = model.get("peaks").map((p, d) => `${rowName(d)}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`);
+    view.say([...peaks, model.get("empty_devices")].filter(Boolean).join("  ·  "));
     view.tabulate();
     view.redraw();
   }
   rebuild();
   listLive();
-  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, live: listLive, window: () => { axis.read(); view.redraw(); } });
+  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, empty_devices: rebuild, live: listLive, window: () => { axis.read(); view.redraw(); } });
   return () => { stop(); axis.stop(); view.close(); };
 }
 

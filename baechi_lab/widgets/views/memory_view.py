@@ -11,7 +11,7 @@ from ...graph import Timeline
 from ...graph.device import short_device
 from ...viz.colors import device_colors
 from ...viz.shades import LEGEND, shades
-from ..levels import Row, level_columns, live_bytes, memory_rows, peaks
+from ..levels import Row, empty_devices_in_words, level_columns, live_bytes, memory_rows, peaks
 from ..pictures import memory_picture, page
 from .base import CanvasView, Message, source
 
@@ -24,8 +24,9 @@ LIMIT_IN_VIEW = 3.0
 class MemoryView(CanvasView):
     """Draws the memory logs of a simulated and perhaps a measured `Timeline`; a click on a peak selects its op.
 
-    A click elsewhere lists the live tensors at that time (`live`). There is a row per device and timeline, and all traits that
-    are lists have one item per row. A simulated row has a dotted line at its device's measured peak.
+    A click elsewhere lists the live tensors at that time (`live`). There is a row per device and timeline, but none of a device
+    that holds nothing, which `empty_devices` names. All other traits that are lists have one item per row. A simulated row has
+    a dotted line at its device's measured peak.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -48,6 +49,7 @@ class MemoryView(CanvasView):
     origins: traitlets.List = traitlets.List().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
+    empty_devices = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, **traits: object):
         super().__init__(**traits)
@@ -79,6 +81,7 @@ class MemoryView(CanvasView):
             if self.span_us != span:
                 self.window = []
             self.span_us = span
+            self.empty_devices = empty_devices_in_words(rows)
             self.peaks = [asdict(entry) for entry in peak_list]
             self.levels = level_columns(rows)
             self.live = {}
