@@ -39,13 +39,13 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
     source_of: dict[tuple[int, int, int, int], int] = {}
     for edge, reader in enumerate(graph.consumers.tolist()):
         tensor = int(graph.edge_tensor[edge])
-        producer, hosted = int(graph.tensor_producer[tensor]), False
+        producer, is_on_host = int(graph.tensor_producer[tensor]), False
         while producer >= calls and (
             (host_copy := _HOST.search(graph.names[producer])) or graph.op_types[producer] == PARTS_TYPE
         ):
             inputs = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
             tensor = int(inputs[graph.tensor_bytes[inputs].argmax()])  # other inputs are waits without bytes
-            producer, hosted = int(graph.tensor_producer[tensor]), hosted or host_copy is not None
+            producer, is_on_host = int(graph.tensor_producer[tensor]), is_on_host or host_copy is not None
         producer_run, reader_run = run_of[producer], run_of[reader]
         if producer_run is None or reader_run is None or producer_run[1] == BACKWARD or reader_run[1] == 0:
             continue
@@ -53,7 +53,7 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
         kind = SAVED if label == "saved" else OUTPUT
         if not (kind == SAVED or label.startswith("value:")):
             continue
-        key, source = (*reader_run, kind, producer_run[0]), HOST if hosted else producer_run[1]
+        key, source = (*reader_run, kind, producer_run[0]), HOST if is_on_host else producer_run[1]
         # The first run lives longest, then the host, then the earlier run.
         longest = lambda source: (source != 0, source != HOST, source)  # noqa: E731
         source_of[key] = min(source_of.get(key, source), source, key=longest)
@@ -116,11 +116,11 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
     for value in trace.values:
         if value.producer >= 0:
             storages_of[value.producer].add(value.storage)
-    written: dict[int, int] = {}
+    last_writer: dict[int, int] = {}
     for index, call in enumerate(trace.calls):
         if call.inplace:
             reads = {trace.values[v].storage for v in call.reads}
-            written |= dict.fromkeys(reads & storages_of[index] or reads, index)
+            last_writer |= dict.fromkeys(reads & storages_of[index] or reads, index)
     reasons = dict(trace.fixed)
     for index, call in enumerate(trace.calls):
         if call.recomputed:
@@ -130,6 +130,6 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
         if call.inplace:
             reasons.setdefault(index, "it writes in place")
         reads = {trace.values[v].storage for v in call.reads}
-        if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
+        if any(last_writer.get(storage, -1) >= index for storage in storages_of[index] | reads):
             reasons.setdefault(index, "a later call writes in place over what it reads or makes")
     return reasons

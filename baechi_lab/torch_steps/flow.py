@@ -83,12 +83,12 @@ class Flow:
             self.readers.setdefault(storage_key(tensor), []).append(index)
         return reads
 
-    def write(self, written: set[int], index: int) -> set[int]:
+    def write(self, written_storages: set[int], index: int) -> set[int]:
         """Records in-place writes of call `index`, which share a group with the producers. Returns the calls that must come
         before.
         """
         after: set[int] = set()
-        for storage in written:
+        for storage in written_storages:
             after |= {r for r in self.readers.get(storage, []) if r != index}
             values = [v for t, v in self.value_of.values() if v >= 0 and storage_key(t) == storage]
             producers = {self.values[v].producer for v in values}

@@ -19,15 +19,15 @@ def without_lost_gradients(
     for group in groups:
         for i in group:
             companions.setdefault(i, []).extend(group)
-    reached: set[int] = set()
+    reached_calls: set[int] = set()
     stack = [root for root in roots if root >= 0]
     while stack:
         i = stack.pop()
-        if i not in reached and calls[i].requires_grad:
-            reached.add(i)
+        if i not in reached_calls and calls[i].requires_grad:
+            reached_calls.add(i)
             stack += [values[k].producer for k in calls[i].reads if values[k].requires_grad and values[k].producer >= 0]
             stack += companions.get(i, ())
-    calls = [replace(call, requires_grad=i in reached) for i, call in enumerate(calls)]
+    calls = [replace(call, requires_grad=i in reached_calls) for i, call in enumerate(calls)]
     return _with_graph_until(calls, values, {})
 
 
@@ -36,16 +36,16 @@ def has_lost_graphs(trace: Trace) -> bool:
     return any(call.graph_until >= 0 for call in trace.calls)
 
 
-def hold_named_graphs(trace: Trace, named: Mapping[tuple[int, int], int]) -> Trace:
+def hold_named_graphs(trace: Trace, named_calls: Mapping[tuple[int, int], int]) -> Trace:
     """Returns the trace whose lost autograd graphs are alive for as long as the code has names for their tensors.
 
-    `named` is as in `baechi_lab.profilers.torch.named_tensors`.
+    `named_calls` is as in `baechi_lab.profilers.torch.named_tensors`.
     """
-    return replace(trace, calls=_with_graph_until(trace.calls, trace.values, named))
+    return replace(trace, calls=_with_graph_until(trace.calls, trace.values, named_calls))
 
 
 def _with_graph_until(
-    calls: Sequence[Call], values: Sequence[Value], named: Mapping[tuple[int, int], int]
+    calls: Sequence[Call], values: Sequence[Value], named_calls: Mapping[tuple[int, int], int]
 ) -> tuple[Call, ...]:
     """Returns the calls, those whose graph no gradient reaches with the last call at which it is alive."""
     values_of: dict[int, list[int]] = {}
@@ -58,7 +58,7 @@ def _with_graph_until(
             readers.setdefault(k, []).append(i)
     graph_until: dict[int, int] = {}
     for i in sorted(values_of, reverse=True):
-        last_calls = [named.get((i, values[k].position), -1) for k in values_of[i]]
+        last_calls = [named_calls.get((i, values[k].position), -1) for k in values_of[i]]
         last_calls += [graph_until.get(reader, reader) for k in values_of[i] for reader in readers.get(k, ())]
         graph_until[i] = max(i, *last_calls)
     return tuple(

@@ -67,12 +67,12 @@ def try_optimizer(step: TorchStep, model: nn.Module, micro_batches: int) -> None
     """
     copies = {} if step.optimizer is None else _copies_of_parameters(model)
     new_optimizer(step, copies.values())
-    hooked = (
+    hooked_names = (
         name
         for name, p in model.named_parameters()
         if p._post_accumulate_grad_hooks or copies.get(p, p)._post_accumulate_grad_hooks
     )
-    if micro_batches > 1 and (name := next(hooked, None)) is not None:
+    if micro_batches > 1 and (name := next(hooked_names, None)) is not None:
         raise InvalidInput(
             f"parameter {name!r} of step {step.name!r} has a hook that runs after each backward pass "
             "(register_post_accumulate_grad_hook); with micro-batches it would see parts of the gradient: update in the step() "
@@ -95,22 +95,24 @@ def updates_ranks_alike(
         for optimizer in [new_optimizer(step, [copies[p] for p in group]) for group in groups]:
             for size in (*_SIZES, math.inf):
                 generator = torch.Generator().manual_seed(0)
-                trained = [p for p in copies.values() if p.requires_grad]
-                for p in trained:  # the same numbers for all optimizers
+                trainable = [p for p in copies.values() if p.requires_grad]
+                for p in trainable:  # the same numbers for all optimizers
                     random_numbers = torch.randn(p.shape, generator=generator)
                     p.grad = (random_numbers * (size if math.isfinite(size) else 1.0)).to(p.device, p.dtype)
-                if math.isinf(size) and trained:  # one gradient overflows; some optimizers then update nothing
-                    trained[0].grad.view(-1)[:1] = size  # type: ignore[union-attr]
+                if math.isinf(size) and trainable:  # one gradient overflows; some optimizers then update nothing
+                    trainable[0].grad.view(-1)[:1] = size  # type: ignore[union-attr]
                 if optimizer is not None:
                     with contextlib.suppress(*((InvalidInput,) if math.isinf(size) else ())):
                         update(step, optimizer)
         return list(copies.values())
 
     try:
-        undivided, divided = updated_copies([list(model.parameters())]), updated_copies(parameters_of_ranks)
+        whole_updates, rank_updates = updated_copies([list(model.parameters())]), updated_copies(parameters_of_ranks)
     except InvalidInput:
         return False
-    return all(torch.allclose(a, b, rtol=1e-5, equal_nan=True) for a, b in zip(undivided, divided, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-5, equal_nan=True) for a, b in zip(whole_updates, rank_updates, strict=True)
+    )
 
 
 def _copies_of_parameters(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:

@@ -90,7 +90,7 @@ class PinnedCalls:
         """Pins calls because of what the forward changed besides values. `modules` has the layer of every call."""
         module_by_name = dict(model.named_modules())
         for holder in snapshot.changes():
-            pinned = [
+            calls_to_pin = [
                 i
                 for i, layer in enumerate(modules)
                 if layer is not None and any(place == layer or place.startswith(f"{layer}.") for place in holder.places)
@@ -98,9 +98,9 @@ class PinnedCalls:
             if any(
                 holder.container is module_by_name[p]._buffers for p in holder.places if p in module_by_name
             ) and _replaced_by_same_kind(holder):
-                self.pin(pinned, "a buffer that is replaced")
+                self.pin(calls_to_pin, "a buffer that is replaced")
             elif not holder.attributes and _is_log(holder.container):
-                self.pin(pinned, "attributes that change")
+                self.pin(calls_to_pin, "attributes that change")
             else:
                 name = ".".join(step for step in (min(holder.places), str(holder.changed_keys()[0])) if step)
                 self.pin(range(len(modules)), f"the forward changes {name!r}")

@@ -107,8 +107,8 @@ class ModelSnapshot:
             if isinstance(visited, torch.Tensor) and is_wrapper(visited):
                 stack.append((visited.__dict__, depth, True))  # the data are the tensors within
             elif isinstance(visited, torch.Tensor):
-                valued = not visited.is_meta and not hasattr(visited, "fake_mode")
-                if valued and visited.layout is torch.strided and not isinstance(visited, _LAZY):
+                has_values = not visited.is_meta and not hasattr(visited, "fake_mode")
+                if has_values and visited.layout is torch.strided and not isinstance(visited, _LAZY):
                     copy = visited.detach().to("cpu", copy=True)
                     if not hasattr(copy, "fake_mode"):  # under a fake-tensor mode, nothing real is written
                         self.tensors.append((visited, copy))
@@ -148,8 +148,8 @@ class ContainerSnapshot:
             def same(after: object, before: object) -> bool:
                 return after is before or (isinstance(after, PLAIN) and outline(after) == outline(before))
 
-            added = [k for k, v in self.container.items() if k not in self.before and not isinstance(v, Intercepted)]
-            return added + [
+            new_keys = [k for k, v in self.container.items() if k not in self.before and not isinstance(v, Intercepted)]
+            return new_keys + [
                 k
                 for k, v in self.before.items()
                 if not same(self.container.get(k, _MISSING), v) and not isinstance(self.container.get(k), Intercepted)

@@ -24,13 +24,13 @@ class State:
         self.seen_writes: set[int] = set()  # storages of state and inputs that calls have written
         self.calls_of: dict[str, list[int]] = {}
 
-    def touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
+    def touch(self, index: int, used: set[int], written_storages: set[int]) -> set[int]:
         """Records what call `index` uses and writes. Returns the calls that must come before because they use the same state."""
         after: set[int] = set()
-        for storage in (used | written) & self.latest.keys():
+        for storage in (used | written_storages) & self.latest.keys():
             users, writer = self.latest[storage]
             self.users.setdefault(storage, set()).add(index)
-            if storage in written:
+            if storage in written_storages:
                 after.update(users, (writer,))
                 self.latest[storage] = ([], index)
             else:
@@ -38,13 +38,15 @@ class State:
                 users.append(index)
         return after - {-1, index}
 
-    def touched_between(self, inputs: list[torch.Tensor], written: set[int]) -> None:
+    def touched_between(self, inputs: list[torch.Tensor], written_storages: set[int]) -> None:
         """Records state used by code between operators. Such code runs at once, so state that calls write must be up to date."""
         for storage in {storage_key(t) for t in inputs} & self.latest.keys():
             users, writer = self.latest[storage]
             self.users.setdefault(storage, set()).add(-1)
-            self.pinned_calls.pin([writer, *(users if storage in written else ())], "state that is read between calls")
-        self.seen_writes |= written & self.latest.keys()
+            self.pinned_calls.pin(
+                [writer, *(users if storage in written_storages else ())], "state that is read between calls"
+            )
+        self.seen_writes |= written_storages & self.latest.keys()
 
     def called_again(self, module: nn.Module | None, name: str, index: int) -> set[int]:
         """Returns the previous call of a module with buffers. They keep code order, because state passes between them."""
@@ -54,9 +56,9 @@ class State:
         earlier.append(index)
         return set(earlier[-2:-1])
 
-    def pin_unseen_writes(self, written: Iterable[torch.Tensor], modules: list[str | None]) -> None:
+    def pin_unseen_writes(self, written_tensors: Iterable[torch.Tensor], modules: list[str | None]) -> None:
         """After the forward, pin calls because of writes that no call was seen to make. `modules` has the layer of every call."""
-        for storage in (s for s in map(storage_key, written) if s not in self.seen_writes):
+        for storage in (s for s in map(storage_key, written_tensors) if s not in self.seen_writes):
             # some kernels do not raise the version, for example for running statistics of a batch norm
             if storage not in self.latest:
                 self.pinned_calls.pin(range(len(modules)), "the forward changes a tensor of the model or of its inputs")

@@ -253,8 +253,10 @@ class Tracer(Handler):
     ) -> object:
         inputs = list(tensors((args, kwargs)))
         # A layer also uses the modules that it takes as arguments, as DoRA's does.
-        passed = (a for a in (*args, *kwargs.values()) if isinstance(a, nn.Module) and id(a) in self.module_names)
-        modules = [] if module is None else [module, *passed]
+        module_arguments = (
+            a for a in (*args, *kwargs.values()) if isinstance(a, nn.Module) and id(a) in self.module_names
+        )
+        modules = [] if module is None else [module, *module_arguments]
         state = [t for m in modules for t in (*m.parameters(), *m.buffers())]
         versions = [version(t) for t in (*inputs, *state)]
         before, hosts = generator_states(), host_states()
@@ -271,16 +273,19 @@ class Tracer(Handler):
         with ValuesRead() as values:
             outputs = run_call(key, run, args, kwargs, module)
         output_tensors = list(tensors(outputs))
-        written = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
-        state_written, written = written - {storage_key(t) for t in inputs}, written & {storage_key(t) for t in inputs}
+        written_storages = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
+        written_state, written_storages = (
+            written_storages - {storage_key(t) for t in inputs},
+            written_storages & {storage_key(t) for t in inputs},
+        )
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
         if module is not None:  # a layer that returns the very tensors that it took, such as an identity
             input_ids = {id(t) for t in inputs}
-            idle = bool(output_tensors) and all(id(t) in input_ids for t in output_tensors) and not written
+            idle = bool(output_tensors) and all(id(t) in input_ids for t in output_tensors) and not written_storages
         else:  # a function that computes no new data, writes nothing of the model's and draws no random numbers
             input_storages = {storage_key(t) for t in inputs}
-            computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
+            computes = written_storages or any(storage_key(t) not in input_storages for t in output_tensors)
             idle = not random and not (computes and self.flow.tracked_tensors(inputs))
         if module is None:  # what is drawn of nothing computed is followed until its values are given to the code
             drawn = (
@@ -290,9 +295,9 @@ class Tracer(Handler):
                 self.random_numbers.update(dict.fromkeys(output_tensors, True))
                 if values.reads_values and not output_tensors:
                     self.random_choices[key] = None
-        shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
+        has_value_shapes = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written_storages)
         if idle:
-            self.state.touched_between(inputs, written)
+            self.state.touched_between(inputs, written_storages)
             self.flow.shunt(inputs, output_tensors)
             return outputs
         if module is not None and not understood(outputs):
@@ -303,16 +308,16 @@ class Tracer(Handler):
         if module is not None and not same_host_states(hosts, host_states()):
             why = "random numbers that are not torch's"
             self._pin_before(inputs, why)
-        why = why or ("shapes that may depend on values" if shaped else None)
+        why = why or ("shapes that may depend on values" if has_value_shapes else None)
         if why is not None:
             self.pinned_calls.pin([len(self.calls)], why)
-        self._record(key, run, modules, inputs, output_tensors, written, state_written, random)
+        self._record(key, run, modules, inputs, output_tensors, written_storages, written_state, random)
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
-        recomputed = recomputes(subject, args)
-        if recomputed:
+        is_recomputed = recomputes(subject, args)
+        if is_recomputed:
             why = "checkpointing"
         elif isinstance(subject, str):
             why = subject
@@ -322,16 +327,16 @@ class Tracer(Handler):
             inputs, start = list(tensors((args, kwargs))), len(self.calls)
             self._pin_before(inputs, why)
         self.pinned_calls.regions.append(why)
-        if recomputed and not self.recomputing:
+        if is_recomputed and not self.recomputing:
             with kept_activations() as hooks:
                 self.reentrant_region = self._region_number(hooks, reentrant=True)
-        self.recomputing += recomputed
+        self.recomputing += is_recomputed
         try:
-            outputs = plainly(run, args, kwargs) if recomputed else run(*args, **kwargs)
+            outputs = plainly(run, args, kwargs) if is_recomputed else run(*args, **kwargs)
         finally:
             self.pinned_calls.regions.pop()
-            self.recomputing -= recomputed
-        if not isinstance(subject, str) and not recomputed and len(self.calls) > start + 1:
+            self.recomputing -= is_recomputed
+        if not isinstance(subject, str) and not is_recomputed and len(self.calls) > start + 1:
             # One backward pass reads what all calls of the region saved.
             self.flow.groups.append(tuple(range(start, len(self.calls))))
         with torch._C.DisableTorchFunction():
@@ -359,19 +364,19 @@ class Tracer(Handler):
         run: Callable[..., object],
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
-        written: set[int],
+        written_storages: set[int],
     ) -> bool:
         """Whether the shapes of a call's outputs may depend on values: the call reads values, or takes a tensor with such a
         shape.
         """
         name = getattr(run, "__name__", "").strip("_")
-        like_first = bool(written) or name in _LIKE_FIRST.split()
+        like_first = bool(written_storages) or name in _LIKE_FIRST.split()
         sources = inputs[:1] if like_first else inputs
-        shaped = reads or any(t in self.shaped_by_values for t in sources)
+        has_value_shapes = reads or any(t in self.shaped_by_values for t in sources)
         outputs = [t for t in outputs if t.dim() > 0]
-        if shaped:
+        if has_value_shapes:
             self.shaped_by_values.update(dict.fromkeys(outputs, True))
-        return shaped and bool(outputs)
+        return has_value_shapes and bool(outputs)
 
     def _region_number(self, hooks: Sequence[Any], reentrant: bool = False) -> int:
         """Returns the number of the outermost checkpointed region that is running, -1 for none.
@@ -403,7 +408,7 @@ class Tracer(Handler):
         modules: list[nn.Module],
         input_tensors: list[torch.Tensor],
         outputs: list[torch.Tensor],
-        written: set[int],
+        written_storages: set[int],
         state_written: set[int],
         random: bool,
     ) -> None:
@@ -414,15 +419,17 @@ class Tracer(Handler):
         index, module = len(self.calls), next(iter(modules), None)
         flow, state = self.flow, self.state
         inputs = {storage_key(t) for t in input_tensors if id(t) in flow.value_of}
-        state.seen_writes |= (written | state_written) & (state.latest.keys() | inputs)
+        state.seen_writes |= (written_storages | state_written) & (state.latest.keys() | inputs)
         reads = flow.read(input_tensors, index)
-        after = flow.write(written, index) | state.called_again(module, self._name(module) or "", index)
+        after = flow.write(written_storages, index) | state.called_again(module, self._name(module) or "", index)
         used = {storage_key(t) for t in input_tensors}
         used |= {storage_key(t) for m in modules for t in (*m.parameters(), *m.buffers())}
-        after |= state.touch(index, used, written | state_written)
+        after |= state.touch(index, used, written_storages | state_written)
         input_storages = {storage_key(t) for t in input_tensors}
         fresh = {storage_key(t): storage_bytes(t) for t in outputs if storage_key(t) not in input_storages}
-        overwritten = [t for t in input_tensors if storage_key(t) in written]  # `y[i] = x` has no other result
+        overwritten_inputs = [
+            t for t in input_tensors if storage_key(t) in written_storages
+        ]  # `y[i] = x` has no other result
         names = [flow.parameter_of[id(t)][1] for t in input_tensors if id(t) in flow.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in input_tensors if id(t) in self.buffer_of]
         for used_module in modules:
@@ -445,9 +452,9 @@ class Tracer(Handler):
                 parameters=tuple(dict.fromkeys(names)),
                 buffers=tuple(dict.fromkeys(buffers)),
                 random=random,
-                inplace=bool(written),
+                inplace=bool(written_storages),
                 output_bytes=sum(fresh.values()),
-                requires_grad=any(t.requires_grad for t in (*outputs, *overwritten)),
+                requires_grad=any(t.requires_grad for t in (*outputs, *overwritten_inputs)),
                 recomputed=self.recomputing + checkpoints,
                 region=region,
                 reentrant=self.recomputing > 0,
@@ -456,9 +463,9 @@ class Tracer(Handler):
         )
         for position, tensor in enumerate(outputs):
             # An input that was returned unchanged is no new value.
-            if id(tensor) not in flow.value_of or storage_key(tensor) in written:
+            if id(tensor) not in flow.value_of or storage_key(tensor) in written_storages:
                 flow.add_value(tensor, index, position)
-        for tensor in overwritten:
+        for tensor in overwritten_inputs:
             if not any(tensor is t for t in outputs):
                 flow.add_value(tensor, index)
 
@@ -477,8 +484,8 @@ class Tracer(Handler):
         for i, call in enumerate(self.calls):
             for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:
                 users.setdefault(name, []).append(i)
-        shared = [tuple(u) for u in users.values() if len(u) > 1]
-        groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
+        shared_groups = [tuple(u) for u in users.values() if len(u) > 1]
+        groups = join_groups(len(self.calls), [*self.flow.groups, *shared_groups])
         roots = {*self.results, *self.pinned_calls.outliving}
         calls = without_lost_gradients(self.calls, self.flow.values, self.flow.groups, roots)
         values, sizes = tuple(self.flow.values), dict(self.parameter_bytes)

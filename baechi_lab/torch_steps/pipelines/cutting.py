@@ -46,16 +46,16 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     call of another stage made or uses, naming both.
     """
     cutter = _Cutter(program, stage, count)
-    received = cutter.received_nodes()
-    sized_node = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
+    received_nodes = cutter.received_nodes()
+    sized_node = next((node for nodes in received_nodes[:-1] for node in nodes if "sized" in node.meta), None)
     if sized_node is not None:
         raise InvalidInput(
             f"what {sized_node.meta['sized']!r} makes has a size that follows from values, and a stage would send it; put the "
             "calls that read it on its stage"
         )
-    cutter.own_what_is_sent(received)
+    cutter.own_what_is_sent(received_nodes)
     holder = _Holder(model, program.constants)
-    return [cutter.stage_module(holder, s, received) for s in range(count)]
+    return [cutter.stage_module(holder, s, received_nodes) for s in range(count)]
 
 
 class _Cutter:
@@ -120,19 +120,19 @@ class _Cutter:
             nodes_of_stage[s] = sorted(after, key=self.order.__getitem__)
         return nodes_of_stage
 
-    def own_what_is_sent(self, received: list[list[fx.Node]]) -> None:
+    def own_what_is_sent(self, received_nodes: list[list[fx.Node]]) -> None:
         """Adds nodes that select from a call's output to the stage of the call, even if only later stages read them."""
         for s in range(self.count):
-            stack = [node for node in received[s + 1] if self.stage.get(node, s) == s]
+            stack = [node for node in received_nodes[s + 1] if self.stage.get(node, s) == s]
             while stack:
                 node = stack.pop()
-                if node not in self.nodes_of_stage[s] and node not in received[s]:
+                if node not in self.nodes_of_stage[s] and node not in received_nodes[s]:
                     self.nodes_of_stage[s].add(node)
                     stack += node.all_input_nodes
 
-    def stage_module(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> StageModule:
+    def stage_module(self, holder: nn.Module, s: int, received_nodes: list[list[fx.Node]]) -> StageModule:
         graph, copies = fx.Graph(), {}
-        for k, node in enumerate(received[s]):
+        for k, node in enumerate(received_nodes[s]):
             copies[node] = graph.placeholder(f"received_{k}")
         inputs = [node for node in self.program.inputs if node in self.nodes_of_stage[s]]
         for node in inputs:
@@ -146,10 +146,10 @@ class _Cutter:
                     device = graph.create_node("get_attr", "device")
                 call.args = tuple(device if isinstance(a, torch.device) else a for a in call.args)
                 call.kwargs = {k: device if isinstance(a, torch.device) else a for k, a in call.kwargs.items()}
-        graph.output(tuple(copies[node] for node in received[s + 1]))
+        graph.output(tuple(copies[node] for node in received_nodes[s + 1]))
         module = fx.GraphModule(holder, graph, class_name=f"Stage{s}")
         input_names = tuple(str(node.target) for node in inputs)
-        return StageModule(module, input_names, _specs(received[s]), _specs(received[s + 1]))
+        return StageModule(module, input_names, _specs(received_nodes[s]), _specs(received_nodes[s + 1]))
 
 
 class _Holder(nn.Module):

@@ -86,17 +86,17 @@ def with_transfers(lines: Sequence[Sequence[str]], stage_ranks: Sequence[Sequenc
     """
     actions_of: list[list[str]] = [[] for _ in lines]
     waiting = [deque(line) for line in lines]
-    finished: set[tuple[int, str, int]] = set()
+    finished_units: set[tuple[int, str, int]] = set()
     while remaining := sum(map(len, waiting)):
         for rank, line in enumerate(waiting):
             if not line:
                 continue
             stage, kind, k = _unit(line[0])
             source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-            if kind != "W" and 0 <= source < len(stage_ranks) and (source, kind, k) not in finished:
+            if kind != "W" and 0 <= source < len(stage_ranks) and (source, kind, k) not in finished_units:
                 continue
             actions_of[rank].append(line.popleft())
-            finished.add((stage, kind, k))
+            finished_units.add((stage, kind, k))
             if kind == "W" or not 0 <= target < len(stage_ranks):
                 continue
             peer, direction = stage_ranks[target][k % len(stage_ranks[target])], "F" if kind == "F" else "B"
@@ -203,8 +203,8 @@ class Pipeline:
             self.divisors = self._divisors([micro_targets for _, micro_targets in batches])
         self.schedule.losses.clear()
         self.schedule._step_microbatches([()] * self.count, stage_inputs, targets, None, return_outputs=False)
-        shared = {id(p) for p, _ in self.tied}
-        self._share([p.grad for p in self.parameters if p.grad is not None and id(p) not in shared], self.replicas)
+        tied_ids = {id(p) for p, _ in self.tied}
+        self._share([p.grad for p in self.parameters if p.grad is not None and id(p) not in tied_ids], self.replicas)
         for parameter, group in self.tied:
             # Every copy gets the sum of all copies' gradients, or none if no process has one.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
@@ -377,18 +377,18 @@ def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     >>> joined_groups([*groups, both])
     [{'params': {1, 2, 3}, 'intermediates': ['b', 'a'], 'grads': [6, 5]}]
     """
-    joined: list[tuple[set[Any], dict[Any, Any]]] = []
+    separate_groups: list[tuple[set[Any], dict[Any, Any]]] = []
     for group in groups:
         pairs = zip(group["intermediates"], group.get("grads") or (), strict=False)
         params, grads = set(group["params"]), {node: grad for node, grad in pairs if grad is not None}
         separate = []
-        for other_params, other_grads in joined:
+        for other_params, other_grads in separate_groups:
             if params & other_params or grads.keys() & other_grads.keys():
                 params, grads = params | other_params, {**other_grads, **grads}
             else:
                 separate.append((other_params, other_grads))
-        joined = [*separate, (params, grads)]
-    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in joined if g]
+        separate_groups = [*separate, (params, grads)]
+    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in separate_groups if g]
 
 
 class _Sending(nn.Module):
@@ -398,8 +398,8 @@ class _Sending(nn.Module):
         super().__init__()
         self.module, self.inputs = module, tuple(inputs)
 
-    def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_DetachedCopy.apply(tensor.contiguous()) for tensor in self.module(*received, **inputs))
+    def forward(self, *activations: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_DetachedCopy.apply(tensor.contiguous()) for tensor in self.module(*activations, **inputs))
 
 
 class _DetachedCopy(torch.autograd.Function):
