@@ -119,11 +119,18 @@ class ActivationPolicy:
             has_python_functions = (
                 any(map(_is_python_function, nodes_between(outputs, inputs_of((args, kwargs))))) if packs else False
             )
-            for index, saved in enumerate(packs):
-                if is_plain(saved.tensor) and (storage := storage_reference(saved.tensor)) not in state_storages:
-                    self._drop_if_planned(op, saved, index, storage, storage in argument_storages, record)
-                if has_python_functions and saved.view is not None and isinstance(saved.view.record, CallRecord):
-                    saved.view.record.keep_arguments()
+            for index, saved_pack in enumerate(packs):
+                if (
+                    is_plain(saved_pack.tensor)
+                    and (storage := storage_reference(saved_pack.tensor)) not in state_storages
+                ):
+                    self._drop_if_planned(op, saved_pack, index, storage, storage in argument_storages, record)
+                if (
+                    has_python_functions
+                    and saved_pack.view is not None
+                    and isinstance(saved_pack.view.record, CallRecord)
+                ):
+                    saved_pack.view.record.keep_arguments()
             if record is not None:
                 record.packs = len(packs)
         packs.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
@@ -153,12 +160,14 @@ class ActivationPolicy:
 
     def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
         """Copies the buffers of a call, except those that the call was seen to leave unchanged."""
-        unchanged = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
+        unchanged_names = (
+            self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
+        )
         buffers = () if module is None else module.named_buffers()
         return {
             name: BufferSnapshot(buffer, buffer.detach().clone(), version(buffer))
             for name, buffer in buffers
-            if name not in unchanged
+            if name not in unchanged_names
         }
 
     def _record_argument(self, record: CallRecord, tensor: torch.Tensor) -> RetainedArgument | StorageView:

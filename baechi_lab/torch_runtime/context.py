@@ -179,14 +179,14 @@ def kept_activations():  # type: ignore[no-untyped-def]
 
     Yields the hooks of the suspended regions, the innermost first.
     """
-    dropped = []
+    hooks = []
     while is_checkpointed():
-        dropped.append(_saved_tensor_hooks())
+        hooks.append(_saved_tensor_hooks())
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
-        yield dropped
+        yield hooks
     finally:
-        for pack, unpack in reversed(dropped):
+        for pack, unpack in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 

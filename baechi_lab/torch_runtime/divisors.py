@@ -333,12 +333,12 @@ def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
             _replacement(d.value, [line[j].value for line in lines]) for j, d in enumerate(batch_divisors.get(key, []))
         ]
         for k, line in enumerate(lines):
-            replaced = [
+            new_divisors = [
                 None if to is None or math.isclose(to, divisor.value or 0, rel_tol=CLOSE) else to
                 for to, divisor in zip(instead, line, strict=True)
             ]
-            if any(to is not None for to in replaced):
-                tables[k][key] = replaced
+            if any(to is not None for to in new_divisors):
+                tables[k][key] = new_divisors
     return tables
 
 
@@ -369,12 +369,12 @@ def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 
 
 @contextlib.contextmanager
-def dividing(replaced: Replacements) -> Iterator[None]:
+def dividing(replacements: Replacements) -> Iterator[None]:
     """Makes the loss of a micro-batch divide as the undivided batch does, for the length of a `with` block."""
-    if LOSS not in replaced:
+    if LOSS not in replacements:
         yield
         return
-    with Divide(replaced[LOSS]):
+    with Divide(replacements[LOSS]):
         yield
 
 

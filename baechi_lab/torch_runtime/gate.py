@@ -55,10 +55,10 @@ class Gate:
     def wait(self, op: int) -> None:
         """Blocks until every blocker of `op` is submitted or the order is dropped."""
         with self.lock:
-            unsubmitted = self.unsubmitted_blockers(op)
-            if not unsubmitted:
+            blockers = self.unsubmitted_blockers(op)
+            if not blockers:
                 return
-            waiter = self.waiters[op] = _Waiter(unsubmitted)
+            waiter = self.waiters[op] = _Waiter(blockers)
         waiter.lock.acquire()
 
     def submit(self, op: int) -> None:
@@ -84,19 +84,19 @@ class Gate:
     def unsubmitted_blockers(self, op: int) -> set[int]:
         if not self.free:
             return {b for b in self.order.blockers[op] if not self.submitted[b]}
-        unsubmitted: set[int] = set()
+        blockers: set[int] = set()
         stack, visited = list(self.order.parents[op]), set(self.order.parents[op])
         while stack:
             parent = stack.pop()
             if self.reached[parent]:
                 if not self.submitted[parent]:
-                    unsubmitted.add(parent)
+                    blockers.add(parent)
                 continue
             # The code left this op out: its successors still come after its predecessors.
             above = [p for p in self.order.parents[parent] if p not in visited]
             visited.update(above)
             stack += above
-        return unsubmitted
+        return blockers
 
     def _wake_if_ready(self, op: int) -> None:
         if not self.waiters[op].unsubmitted:

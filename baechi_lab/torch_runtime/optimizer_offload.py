@@ -134,13 +134,13 @@ class OffloadedOptimizerState:
 
     def _bring(self, tensor: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
         if self.copy is not None and tensor.numel() > 1:
-            brought = self.copy(tensor, p)
+            device_copy = self.copy(tensor, p)
         elif id(tensor) in self.host_copies:  # only living tensors have an entry, so the id is this tensor's
-            brought = tensor.to(p.device, non_blocking=True)
+            device_copy = tensor.to(p.device, non_blocking=True)
         else:
             return tensor
-        self.brought[id(brought)] = brought, tensor
-        return brought
+        self.brought[id(device_copy)] = device_copy, tensor
+        return device_copy
 
     def _send_back(self, tensor: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
         if id(tensor) in self.brought:

@@ -78,11 +78,10 @@ class Order:
         return len(self.blockers)
 
 
-def add_fences(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
-    """Adds dependencies so that every op of `fixed` follows all ops before it in the code and precedes all ops after it. O(n +
-    e).
+def add_fences(parents: Parents, fixed_ops: Collection[int]) -> list[tuple[int, ...]]:
+    """Adds dependencies so that every op of `fixed_ops` follows all ops before it in the code and precedes all after it.
 
-    A fixed op thus never waits, because all that it may wait for was reached before it.
+    This takes O(n + e). A fixed op thus never waits, because all that it may wait for was reached before it.
 
     >>> add_fences([(), (), (), ()], {1})
     [(), (0,), (1,), (1,)]
@@ -92,7 +91,7 @@ def add_fences(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]
     for op, above in enumerate(parents):
         behind = {last} if last >= 0 else set()
         since.append(op)
-        if op in fixed:
+        if op in fixed_ops:
             behind.update(since[:-1])
             last, since = op, []
         parents_of.append(tuple(sorted(behind.union(above))))
@@ -104,14 +103,14 @@ def make_order(
     rank: Sequence[float] | None,
     device: Sequence[int],
     criterion: str = "gpu",
-    fixed: Collection[int] = (),
+    fixed_ops: Collection[int] = (),
 ) -> Order:
-    """Returns the order for `criterion`, with the ops that will wait. Ops of `fixed` keep their place in the code.
+    """Returns the order for `criterion`, with the ops that will wait. Ops of `fixed_ops` keep their place in the code.
 
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
     frozenset({1})
     """
-    parents = add_fences(parents, frozenset(fixed))
+    parents = add_fences(parents, frozenset(fixed_ops))
     before = topo_parents(submission_order(parents, rank), device, criterion)
     blockers = [tuple(sorted({*above, *([b] if b >= 0 else [])})) for above, b in zip(parents, before, strict=True)]
     dependents: list[list[int]] = [[] for _ in blockers]
@@ -119,12 +118,12 @@ def make_order(
         for b in above:
             dependents[b].append(op)
     frozen = tuple(tuple(d) for d in dependents)
-    settled = Settled(blockers, frozen)
+    settled_ops = Settled(blockers, frozen)
     return Order(
         tuple(tuple(sorted(set(p))) for p in parents),
         tuple(blockers),
         frozen,
-        frozenset(op for op in range(len(blockers)) if not settled.reach(op)),
+        frozenset(op for op in range(len(blockers)) if not settled_ops.reach(op)),
     )
 
 

@@ -158,11 +158,11 @@ class CallRecord:
                 f"{self.name} cannot run once more: a hook read what it saved, beside its backward call; keep its output"
             )
         self.runs_done = self.runs_done % self.last_run + 1
-        count, saved = itertools.count(), {}
+        count, saved_tensors = itertools.count(), {}
 
         def pack(tensor: torch.Tensor) -> None:
             if ~(index := next(count)) in self.requested:
-                saved[~index] = tensor.detach()
+                saved_tensors[~index] = tensor.detach()
 
         for weight, before in self.weights:
             if version(weight) != before:
@@ -180,7 +180,7 @@ class CallRecord:
                 "inputs alone to be computed again: keep its output"
             )
         output_tensors = enumerate(t for t in tensors(outputs) if is_plain(t))
-        self.results = {k: t.detach() for k, t in output_tensors if k in self.requested} | saved
+        self.results = {k: t.detach() for k, t in output_tensors if k in self.requested} | saved_tensors
         self.pending_readers = dict(self.readers.get(self.runs_done, {})) or {(-1, -1): self.requested}
         for argument in self.inputs:
             if isinstance(argument, StorageView):
@@ -311,13 +311,13 @@ def _with_entries(kind: str, entries: list[_Entry]) -> Iterator[None]:
 
     Buffers are copies, so that statistics are not updated twice.
     """
-    replaced = [
+    replaced_entries = [
         (m, name, getattr(m, kind).get(name), t) for m, name, t in entries if getattr(m, kind).get(name) is not t
     ]
     try:
-        for submodule, name, _, recorded in replaced:
-            getattr(submodule, kind)[name] = recorded
+        for submodule, name, _, recorded_entry in replaced_entries:
+            getattr(submodule, kind)[name] = recorded_entry
         yield
     finally:
-        for submodule, name, present, _ in replaced:
+        for submodule, name, present, _ in replaced_entries:
             getattr(submodule, kind)[name] = present

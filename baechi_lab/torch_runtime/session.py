@@ -190,18 +190,18 @@ class Session(Handler):
             return self.submit(state, op, run, args, kwargs)
         if state.gate is None:
             return self._learn(state, key, op, run, *resolve((args, kwargs)))
-        pinned = self._is_pinned(state, module, args, kwargs)
-        if pinned:
+        is_pinned = self._is_pinned(state, module, args, kwargs)
+        if is_pinned:
             self._settle(state)
         if op < 0:
-            return self._run_unplanned(state, key, run, args, kwargs, pinned)
+            return self._run_unplanned(state, key, run, args, kwargs, is_pinned)
         if op < state.latest and not state.gate.free:
             # The code calls in another order than the planned one.
             self._flush(state)
         state.latest = max(state.latest, op)
         if not state.gate.reach(op):
             spec, numbers = self._promise(state, key, args, kwargs)
-            stays = pinned or op in self.fixed  # a fixed call waits only if the code took another path
+            stays = is_pinned or op in self.fixed  # a fixed call waits only if the code took another path
             if spec is not None and not stays and not (module is None and op in self.plan.inplace):
                 return self._start(state, key, op, run, args, kwargs, spec, numbers)
             self._flush(state)
@@ -251,22 +251,22 @@ class Session(Handler):
         self.transport.note_writes(
             state, (t for t, before in arguments_before if version(t) != before or t.is_inference())
         )
-        overwritten = [
+        overwritten_copies = [
             (original, copy)
             for original, copy, before in copies
             if version(copy) != before or (writes and copy.is_inference())
         ]
         if op >= 0:
             self.transport.release_copies(state, originals, device)
-            sends = () if overwritten else self.plan.sends[op]
+            sends = () if overwritten_copies else self.plan.sends[op]
             self.transport.depart(state, outputs, op, device, sends, self.plan.remote[op])
         else:
             self.transport.inherit(state, outputs, (args, kwargs), device)
-        for original, copy in overwritten:
+        for original, copy in overwritten_copies:
             # The code goes on with the original: an input, a constant or a buffer that is on another device.
             self.transport.write_back(state, original, copy, device)
-        if overwritten:
-            original_of = {id(copy): original for original, copy in overwritten}
+        if overwritten_copies:
+            original_of = {id(copy): original for original, copy in overwritten_copies}
             outputs = map_tensors(outputs, lambda t: original_of.get(id(t), t))
         return outputs
 
@@ -314,12 +314,12 @@ class Session(Handler):
         return defer(spec, future, self._function_of)
 
     def _run_unplanned(
-        self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool
+        self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, is_pinned: bool
     ) -> object:
         """Runs a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
         learned.
         """
-        writes = pinned or key not in state.learned or _writes_in_place(run, kwargs)
+        writes = is_pinned or key not in state.learned or _writes_in_place(run, kwargs)
         stand_ins = deferred_tensors((args, kwargs))
         spec, numbers = self._promise(state, key, args, kwargs)
         reads = spec is None  # a view reads no data

@@ -234,10 +234,10 @@ class StreamTransport(TaggedTransport):
                 super().write_back(state, original, copy, device)
             self.note_writes(state, [original])
             return
-        written = torch.cuda.Event()
-        written.record(self.compute(state, device))
+        write_event = torch.cuda.Event()
+        write_event.record(self.compute(state, device))
         owner = self.compute(state, tag.device)
-        owner.wait_event(written)
+        owner.wait_event(write_event)
         self.wait_for_sends(state, original, tag.device)
         with self.on(state, device), self.on(state, tag.device):
             super().write_back(state, original, copy, device)

@@ -72,9 +72,14 @@ def _is_one_argument(candidates: list[object], model: torch.nn.Module) -> bool:
         return False
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     positions = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positions if p.default is p.empty]
+    required_positions = [p for p in positions if p.default is p.empty]
     several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if several or len(required) != 1 or not candidates or not all(isinstance(t, torch.Tensor) for t in candidates):
+    if (
+        several
+        or len(required_positions) != 1
+        or not candidates
+        or not all(isinstance(t, torch.Tensor) for t in candidates)
+    ):
         return False
     annotation = positions[0].annotation
     if annotation is not inspect.Parameter.empty:
@@ -100,30 +105,30 @@ def map_tensors(value: T, change: Callable[[torch.Tensor], object]) -> T:
     >>> map_tensors((torch.ones(2), [3]), lambda t: t * 2)
     (tensor([2., 2.]), [3])
     """
-    nested: Any = value
-    mapped: Any = value
-    if isinstance(nested, torch.Tensor):
-        mapped = change(nested)
-    elif isinstance(nested, tuple):
-        entries = tuple(map_tensors(v, change) for v in nested)
-        if type(nested) is tuple:
-            mapped = entries
-        elif hasattr(nested, "_fields"):  # a named tuple; its `__new__` may check its fields
-            mapped = tuple.__new__(type(nested), entries)
+    node: Any = value
+    new_value: Any = value
+    if isinstance(node, torch.Tensor):
+        new_value = change(node)
+    elif isinstance(node, tuple):
+        entries = tuple(map_tensors(v, change) for v in node)
+        if type(node) is tuple:
+            new_value = entries
+        elif hasattr(node, "_fields"):  # a named tuple; its `__new__` may check its fields
+            new_value = tuple.__new__(type(node), entries)
         else:  # torch's result types (torch.return_types) take one sequence
-            mapped = type(nested)(entries)
-    elif isinstance(nested, list):
-        mapped = [map_tensors(v, change) for v in nested]
-    elif isinstance(nested, slice):
-        mapped = slice(*(map_tensors(v, change) for v in (nested.start, nested.stop, nested.step)))
-    elif type(nested) is dict:
-        mapped = {k: map_tensors(v, change) for k, v in nested.items()}
-    elif is_record(nested) or isinstance(nested, dict):
-        mapped = _changed_record(nested, change)
-    elif _is_batch(nested):
-        mapped = copy.copy(nested)
-        mapped.__dict__.update({k: map_tensors(v, change) for k, v in vars(nested).items()})
-    return cast(T, mapped)
+            new_value = type(node)(entries)
+    elif isinstance(node, list):
+        new_value = [map_tensors(v, change) for v in node]
+    elif isinstance(node, slice):
+        new_value = slice(*(map_tensors(v, change) for v in (node.start, node.stop, node.step)))
+    elif type(node) is dict:
+        new_value = {k: map_tensors(v, change) for k, v in node.items()}
+    elif is_record(node) or isinstance(node, dict):
+        new_value = _changed_record(node, change)
+    elif _is_batch(node):
+        new_value = copy.copy(node)
+        new_value.__dict__.update({k: map_tensors(v, change) for k, v in vars(node).items()})
+    return cast(T, new_value)
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
