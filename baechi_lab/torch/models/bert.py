@@ -32,8 +32,8 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        mixed, _ = self.attention(x, x, x, key_padding_mask=padding, need_weights=False)
-        x = self.norm1(x + self.dropout(mixed))
+        attended, _ = self.attention(x, x, x, key_padding_mask=padding, need_weights=False)
+        x = self.norm1(x + self.dropout(attended))
         return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
 
 

@@ -26,8 +26,8 @@ class Attention(nn.Module):
         scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
         if mask is not None:
             scores = scores.masked_fill(mask, float("-inf"))
-        mixed = torch.matmul(self.dropout(F.softmax(scores, dim=-1)), v)
-        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+        attended = torch.matmul(self.dropout(F.softmax(scores, dim=-1)), v)
+        return self.out(attended.transpose(1, 2).reshape(x.shape))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.size(0), x.size(1), self.heads, -1).transpose(1, 2)
