@@ -62,8 +62,8 @@ def _flat(step: Step, batch: Any) -> list[object]:
 
     Tuples are flattened only if the batch does not have one value per input, because a tuple may also be an array.
     """
-    nested = isinstance(batch, dict) or any(isinstance(v, dict) or _is_composite(v) for v in batch)
-    one_value_per_input = len(batch) == len(step.inputs) and not nested
+    is_nested = isinstance(batch, dict) or any(isinstance(v, dict) or _is_composite(v) for v in batch)
+    one_value_per_input = len(batch) == len(step.inputs) and not is_nested
     values = list(batch) if one_value_per_input else list(_leaves(tuple(batch) if isinstance(batch, list) else batch))
     if len(values) != len(step.inputs):
         raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(values)} were given")

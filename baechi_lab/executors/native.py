@@ -60,11 +60,11 @@ def timed_steps(
         if status != "ok":
             break
         try:
-            returned, step_seconds = call(k)
+            output, step_seconds = call(k)
         except failures as error:
             status, message = failure(error)
             break
-        outputs.append(returned)
+        outputs.append(output)
         seconds.append(step_seconds)
     return NativeRun(name, np.array(seconds[warmup:], dtype=np.float64), tuple(outputs), status, message, info)
 

@@ -42,7 +42,7 @@ def allocations(kernels: Sequence[Kernel], devices: Sequence[str], offset: NDArr
 
 
 def replaced_variable_values(
-    memory: NDArray[np.float64], assigned: Sequence[tuple[int, float, int]]
+    memory: NDArray[np.float64], assignments: Sequence[tuple[int, float, int]]
 ) -> list[tuple[float, ...]]:
     """Returns rows like those of `memory` that free the old values of assigned variables.
 
@@ -51,7 +51,7 @@ def replaced_variable_values(
 
     Args:
         memory: rows of `allocations`.
-        assigned: (device, end of the assignment, bytes) of every assignment of a value that was computed on its device.
+        assignments: (device, end of the assignment, bytes) of every assignment of a value that was computed on its device.
 
     >>> memory = np.array([(0, 5.0, OUTPUTS, 64, 3), (0, 6.0, OUTPUTS, 64, 4), (0, 8.0, OUTPUTS, -64, 4)])
     >>> replaced_variable_values(memory, [(0, 9.0, 64), (0, 10.0, 32)])  # frees op 3's output, which is still live
@@ -65,7 +65,7 @@ def replaced_variable_values(
         elif category == OUTPUTS:
             same_size.remove(next(row for row in same_size if row[1] == op))
     rows: list[tuple[float, ...]] = []
-    for device, end, size in sorted(assigned, key=lambda row: row[1]):
+    for device, end, size in sorted(assignments, key=lambda row: row[1]):
         same_size = live_outputs.get((device, size), [])
         candidates = [i for i, (time, _) in enumerate(same_size) if time <= end]
         if candidates:
@@ -105,15 +105,15 @@ def _changes(records: Sequence[Any], kernel: Kernel) -> Iterator[tuple[float, in
 
     A record of negative bytes frees the first allocation of that size that is still there.
     """
-    freed = [(r.alloc_micros, -r.alloc_bytes) for r in records if r.alloc_bytes < 0]
+    releases = [(r.alloc_micros, -r.alloc_bytes) for r in records if r.alloc_bytes < 0]
     replaces = _WRITES.search(kernel.stats.timeline_label) is not None
     for record in records:
         time, size = record.alloc_micros, record.alloc_bytes
         if size <= 0:
             continue
-        match = next((f for f in freed if f[1] == size and f[0] >= time), None)
+        match = next((f for f in releases if f[1] == size and f[0] >= time), None)
         if match is not None:
-            freed.remove(match)
+            releases.remove(match)
         end = match[0] if match is not None else max(kernel.end_us, time) if replaces else None
         category = TEMPORARY if end is not None and end <= kernel.end_us else OUTPUTS
         yield time, category, size

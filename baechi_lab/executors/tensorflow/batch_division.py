@@ -117,26 +117,26 @@ class BatchDivision:
             if node.op == "AddN" and any(producer in backward for producer, _ in data_inputs(node)):
                 backward.add(node.name)
         update = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == UPDATE}
-        differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
+        differentiated_ops = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         scalar_outputs = {
             split(spec.name)[0] for spec in self.source.outputs if not spec.shape and "float" in spec.dtype
         }
         # Gradients that lead to the returned loss, as those of a gradient penalty, are forward ops. The lists that a loop
         # fills for its gradient lead to the loss as well, but do not follow from what is differentiated.
         leads_to_loss = ancestors(self.nodes, names, scalar_outputs)
-        leads_to_loss = ancestors(self.nodes, names, leads_to_loss & differentiated - backward - update)
-        follows = differentiated - backward
+        leads_to_loss = ancestors(self.nodes, names, leads_to_loss & differentiated_ops - backward - update)
+        follows = differentiated_ops - backward
         for name in names:
             if any(producer in follows for producer, _ in data_inputs(self.nodes[name])):
                 follows.add(name)
         backward -= ancestors(self.nodes, names, backward & leads_to_loss & follows)
         self.forward = dict.fromkeys(name for name in names if name not in backward | update)
         self.values = read_batch_values(
-            self.source_def, list(self.forward), axes, self.count, undivided=self.undivided_def
+            self.source_def, list(self.forward), axes, self.count, undivided_graph=self.undivided_def
         )
         share_with_gradients(self.values, [name for name in self.graph.names if name in backward])
-        self.trains = bool(differentiated)
-        loss = loss_of(self.values, list(self.forward), differentiated or scalar_outputs, scalar_outputs)
+        self.trains = bool(differentiated_ops)
+        loss = loss_of(self.values, list(self.forward), differentiated_ops or scalar_outputs, scalar_outputs)
         self.loss_terms = set(loss.terms)
         for name in reversed(self.forward):
             if name in self.loss_terms and self.nodes[name].op == "Identity":
@@ -265,18 +265,18 @@ class BatchDivision:
         for name in self.once:
             node = self.nodes[name]
             sources = list(data_inputs(node))
-            written = self.nodes[sources[-1][0]] if node.op == "AssignVariableOp" else node
-            reads = [self.nodes[source] for source, _ in data_inputs(written)]
-            adds_to_itself = written.op in _ADDING and any(
+            value_node = self.nodes[sources[-1][0]] if node.op == "AssignVariableOp" else node
+            reads = [self.nodes[source] for source, _ in data_inputs(value_node)]
+            adds_to_itself = value_node.op in _ADDING and any(
                 read.op == "ReadVariableOp" and read.input[0] == node.input[0] for read in reads
             )
             adds = node.op.startswith("AssignAdd") or adds_to_itself
-            added = [self.values.constant(tensor) for tensor in data_inputs(written)] if adds else []
+            addends = [self.values.constant(tensor) for tensor in data_inputs(value_node)] if adds else []
             if self.undivided_def is not None:
                 reads_size = isinstance(self.values.of_batch_size((name, 0)), Total)
             else:
                 reads_size = any(
-                    a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in added
+                    a is not None and a.size == 1 and a.item() > 1 and a.item() in entries for a in addends
                 ) or self.values.counts_samples(node, axes)
             if reads_size or any(source in counts for source, _ in sources):
                 counts.add(name)

@@ -104,7 +104,7 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
     same_stream = zip(
         *(c.cooled for c in calibrations), strict=True
     )  # the rows of all calibrations for one of `STREAMS`
-    cooled = tuple(
+    cooling_rows = tuple(
         (mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in same_stream
     )
     return Calibration(
@@ -114,7 +114,7 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
         receive=link(lambda c: c.receive),
         wire=link(lambda c: c.wire),
         busy_share=min(c.busy_share for c in calibrations),
-        cooled=cooled,
+        cooled=cooling_rows,
         overlap=link(lambda c: c.overlap),
     )
 
@@ -155,11 +155,13 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
                 break
         messages = np.array([_message(cost, size) for size in SIZES])
         warm_us = messages[0, 0] + messages[0, 1]  # of both ends of a message with no kernel in between
-        cooled = [(0.0, 0.0)]
+        cooling_rows = [(0.0, 0.0)]
         for stream in STREAMS:
             staying, moving = (cost(hop_step(MANY, SIZES[0], crosses, stream), 2) for crosses in (False, True))
             extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
-            cooled.append((float(max(moving.product_us, cooled[-1][0])), float(max(extra_us, cooled[-1][1]))))
+            cooling_rows.append(
+                (float(max(moving.product_us, cooling_rows[-1][0])), float(max(extra_us, cooling_rows[-1][1])))
+            )
     ops = RUNGS * (WIDTH + 1)
     ops_us, ops_cpu = ladder.wall_us - bare_ladder.wall_us, ladder.cpu_us[0] - bare_ladder.cpu_us[0]
     op_us = (max(ops_us, 0.0) - (ladder.kernels_us - bare_ladder.kernels_us)) / ops
@@ -171,7 +173,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     wire, overlap = (Link(*(max(sign * term, 0.0) for term in remainder)) for sign in (1.0, -1.0))
     busy_share = min(1.0, max(ops_cpu, 0.0) / ops_us) if ops_us > 0.0 else 0.0
     step_us = max(empty_step.wall_us - empty_step.kernels_us, 0.0)
-    return Calibration(op_us, step_us, send, receive, wire, busy_share, tuple(cooled), overlap)
+    return Calibration(op_us, step_us, send, receive, wire, busy_share, tuple(cooling_rows), overlap)
 
 
 def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:

@@ -28,14 +28,14 @@ def clock_offsets(messages: Iterable[tuple[int, int, float, float]], tasks: int)
         if source != target:
             smallest[source, target] = min(smallest.get((source, target), inf), end - start)
     offsets = [0.0] * tasks
-    reached, queue = {0}, deque([0])
+    reached_tasks, queue = {0}, deque([0])
     while queue:
         origin = queue.popleft()
         for task in range(tasks):
             forth_us, back_us = smallest.get((origin, task), inf), smallest.get((task, origin), inf)
-            if task not in reached and (forth_us < inf or back_us < inf):
+            if task not in reached_tasks and (forth_us < inf or back_us < inf):
                 offsets[task] = offsets[origin] + _in_window(-back_us, forth_us)
-                reached.add(task)
+                reached_tasks.add(task)
                 queue.append(task)
     return offsets
 

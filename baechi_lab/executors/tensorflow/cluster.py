@@ -140,8 +140,8 @@ class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
 
     def ended_worker(self) -> str | None:
         """Returns a sentence that names the first worker that has ended; None while all run."""
-        ended = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
-        return None if ended is None else f"worker {ended} of the cluster ({self.addresses[ended]}) has ended"
+        worker = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
+        return None if worker is None else f"worker {worker} of the cluster ({self.addresses[worker]}) has ended"
 
     def require_alive(self) -> None:
         """Raises `ExecutionError` that names the first worker that has ended, if any."""

@@ -103,23 +103,23 @@ def cpu_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
-    """Selects the devices for a placement over `needed` indices.
+def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], device_count: int) -> Selection:
+    """Selects the devices for a placement over `device_count` indices.
 
     `names` has (device name, memory bytes) of a cluster. None means the attached devices: GPUs if there are any (split if
     there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`, `threads`, `workers`,
     `secret`.
     """
     if options.get("workers"):
-        return _select_tasks(names, options, needed)
+        return _select_tasks(names, options, device_count)
     gpus = gpu_memory() if options.get("kind") != "cpu" else []
     if options.get("kind") == "gpu" and not gpus:
         raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
     if names is None:
-        attached = attached_names(gpus, needed, options.get("virtual"), options.get("memory_limit"))
-        selection = _select_local(attached, gpus)
-        if attached and "/" in attached[0][0]:
-            selection.notes.append(f"{len(gpus)} GPU(s) split into {len(attached)} parts")
+        attached_devices = attached_names(gpus, device_count, options.get("virtual"), options.get("memory_limit"))
+        selection = _select_local(attached_devices, gpus)
+        if attached_devices and "/" in attached_devices[0][0]:
+            selection.notes.append(f"{len(gpus)} GPU(s) split into {len(attached_devices)} parts")
     else:
         selection = _select_local(list(names), gpus)
     selection.threads = options.get("threads")
@@ -127,13 +127,13 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
 
 
 def attached_names(
-    gpus: Sequence[int], needed: int | None, virtual: int | None, limit: int | None
+    gpus: Sequence[int], device_count: int | None, virtual: int | None, limit: int | None
 ) -> list[tuple[str, int]]:
     """Returns (name, memory bytes) of the attached devices: whole GPUs, parts of GPUs, or logical CPU devices."""
     if not gpus:
-        count = virtual or needed or cores()
+        count = virtual or device_count or cores()
         return [(f"cpu:{i}", limit or cpu_memory() // count) for i in range(count)]
-    count = virtual or needed or len(gpus)
+    count = virtual or device_count or len(gpus)
     if limit is None and virtual is None and count <= len(gpus):
         return [(f"gpu:{i}", gpus[i]) for i in range(count)]
     each = math.ceil(count / len(gpus))
@@ -193,15 +193,15 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
     return Selection(devices, cpus, gpu_parts, soft=bool(gpu_parts))
 
 
-def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
+def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], device_count: int) -> Selection:
     workers = tuple(options["workers"])
     if options.get("secret"):
         go_through(options["secret"])
     device_names = [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
     if names:
         device_names = [name for name, _ in names]
-    if needed > len(device_names):
-        raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(device_names)}")
+    if device_count > len(device_names):
+        raise ExecutionError(f"the placement uses {device_count} devices; the cluster has {len(device_names)}")
     devices, soft = [], False
     for name in device_names:
         match = _TASK.fullmatch(name)

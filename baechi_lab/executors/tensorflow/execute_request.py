@@ -86,20 +86,20 @@ def _run_steps(
         },
     )
     traces: list[tuple[Trace, dict[str, Any]]] = []
-    warmup, traced, steps = header["warmup"], header["traced"], header["steps"]
-    for index in range(warmup + traced + steps):
+    warmup, traced_steps, steps = header["warmup"], header["traced"], header["steps"]
+    for index in range(warmup + traced_steps + steps):
         batch = inputs[index % len(inputs)]
-        phase = "warmup" if index < warmup else "traced" if index < warmup + traced else "measured"
+        phase = "warmup" if index < warmup else "traced" if index < warmup + traced_steps else "measured"
         if phase == "traced":
             (outputs, metadata), seconds = time_call(partial(session.trace, batch))
             nodes = parse_graph(placed_graph.graph_def).node
             differences = {"moved": moved_ops(metadata, nodes), "replaced": replaced_ops(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), differences))
         else:
-            call_step = session.run_and_record_partition if traced and index == 0 else session.call
+            call_step = session.run_and_record_partition if traced_steps and index == 0 else session.call
             outputs, seconds = time_call(partial(call_step, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
-        if len(traces) == traced > 0 and phase == "traced":
+        if len(traces) == traced_steps > 0 and phase == "traced":
             spans = [trace.span_us for trace, _ in traces]
             trace, differences = traces[spans.index(statistics.median_low(spans))]
             send("timeline", differences, trace.arrays())

@@ -84,7 +84,12 @@ def execute(
         raise InvalidInput(
             f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
         )
-    local, workers, traced, inputs = None, options.get("workers", ()), options.get("traced", 3), options.get("inputs")
+    local, workers, traced_steps, inputs = (
+        None,
+        options.get("workers", ()),
+        options.get("traced", 3),
+        options.get("inputs"),
+    )
     if not (cluster is None or isinstance(cluster, Cluster)):
         cluster.require_alive()
         local, workers, cluster = cluster, cluster.addresses, cluster.cluster
@@ -109,7 +114,7 @@ def execute(
         pipeline_step = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
         inputs = whole_batches(step, pipeline_step.micro_batches, inputs)
         step, placement, graph = pipeline_step.step, pipeline_step.placement, pipeline_step.graph
-    for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
+    for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced_steps)):
         check_whole(name, value, low=0)
     step, graph, op_placement = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
@@ -119,21 +124,21 @@ def execute(
         "devices": None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices],
         "steps": int(steps),
         "warmup": int(warmup),
-        "traced": int(traced),
+        "traced": int(traced_steps),
         "options": device_choice,
         "return_variables": options.get("return_variables", False),
     }
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (op_placement.device, *step_arrays(step), *fed))
-    collected = _WorkerMessages()
+    messages = _WorkerMessages()
     peers = Peers(device_choice["workers"], secret=device_choice["secret"], local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
-    count, disable = warmup + traced + steps, None if options.get("progress", True) else True
+    count, disable = warmup + traced_steps + steps, None if options.get("progress", True) else True
     with tqdm(total=count, desc="execute", unit="step", leave=False, disable=disable) as bar:
         exchange = partial(
             _collect_answers,
             request=request,
-            collected=collected,
+            messages=messages,
             timeout=timeout,
             cancel=cancel,
             advance_bar=bar.update,
@@ -141,7 +146,7 @@ def execute(
             peers=peers,
         )
         status, message = _answer_of_worker(options.get("worker"), exchange, peers, local, uses_peers=bool(workers))
-    run = _run(step, graph, op_placement, cluster, collected, status, message)
+    run = _run(step, graph, op_placement, cluster, messages, status, message)
     return run if pipeline_step is None else pipeline_step.with_pipeline_info(run)
 
 
@@ -181,14 +186,14 @@ def _answer_of_worker(
 def _collect_answers(
     worker: Worker,
     request: Message,
-    collected: _WorkerMessages,
+    messages: _WorkerMessages,
     timeout: float | None,
     cancel: threading.Event | None,
     advance_bar: Callable[[], object],
     on_step: Callable[[StepResult], None] | None,
     peers: Peers,
 ) -> tuple[str, str]:
-    """Stores the worker's messages in `collected`. Returns status and message of the run.
+    """Stores the worker's messages in `messages`. Returns status and message of the run.
 
     Raises `ExecutionError` for a refusal or a failure before the first step.
     """
@@ -201,29 +206,29 @@ def _collect_answers(
                     if ended_server is not None:
                         return "died", ended_server
                     status, text = message.header["status"], message.header["message"]
-                    if status == "refused" or (status == "error" and not collected.steps):
+                    if status == "refused" or (status == "error" and not messages.steps):
                         raise ExecutionError(text)
                     return ("died" if status == "error" else status), text
                 header = message.header
                 if message.kind == "ready":
-                    collected.devices, collected.memory_bytes = header["devices"], header["memory_bytes"]
-                    collected.moved_ops, collected.notes = header["moved"], header["notes"]
+                    messages.devices, messages.memory_bytes = header["devices"], header["memory_bytes"]
+                    messages.moved_ops, messages.notes = header["moved"], header["notes"]
                 elif message.kind == "step":
                     outputs = tuple(a[()] if a.ndim == 0 else a for a in message.arrays)
-                    collected.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
+                    messages.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
                 elif message.kind == "timeline":
-                    collected.moved_ops = sorted({*collected.moved_ops, *header["moved"]})
-                    collected.replaced = header["replaced"]
-                    collected.trace = Trace(*message.arrays)
+                    messages.moved_ops = sorted({*messages.moved_ops, *header["moved"]})
+                    messages.replaced = header["replaced"]
+                    messages.trace = Trace(*message.arrays)
                 elif message.kind == "variables":
-                    collected.variables = message.arrays
+                    messages.variables = message.arrays
                 if message.kind == "step":
                     advance_bar()
                     if on_step is not None:
-                        on_step(collected.steps[-1])
+                        on_step(messages.steps[-1])
     except WorkerEnded as ended:
         return ended.status, ended.message
-    return "ok", "; ".join(collected.notes)
+    return "ok", "; ".join(messages.notes)
 
 
 def _run(
@@ -231,46 +236,46 @@ def _run(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster | None,
-    collected: _WorkerMessages,
+    messages: _WorkerMessages,
     status: str,
     message: str,
 ) -> Run:
     """Makes the Run from the worker's messages."""
-    if collected.moved_ops:
-        examples = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
-        moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {examples}"
+    if messages.moved_ops:
+        examples = ", ".join(messages.moved_ops[:3]) + (", ..." if len(messages.moved_ops) > 3 else "")
+        moved_message = f"{len(messages.moved_ops)} ops ran elsewhere than placed: {examples}"
         message = f"{message}; {moved_message}" if message else moved_message
-    measured_seconds = [s.seconds for s in collected.steps if s.phase == "measured"]
+    measured_seconds = [s.seconds for s in messages.steps if s.phase == "measured"]
     info: dict[str, Any] = {
-        "devices": tuple(collected.devices),
-        "warmup_seconds": [s.seconds for s in collected.steps if s.phase == "warmup"],
-        "traced_seconds": [s.seconds for s in collected.steps if s.phase == "traced"],
-        "replaced": collected.replaced,
+        "devices": tuple(messages.devices),
+        "warmup_seconds": [s.seconds for s in messages.steps if s.phase == "warmup"],
+        "traced_seconds": [s.seconds for s in messages.steps if s.phase == "traced"],
+        "replaced": messages.replaced,
     }
-    if collected.variables:
-        info["variables"] = {spec.name: value for spec, value in zip(step.variables, collected.variables, strict=True)}
+    if messages.variables:
+        info["variables"] = {spec.name: value for spec, value in zip(step.variables, messages.variables, strict=True)}
     return Run(
-        timeline=_timeline(step, graph, placement, cluster, collected),
+        timeline=_timeline(step, graph, placement, cluster, messages),
         step_seconds=np.array(measured_seconds, dtype=np.float64),
-        outputs=tuple(s.outputs for s in collected.steps),
+        outputs=tuple(s.outputs for s in messages.steps),
         status=status,
         message=message,
-        moved_ops=tuple(collected.moved_ops),
+        moved_ops=tuple(messages.moved_ops),
         info=info,
     )
 
 
 def _timeline(
-    step: Step, graph: OpGraph, placement: Placement, cluster: Cluster | None, collected: _WorkerMessages
+    step: Step, graph: OpGraph, placement: Placement, cluster: Cluster | None, messages: _WorkerMessages
 ) -> Timeline | None:
-    if collected.trace is None:
+    if messages.trace is None:
         return None
-    names, memory = list(collected.devices), list(collected.memory_bytes)
+    names, memory = list(messages.devices), list(messages.memory_bytes)
     if cluster is not None:
         names[: cluster.n] = cluster.names
         memory[: cluster.n] = cluster.memory_bytes.tolist()
     extra = [
-        d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(collected.trace.device == d)
+        d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(messages.trace.device == d)
     ]
     last = max([*extra, int(placement.device.max(initial=0)), (cluster.n if cluster is not None else 1) - 1])
     at = graph.index
@@ -279,7 +284,7 @@ def _timeline(
         for spec, value in zip(step.variables, step.initial_values, strict=True)
         if spec.name in at
     ]
-    has_copies = any("/job:worker" in d for d in collected.devices)
+    has_copies = any("/job:worker" in d for d in messages.devices)
     return to_timeline(
-        collected.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, has_copies
+        messages.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, has_copies
     )

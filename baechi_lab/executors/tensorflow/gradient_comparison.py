@@ -72,11 +72,11 @@ def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: o
         return split_batch(step, count, inputs)
     generator, arrays = np.random.default_rng(0), []
     for _ in range(count):
-        drawn: dict[int, NDArray[np.int64]] = {}  # inputs of one length have the same samples
+        samples_of_length: dict[int, NDArray[np.int64]] = {}  # inputs of one length have the same samples
         for axis, value in zip(axes, step.example_inputs, strict=True):
             if axis is not None and value.size:
                 length = value.shape[axis]
-                samples = drawn.setdefault(length, np.asarray(generator.integers(0, length, length)))
+                samples = samples_of_length.setdefault(length, np.asarray(generator.integers(0, length, length)))
                 value = np.take(value, samples, axis)
                 if np.issubdtype(value.dtype, np.floating):
                     factors = generator.uniform(0.5, 1.0, value.shape).astype(value.dtype)
@@ -104,19 +104,19 @@ def largest_difference(
     """
     undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided_step, unrolled_step))
     nodes = [{node.name: node for node in graph.node} for graph in (undivided_graph, unrolled_graph)]
-    compared = [
+    compared_reads = [
         (read, undivided_name, unrolled_name)
         for read in reads
         if (undivided_name := _tensor_name(nodes[0], read)) and (unrolled_name := _tensor_name(nodes[1], read))
     ]
-    names = [(undivided_name, unrolled_name) for _, undivided_name, unrolled_name in compared]
+    names = [(undivided_name, unrolled_name) for _, undivided_name, unrolled_name in compared_reads]
     values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
     if values is None:
         return None
-    expected, computed, tolerance = values
+    undivided_values, unrolled_values, tolerance = values
     pairs = [
         (a.sum(0), b.sum(0)) if read.rows else (a, b)
-        for (read, _, _), a, b in zip(compared, expected, computed, strict=True)
+        for (read, _, _), a, b in zip(compared_reads, undivided_values, unrolled_values, strict=True)
     ]
     norms = [float(np.linalg.norm(a)) for a, _ in pairs]
     if not np.all(np.isfinite(norms)) or any(a.shape != b.shape for a, b in pairs):
@@ -125,8 +125,8 @@ def largest_difference(
     differences = [float(np.linalg.norm(a - b)) / max(norm, least) for (a, b), norm in zip(pairs, norms, strict=True)]
     worst = int(np.argmax(differences))
     if differences[worst] <= tolerance:
-        return ("", 0.0) if len(compared) == len(reads) and max(norms) > 0 else None
-    return compared[worst][0].op, differences[worst]
+        return ("", 0.0) if len(compared_reads) == len(reads) and max(norms) > 0 else None
+    return compared_reads[worst][0].op, differences[worst]
 
 
 def output_differences(
@@ -148,10 +148,10 @@ def output_differences(
     values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
     if values is None:
         return {}
-    expected, computed, tolerance = values
+    undivided_values, unrolled_values, tolerance = values
     differences = {
         k: abs(float(a) - float(b)) / max(abs(float(a)), NEGLIGIBLE)
-        for k, a, b in zip(positions, expected, computed, strict=True)
+        for k, a, b in zip(positions, undivided_values, unrolled_values, strict=True)
         if a.shape == b.shape == () and np.isfinite(a)
     }
     return {k: difference for k, difference in differences.items() if not difference <= tolerance}
@@ -183,12 +183,12 @@ def _values_of_both(
     batch = tuple(
         arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
     )
-    expected = _compute_tensors(undivided_step, undivided_graph, [name for name, _ in names], batch)
-    computed = _compute_tensors(unrolled_step, unrolled_graph, [name for _, name in names], arrays)
-    if expected is None or computed is None:
+    undivided_values = _compute_tensors(undivided_step, undivided_graph, [name for name, _ in names], batch)
+    unrolled_values = _compute_tensors(unrolled_step, unrolled_graph, [name for _, name in names], arrays)
+    if undivided_values is None or unrolled_values is None:
         return None
     halves = any(map(_is_half, unrolled_graph.node))
-    return expected, computed, HALF_GRADIENT_TOLERANCE if halves else GRADIENT_TOLERANCE
+    return undivided_values, unrolled_values, HALF_GRADIENT_TOLERANCE if halves else GRADIENT_TOLERANCE
 
 
 def _tensor_name(nodes: Mapping[str, NodeDef], read: GradientRead) -> str:
@@ -213,16 +213,20 @@ def _compute_tensors(
     """Returns the values of tensors of a step that has `graph` instead of its own; None if no CPU can compute them."""
     import tensorflow as tf
 
-    fetched = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))
-    changed = replace(step, graph_def=graph.SerializeToString(), outputs=fetched, output_names=(), updates=())
+    fetch_specs = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))
+    step_with_fetches = replace(
+        step, graph_def=graph.SerializeToString(), outputs=fetch_specs, output_names=(), updates=()
+    )
     config = session_config(1)
     config.device_count["GPU"] = 0
     config.intra_op_parallelism_threads = 0
     try:
-        session = PlacedSession(place_graph(changed, {node.name: "/device:CPU:0" for node in graph.node}), config)
+        session = PlacedSession(
+            place_graph(step_with_fetches, {node.name: "/device:CPU:0" for node in graph.node}), config
+        )
         try:
             session.start(step.initial_values)
-            values = dict(zip((spec.name for spec in fetched), session.call(inputs), strict=True))
+            values = dict(zip((spec.name for spec in fetch_specs), session.call(inputs), strict=True))
         finally:
             session.close()
     except (tf.errors.OpError, ValueError, ExecutionError):

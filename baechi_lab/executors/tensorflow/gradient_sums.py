@@ -33,10 +33,10 @@ Tensor = tuple[str, int]
 def rows_tensors(
     nodes: Mapping[str, NodeDef],
     once: Iterable[str],
-    repeated: set[str],
+    repeated_ops: set[str],
     functions: Mapping[str, FunctionDef] | None = None,
 ) -> set[Tensor]:
-    """Returns the tensors (op, output) of `repeated` ops that are rows, or indices of rows.
+    """Returns the tensors (op, output) of `repeated_ops` ops that are rows, or indices of rows.
 
     `once`: the ops that run once per step. `functions`: the bodies of conditionals and loops, by name.
     """
@@ -46,10 +46,10 @@ def rows_tensors(
         inputs = _row_inputs(node, bodies)
         labels = argument_names(node)
         indices = [t for t, label in zip(data_inputs(node), labels, strict=False) if label == "indices"]
-        if indices and not any(name in repeated for name, _ in _row_sources(indices, once_ops)):
+        if indices and not any(name in repeated_ops for name, _ in _row_sources(indices, once_ops)):
             continue  # all micro-batches have the same indices, so what they scatter is added up
         rows |= _row_sources(inputs, once_ops)
-    return {tensor for tensor in rows if tensor[0] in repeated}
+    return {tensor for tensor in rows if tensor[0] in repeated_ops}
 
 
 def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:
@@ -71,11 +71,11 @@ def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Ten
     return row_tensors
 
 
-def _row_sources(unvisited: list[Tensor], nodes: Mapping[str, NodeDef]) -> set[Tensor]:
-    """Returns `unvisited` and all tensors from which element-wise and joining ops among `nodes` compute them."""
+def _row_sources(stack: list[Tensor], nodes: Mapping[str, NodeDef]) -> set[Tensor]:
+    """Returns `stack` and all tensors from which element-wise and joining ops among `nodes` compute them."""
     row_sources: set[Tensor] = set()
-    while unvisited:
-        tensor = unvisited.pop()
+    while stack:
+        tensor = stack.pop()
         if tensor in row_sources:
             continue
         row_sources.add(tensor)
@@ -86,7 +86,7 @@ def _row_sources(unvisited: list[Tensor], nodes: Mapping[str, NodeDef]) -> set[T
                 sources = [sources[tensor[1]]]
             elif producer.op == "ConcatV2":
                 sources.pop()  # the axis
-            unvisited += sources
+            stack += sources
     return row_sources
 
 
@@ -132,21 +132,21 @@ class Sums:
         rows: set[Tensor],
         divisor: int,
         is_averaged: Callable[[Tensor], bool],
-        named: Callable[[str, int, int], str | None],
+        name_of_sum: Callable[[str, int, int], str | None],
         logical: Callable[[str], str | None],
         prefix: str,
     ) -> None:
-        self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, named, prefix
+        self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, name_of_sum, prefix
         self.is_averaged, self.logical = is_averaged, logical
         self._sum_names: dict[tuple[Tensor, str], str] = {}
         self._mean_names: dict[tuple[Tensor, str], str] = {}
 
-    def of(self, tensor: Tensor, dtype: int, addends: list[str], *, averaged: bool | None = None) -> str:
-        """Returns the name of the sum of `addends`, one per micro-batch. `averaged` overrides `is_averaged`."""
-        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(addends)), ""), "", averaged)
+    def of(self, tensor: Tensor, dtype: int, addends: list[str], *, is_mean: bool | None = None) -> str:
+        """Returns the name of the sum of `addends`, one per micro-batch. `is_mean` overrides `is_averaged`."""
+        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(addends)), ""), "", is_mean)
 
     def chain(
-        self, tensor: Tensor, dtype: int, addends: Sequence[tuple[int, str]], suffix: str, *, named: bool = True
+        self, tensor: Tensor, dtype: int, addends: Sequence[tuple[int, str]], suffix: str, *, with_name: bool = True
     ) -> str:
         """Returns the sum of `addends` (micro-batch, name), or the rows of all; `suffix` distinguishes sums of a tensor."""
         if (tensor, suffix) not in self._sum_names:
@@ -161,7 +161,7 @@ class Sums:
                 )
             total = addends[0][1]
             for k, addend in addends[1:]:
-                name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
+                name = (with_name and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
                 if tensor in self.rows:
                     axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
                     total = add_node(self.graph, "ConcatV2", name, [total, addend, axis], T=dtype)
@@ -174,14 +174,14 @@ class Sums:
             self._sum_names[tensor, suffix] = total
         return self._sum_names[tensor, suffix]
 
-    def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str, averaged: bool | None = None) -> str:
+    def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str, is_mean: bool | None = None) -> str:
         """Returns `total` divided by `divisor`, if the tensor is averaged; `suffix` as in `chain`."""
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
-        if self.divisor == 1 or not (kind.is_floating or kind.is_complex) or averaged is False:
+        if self.divisor == 1 or not (kind.is_floating or kind.is_complex) or is_mean is False:
             return total
-        if averaged is None and not self.is_averaged(tensor):
+        if is_mean is None and not self.is_averaged(tensor):
             return total
         if (tensor, suffix) not in self._mean_names:
             base = self._base(tensor)

@@ -134,9 +134,9 @@ def measure_links(
     options = device_options(workers=addresses, secret=secret)
     round_trips = _measure(names, pairs, options, sizes, repeats, PROBE_BYTES, timeout, progress, cluster)
     links, probes = [], []
-    for (a, b), (seconds, probed) in zip(pairs, round_trips, strict=True):
+    for (a, b), (seconds, waits) in zip(pairs, round_trips, strict=True):
         links.append(_fit(names[a][0], names[b][0], sizes, seconds))
-        probes.append(Probe(names[a][0], names[b][0], *waiting_shares(probed)))
+        probes.append(Probe(names[a][0], names[b][0], *waiting_shares(waits)))
     table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]
     for (a, b), fit in zip(pairs, links, strict=True):
         table[a][b] = fit.link
@@ -229,8 +229,8 @@ def _measure(
     measurements: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
     local = cluster if isinstance(cluster, LocalCluster) else None
-    watched = Peers(options["workers"], secret=options["secret"], local=local)
-    with watched as peers, bar, Worker(network=None if local is None else local.network) as worker:
+    peer_context = Peers(options["workers"], secret=options["secret"], local=local)
+    with peer_context as peers, bar, Worker(network=None if local is None else local.network) as worker:
         try:
             exchange = worker.exchange(
                 Message("links", header), {"done", "failed"}, timeout, find_lost_peer=peers.ended_server

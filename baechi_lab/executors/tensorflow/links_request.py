@@ -60,9 +60,12 @@ def serve(request: Message, send: Send) -> None:
                     # Half of the fastest: a disturbance delays a message and never speeds it up.
                     half = durations[0].min() / 2
                     seconds = np.maximum(durations[1:] - half, half)
-                probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
-                flat = _in_turns([partial(timer.probe, kind, size) for size in probed for kind in KINDS], repeats)
-                arrays = seconds, flat.reshape(len(probed), len(KINDS), -1) if probed else np.zeros((2, len(KINDS), 0))
+                probe_sizes = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
+                flat = _in_turns([partial(timer.probe, kind, size) for size in probe_sizes for kind in KINDS], repeats)
+                arrays = (
+                    seconds,
+                    flat.reshape(len(probe_sizes), len(KINDS), -1) if probe_sizes else np.zeros((2, len(KINDS), 0)),
+                )
         except (tf.errors.OpError, ValueError) as error:
             raise ExecutionError(f"cannot move tensors from {places[0]} to {places[1]}: {first_line(error)}") from error
         send("link", {"pair": [a, b]}, arrays)

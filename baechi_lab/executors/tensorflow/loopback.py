@@ -99,6 +99,6 @@ def _connections(port: int) -> Iterator[tuple[str, str]]:
 def is_local(address: str) -> bool:
     """Whether an address in the format of /proc/net/tcp (32-bit words in the machine's byte order) is a loopback address."""
     words = [int(address[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(address), 8)]
-    parsed = ipaddress.ip_address(b"".join(words))
-    ipv4_address = getattr(parsed, "ipv4_mapped", None)
-    return (ipv4_address or parsed).is_loopback
+    ip_address = ipaddress.ip_address(b"".join(words))
+    ipv4_address = getattr(ip_address, "ipv4_mapped", None)
+    return (ipv4_address or ip_address).is_loopback

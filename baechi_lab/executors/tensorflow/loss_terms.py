@@ -29,15 +29,15 @@ class Loss:
     unclear: Mapping[str, str]
 
 
-def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str], returned: set[str]) -> Loss:
+def loss_of(values: BatchValues, forward: Sequence[str], differentiated_ops: set[str], returned_ops: set[str]) -> Loss:
     """Returns the loss: outputs of the step after the last ops that have backward ops, else those ops.
 
     Args:
         values, forward: of `read_batch_values`.
-        differentiated: the forward ops that have backward ops.
-        returned: the ops that compute the scalars that the step returns.
+        differentiated_ops: the forward ops that have backward ops.
+        returned_ops: the ops that compute the scalars that the step returns.
     """
-    leads_to_loss, read = set(differentiated), set[str]()
+    leads_to_loss, read = set(differentiated_ops), set[str]()
     for name in reversed(forward):
         if name in leads_to_loss:
             sources = {producer for producer, _ in data_inputs(values.nodes[name])}
@@ -51,7 +51,7 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
         for name in forward:
             if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):
                 behind.add(name)
-        results = {name: of_op.get(name) for name in forward if name in behind & returned}
+        results = {name: of_op.get(name) for name in forward if name in behind & returned_ops}
         alike = len({value.power for value in results.values() if value is not None}) == 1
         terms.update(results if alike else {end: of_op[end]})
     leads_to_loss = ancestors(values.nodes, forward, leads_to_loss | set(terms))

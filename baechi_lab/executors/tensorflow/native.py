@@ -55,8 +55,8 @@ def native_runners(
         return {KERAS: partial(_run_keras, source, batches, kind)}
     import tensorflow as tf
 
-    compiled = hasattr(source.function, "get_concrete_function") or hasattr(source.function, "captured_inputs")
-    tf_function: Any = source.function if compiled else tf.function(source.function)
+    is_compiled = hasattr(source.function, "get_concrete_function") or hasattr(source.function, "captured_inputs")
+    tf_function: Any = source.function if is_compiled else tf.function(source.function)
     return {FUNCTION: partial(_run_function, tf_function, source, batches, kind)}
 
 
@@ -66,8 +66,8 @@ def nested_inputs(source: Source, batch: Sequence[object]) -> tuple[object, ...]
 
     arrays = iter(batch)
     flat = tf.nest.flatten(source.example_inputs, expand_composites=True)
-    filled = [tf.constant(next(arrays), dtype=x.dtype) if tf.is_tensor(x) else x for x in flat]
-    return tuple(tf.nest.pack_sequence_as(source.example_inputs, filled, expand_composites=True))
+    arrays_and_values = [tf.constant(next(arrays), dtype=x.dtype) if tf.is_tensor(x) else x for x in flat]
+    return tuple(tf.nest.pack_sequence_as(source.example_inputs, arrays_and_values, expand_composites=True))
 
 
 def _run_function(

@@ -48,20 +48,20 @@ def state_ops(graph: OpGraph, kind: str = STATE) -> dict[str, int]:
 def returned_state_tensors(graph: OpGraph) -> dict[int, list[int]]:
     """Returns the tensors that carry offloaded state back to the host, by the op that uses the state."""
     returned_tensors: dict[int, list[int]] = {}
-    stored = state_ops(graph, STORED)
+    store_ops = state_ops(graph, STORED)
     for name, op in state_ops(graph).items():
-        for reader in graph.tensor_consumers(int(graph.output_ptr[op])).tolist() if name in stored else ():
-            returned_tensors.setdefault(reader, []).append(sent_tensor(graph, stored[name]))
+        for reader in graph.tensor_consumers(int(graph.output_ptr[op])).tolist() if name in store_ops else ():
+            returned_tensors.setdefault(reader, []).append(sent_tensor(graph, store_ops[name]))
     return returned_tensors
 
 
 def with_state_on_hosts(graph: OpGraph, placement: Placement) -> Placement:
     """Returns the placement with every offloaded variable on its host."""
-    lent = state_ops(graph)
-    if not lent:
+    load_ops = state_ops(graph)
+    if not load_ops:
         return placement
     device = placement.device.copy()
-    device[[graph.index[name] for name in lent]] = device[list(lent.values())]
+    device[[graph.index[name] for name in load_ops]] = device[list(load_ops.values())]
     return placement.replace(device=device)
 
 
@@ -84,13 +84,13 @@ def lend_state(definition: GraphDef, graph: OpGraph, waits: dict[int, list[str]]
     for node in definition.node:
         for name in {name for name, output in data_inputs(node) if output == 0}:
             readers.setdefault(name, []).append(node)
-    stored, roots = state_ops(graph, STORED), list[str]()
+    store_ops, roots = state_ops(graph, STORED), list[str]()
     for name, op in state_ops(graph).items():
-        if name not in nodes or nodes[name].op != "VarHandleOp" or name not in stored:
+        if name not in nodes or nodes[name].op != "VarHandleOp" or name not in store_ops:
             raise InvalidInput(
                 f"op {name!r} of graph {graph.name!r} is no variable of the step; it has no state to lend"
             )
-        store_op = stored[name]
+        store_op = store_ops[name]
         ends_of_loan = (graph.names[op], waits[op]), (graph.names[store_op], waits[store_op])
         roots += _lend_variable(definition, nodes[name], readers.get(name, []), *ends_of_loan)
     return tuple(roots)
@@ -101,7 +101,7 @@ def _lend_variable(
     variable: NodeDef,
     readers: list[NodeDef],
     state: tuple[str, list[str]],
-    stored: tuple[str, list[str]],
+    store_op: tuple[str, list[str]],
 ) -> tuple[str, str]:
     """Redirects the readers of one variable. Returns the ops that write it back and destroy the temporary variable."""
     kind = variable.attr["dtype"].type
@@ -116,16 +116,18 @@ def _lend_variable(
     device_variable = add("VarHandleOp", f"{state[0]}{DEVICE_VARIABLE}", [])
     definition.node[-1].attr["shape"].CopyFrom(variable.attr["shape"])
     definition.node[-1].attr["shared_name"].s = device_variable.encode()
-    lent = add("ReadVariableOp", state[0], [variable.name, *state[1]])
-    assigned = add("AssignVariableOp", f"{state[0]}{DEVICE_ASSIGN}", [device_variable, lent])
+    host_value = add("ReadVariableOp", state[0], [variable.name, *state[1]])
+    assign_op = add("AssignVariableOp", f"{state[0]}{DEVICE_ASSIGN}", [device_variable, host_value])
     for node in readers:
         references = [
             device_variable if reference in (variable.name, f"{variable.name}:0") else reference
             for reference in node.input
         ]
         del node.input[:]
-        node.input.extend([*references, join(assigned, -1)])
-    ended = [join(node.name, -1) for node in readers]
-    current_value = add("ReadVariableOp", f"{stored[0]}{DEVICE_READ}", [device_variable, *stored[1], *ended])
-    destroyed = add("DestroyResourceOp", f"{stored[0]}{DEVICE_DESTROY}", [device_variable, join(current_value, -1)])
-    return add("AssignVariableOp", stored[0], [variable.name, current_value]), destroyed
+        node.input.extend([*references, join(assign_op, -1)])
+    ended_readers = [join(node.name, -1) for node in readers]
+    current_value = add(
+        "ReadVariableOp", f"{store_op[0]}{DEVICE_READ}", [device_variable, *store_op[1], *ended_readers]
+    )
+    destroy_op = add("DestroyResourceOp", f"{store_op[0]}{DEVICE_DESTROY}", [device_variable, join(current_value, -1)])
+    return add("AssignVariableOp", store_op[0], [variable.name, current_value]), destroy_op

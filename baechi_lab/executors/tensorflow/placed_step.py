@@ -134,16 +134,16 @@ class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
         """Sets the variables from a file that `save` wrote, or from a mapping like `variables`."""
         names = [node_of(spec.name) for spec in self.step.variables]
         if not isinstance(values, Mapping):
-            with np.load(values, allow_pickle=False) as stored:
-                values = {name: stored[f"variable_{i}"] for i, name in enumerate(names) if f"variable_{i}" in stored}
+            with np.load(values, allow_pickle=False) as archive:
+                values = {name: archive[f"variable_{i}"] for i, name in enumerate(names) if f"variable_{i}" in archive}
         missing = [name for name in names if name not in values]
         if missing:
             raise InvalidInput(f"no value for variable {missing[0]!r}; all {len(names)} variables need one")
-        converted = [
+        arrays = [
             _checked_value(values[n], v, n, self.step.name)
             for n, v in zip(names, self.step.initial_values, strict=True)
         ]
-        self._session.assign(converted)
+        self._session.assign(arrays)
 
     def restore(self, model: object) -> int:
         """Copies the variables back into what the step was traced from; returns how many were copied.

@@ -63,11 +63,11 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
-    lent: dict[int, list[str]] = {}
+    inputs_of_load: dict[int, list[str]] = {}
     for op, name in enumerate(graph.names):
         first, output = origin[name]
         if name not in nodes and graph.op_types[op] in (STATE, STORED):
-            lent[op] = _inputs(graph, op, [], origin)
+            inputs_of_load[op] = _inputs(graph, op, [], origin)
             continue
         if output is not None:
             target = definition.node.add(name=name, op="Identity")
@@ -89,7 +89,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             continue  # setting a variable between steps must not wait for ops of a step
         del target.input[:]
         target.input.extend(_inputs(graph, op, templates[first][1], origin))
-    updates = (*step.updates, *lend_state(definition, graph, lent))
+    updates = (*step.updates, *lend_state(definition, graph, inputs_of_load))
     prevent_fusion(definition, f"{PREFIX}/apart")
     return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 

@@ -86,7 +86,7 @@ class Rings:
             if (tensor, 0) not in self._total:
                 kind, width = self.gradients[tensor], self.shares.width(tensor[0])
                 replica_sums = [(k, self._replica_sum(tensor, k)) for k in range(width)]
-                total = self.sums.chain(tensor, kind, replica_sums, "/replicas", named=False)
+                total = self.sums.chain(tensor, kind, replica_sums, "/replicas", with_name=False)
                 self._total[tensor, 0] = self.sums.mean_of(tensor, kind, total, "")
             self._total[at] = self._total[tensor, 0]
         return self._total[at]
@@ -119,8 +119,8 @@ class Rings:
             self._cut_into_parts(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)
         ]
         for s, k in sorted(ops):
-            received, chunk = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
-            inputs = [chunk] if received is None else [chunk, received] if s < width else [received]
+            received_chunk, chunk = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
+            inputs = [chunk] if received_chunk is None else [chunk, received_chunk] if s < width else [received_chunk]
             add_node(self.graph_def, "AddV2" if len(inputs) > 1 else "Identity", ops[s, k], inputs, T=kind)
         for k in range(width):
             complete_parts = [
@@ -137,10 +137,10 @@ class Rings:
             for i, (tensor, piece) in enumerate(zip(ring_tensors, pieces, strict=True)):
                 like = [self._replica_sum(tensor, k)]
                 shape = add_node(self.graph_def, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
-                reshaped = add_node(
+                whole_gradient = add_node(
                     self.graph_def, "Reshape", f"{base}/whole{i}", [piece, shape], T=kind, Tshape=self._int64
                 )
-                self._total[tensor, k] = self.sums.mean_of(tensor, kind, reshaped, f"/replica{k}")
+                self._total[tensor, k] = self.sums.mean_of(tensor, kind, whole_gradient, f"/replica{k}")
 
     def _cut_into_parts(self, g: int, k: int, sums: Sequence[str]) -> list[str]:
         """Concatenates one replica's sums and splits them into one part per replica."""
@@ -189,9 +189,9 @@ class Rings:
         lengths = list(sizes)
         if len(lengths) == 1:
             return [line]
-        packed = add_node(self.graph_def, "Pack", f"{name}/sizes", lengths, T=self._int64)
+        packed_lengths = add_node(self.graph_def, "Pack", f"{name}/sizes", lengths, T=self._int64)
         self.graph_def.node[-1].attr["N"].i = len(lengths)
         axis = constant(self.graph_def, f"{name}/axis", tf.constant(0), tf.int32)
-        add_node(self.graph_def, "SplitV", name, [line, packed, axis], T=kind, Tlen=self._int64)
+        add_node(self.graph_def, "SplitV", name, [line, packed_lengths, axis], T=kind, Tlen=self._int64)
         self.graph_def.node[-1].attr["num_split"].i = len(lengths)
         return [f"{name}:{i}" if i else name for i in range(len(lengths))]

@@ -64,8 +64,8 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
     ring = {op for op, kind in enumerate(graph.op_types) if kind == ALL_REDUCE}  # TensorFlow lacks some of their edges
     edges = zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
     data_edges = {(a, b) for a, b in edges if b in waits and a not in ring and b not in ring}
-    control_inputs = {op: [k for k in waited if (k, op) not in data_edges] for op, waited in waits.items()}
-    return {op: waited for op, waited in control_inputs.items() if waited}
+    control_inputs = {op: [k for k in awaited_ops if (k, op) not in data_edges] for op, awaited_ops in waits.items()}
+    return {op: awaited_ops for op, awaited_ops in control_inputs.items() if awaited_ops}
 
 
 def _order_by_urgency(

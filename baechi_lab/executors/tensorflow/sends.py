@@ -157,8 +157,10 @@ def copies_held_until(
                 other_producers = (
                     kernel_at[n, device] for n in inputs.get((name, device), ()) if (n, device) in kernel_at
                 )
-                allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
-                if row.size not in allocated:  # outputs of that size in memory of no other input
+                allocated_sizes = {
+                    record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records
+                }
+                if row.size not in allocated_sizes:  # outputs of that size in memory of no other input
                     pointers = {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
                     pointers -= {p for producer in other_producers for p in _pointers(producer)}
                 for output, tensor in zip(kernel.stats.output, loops.get((name, device), ()), strict=False):
@@ -195,15 +197,15 @@ def _pointer(output: NodeOutput) -> int:
 
 def hand_overs(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:
     """Yields (send, bytes, start, end) of tensors that stay within a process."""
-    scheduled = {(kernel.node, kernel.device): kernel.scheduled_us for kernel in kernels}
-    ended = {kernel.op: kernel.end_us for kernel in kernels}
+    scheduled_us = {(kernel.node, kernel.device): kernel.scheduled_us for kernel in kernels}
+    end_us = {kernel.op: kernel.end_us for kernel in kernels}
     size = {
         (kernel.op, output.slot): output.tensor_description.allocation_description.requested_bytes
         for kernel in kernels
         for output in kernel.stats.output
     }
     for send in sends.values():
-        if send.producer in ended:
-            start = ended[send.producer]
-            used = [scheduled[n, send.target] for n in send.consumers if (n, send.target) in scheduled]
+        if send.producer in end_us:
+            start = end_us[send.producer]
+            used = [scheduled_us[n, send.target] for n in send.consumers if (n, send.target) in scheduled_us]
             yield send, size.get((send.producer, send.slot), 0), start, max(start, min(used, default=start))

@@ -29,10 +29,10 @@ def to_timeline(
     device_names: Sequence[str],
     memory_bytes: Sequence[int],
     persistent: Sequence[tuple[int, int, int]],
-    copied: bool,
+    has_copies: bool,
 ) -> Timeline:
-    """Returns the measured Timeline. `persistent`: (device, op, bytes) of every variable. `copied`: received tensors are copies,
-    as between processes, and not the sender's memory."""
+    """Returns the measured Timeline. `persistent`: (device, op, bytes) of every variable. `has_copies`: received tensors are
+    copies as between processes, and not the sender's memory."""
     moves = trace.transfers
     zero = float(min(trace.start_us.min(initial=np.inf), moves[:, 5].min(initial=np.inf)))
     zero = zero if np.isfinite(zero) else 0.0
@@ -45,12 +45,12 @@ def to_timeline(
         receive_us=moves[:, 5] - zero,
         end_us=moves[:, 6] - zero,
     )
-    copies = _copies(trace, zero, _write_back_starts(trace, graph), _list_sizes(graph)) if copied else []
+    copies = _copies(trace, zero, _write_back_starts(trace, graph), _list_sizes(graph)) if has_copies else []
     in_bodies = _bytes_of_bodies(trace, zero, graph)
-    recorded = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
+    recorded_rows = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
     variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
-    freed_rows = replaced_variable_values(recorded, _assignments(trace, graph))
-    op_rows = np.concatenate([recorded, np.array(freed_rows, dtype=np.float64).reshape(-1, 5)])
+    freed_rows = replaced_variable_values(recorded_rows, _assignments(trace, graph))
+    op_rows = np.concatenate([recorded_rows, np.array(freed_rows, dtype=np.float64).reshape(-1, 5)])
     op_rows[:, 1] = np.maximum(op_rows[:, 1] - zero, 0.0)
     other_rows = np.array([*variable_rows, *copies, *in_bodies], dtype=np.float64).reshape(-1, 5)
     rows = np.concatenate([other_rows, op_rows])
@@ -93,12 +93,16 @@ def _tensors(
     returned_tensors = returned_state_tensors(graph)
     for producer, slot, size in moves[:, :3].astype(np.int64).tolist():
         outputs = list(graph.outputs(producer))
-        named = [t for t in outputs if graph.tensor_names[t] == (_CONTROL_NAME if slot == CONTROL else str(slot))]
-        sized = [t for t in outputs if graph.tensor_bytes[t] == (CONTROL_BYTES if slot == CONTROL else size)]
+        tensors_by_name = [
+            t for t in outputs if graph.tensor_names[t] == (_CONTROL_NAME if slot == CONTROL else str(slot))
+        ]
+        tensors_by_size = [t for t in outputs if graph.tensor_bytes[t] == (CONTROL_BYTES if slot == CONTROL else size)]
         if slot == LENT:
-            named = [t for t in returned_tensors.get(producer, ()) if not size or graph.tensor_bytes[t] == size]
-        if named or sized:
-            tensors.append((named or sized)[0])
+            tensors_by_name = [
+                t for t in returned_tensors.get(producer, ()) if not size or graph.tensor_bytes[t] == size
+            ]
+        if tensors_by_name or tensors_by_size:
+            tensors.append((tensors_by_name or tensors_by_size)[0])
             continue
         if (producer, slot) not in extra:
             extra[producer, slot] = len(producers)
@@ -119,10 +123,10 @@ def _copies(
 ) -> list[tuple[float, ...]]:
     """Returns memory rows of received copies. A copy is live from its arrival until the last op that used it has ended."""
     rows: list[tuple[float, ...]] = []
-    for op, slot, recorded, _, device, _, arrived, last in trace.transfers.tolist():
-        size = max(recorded, list_sizes.get((int(op), str(int(slot))), 0))
-        end = max(last, arrived, lent_until.get(int(op), arrived))
-        rows += [(device, arrived - zero, COPIES, size, op), (device, end - zero, COPIES, -size, op)]
+    for op, slot, recorded_bytes, _, device, _, arrival_us, last in trace.transfers.tolist():
+        size = max(recorded_bytes, list_sizes.get((int(op), str(int(slot))), 0))
+        end = max(last, arrival_us, lent_until.get(int(op), arrival_us))
+        rows += [(device, arrival_us - zero, COPIES, size, op), (device, end - zero, COPIES, -size, op)]
     return rows
 
 
@@ -150,8 +154,8 @@ def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[fl
 def _write_back_starts(trace: Trace, graph: OpGraph) -> dict[int, float]:
     """Returns op that reads offloaded state -> start of its write-back. The device keeps the value until then."""
     began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
-    lent, stored = state_ops(graph), state_ops(graph, STORED)
-    return {op: began[stored[name]] for name, op in lent.items() if stored.get(name) in began}
+    load_ops, store_ops = state_ops(graph), state_ops(graph, STORED)
+    return {op: began[store_ops[name]] for name, op in load_ops.items() if store_ops.get(name) in began}
 
 
 def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:

@@ -69,24 +69,26 @@ def read_trace(
     device_at = {name: i for i, name in enumerate(devices)}
     kernels = read_kernels(metadata, op_at, device_at, device_of_op)
     sends = read_sends(metadata, op_at, device_at)
-    arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received_transfers(metadata, sends, device_at)}
+    arrivals = {
+        row.edge: (row.size, row.start_us, row.end_us) for row in received_transfers(metadata, sends, device_at)
+    }
     held_until = copies_held_until(metadata, sends, device_at, kernels)
     # The microseconds to subtract from the clock of each device's task.
     matches = [re.search(r"/task:(\d+)", name) for name in devices]
     task = np.array([int(m[1]) if m else 0 for m in matches])
-    ended = {kernel.op: kernel.end_us for kernel in kernels}
+    end_us = {kernel.op: kernel.end_us for kernel in kernels}
     messages = [
-        (int(task[sends[edge].source]), int(task[sends[edge].target]), ended[sends[edge].producer], end)
-        for edge, (_, _, end) in arrived.items()
-        if sends[edge].producer in ended
+        (int(task[sends[edge].source]), int(task[sends[edge].target]), end_us[sends[edge].producer], end)
+        for edge, (_, _, end) in arrivals.items()
+        if sends[edge].producer in end_us
     ]
     offset = np.array(clock_offsets(messages, int(task.max(initial=0)) + 1))[task]
     table = np.array([(k.op, k.device, k.start_us, k.end_us) for k in kernels], dtype=np.float64).reshape(-1, 4)
     device = table[:, 1].astype(np.int32)
     moves = [
-        (*row, held_until[edge] - offset[edge[1]]) for edge, row in _between_tasks(sends, arrived, kernels, offset)
+        (*row, held_until[edge] - offset[edge[1]]) for edge, row in _between_tasks(sends, arrivals, kernels, offset)
     ]
-    within = {edge: send for edge, send in sends.items() if edge not in arrived}
+    within = {edge: send for edge, send in sends.items() if edge not in arrivals}
     for send, size, start, end in hand_overs(within, kernels):
         shift = offset[send.source]
         moves.append(
@@ -107,16 +109,16 @@ def read_trace(
 
 def _between_tasks(
     sends: Mapping[Edge, Send],
-    arrived: Mapping[Edge, tuple[int, float, float]],
+    arrivals: Mapping[Edge, tuple[int, float, float]],
     kernels: Sequence[Kernel],
     offset: NDArray[np.float64],
 ) -> Iterator[tuple[Edge, tuple[float, ...]]]:
     """Yields the transfers with a RecvTensor row. They start by the sender's clock, not before the producer ended."""
-    ended = {kernel.op: kernel.end_us - offset[kernel.device] for kernel in kernels}
-    for edge, (size, start, end) in arrived.items():
+    end_us = {kernel.op: kernel.end_us - offset[kernel.device] for kernel in kernels}
+    for edge, (size, start, end) in arrivals.items():
         send = sends[edge]
         arrival_us = end - offset[send.target]
         sent_us = min(
-            max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), arrival_us
+            max(start - offset[send.target], end_us.get(send.producer, start - offset[send.target])), arrival_us
         )
         yield edge, (send.producer, send.slot, size, send.source, send.target, sent_us, arrival_us)

@@ -216,6 +216,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 if __name__ == "__main__":  # the process of `_own_proxy`; the end of its standard input ends it
-    passed = socket.recv_fds(socket.socket(fileno=int(sys.argv[2])), 1, 1)[1]
-    print(Proxy(sys.argv[1], *(socket.socket(fileno=number) for number in passed)).url, flush=True)
+    file_numbers = socket.recv_fds(socket.socket(fileno=int(sys.argv[2])), 1, 1)[1]
+    print(Proxy(sys.argv[1], *(socket.socket(fileno=number) for number in file_numbers)).url, flush=True)
     sys.stdin.buffer.read()

@@ -45,12 +45,12 @@ def undivided_step(step: Step, axes: Mapping[str, int | None], micro_batches: in
         return None
 
 
-def other_number_of_ops(divided: GraphDef, undivided: GraphDef) -> str | None:
+def other_number_of_ops(graph_def: GraphDef, undivided_graph: GraphDef) -> str | None:
     """Returns the first type of which the two graphs have different numbers of forward ops behind variables, with the numbers.
 
     None if there is no such type. Names say less: TensorFlow may number the same ops in another way.
     """
-    counts, undivided_counts = (_types_behind_variables(graph) for graph in (divided, undivided))
+    counts, undivided_counts = (_types_behind_variables(graph) for graph in (graph_def, undivided_graph))
     kind = next((kind for kind in (*counts, *undivided_counts) if counts[kind] != undivided_counts[kind]), None)
     return None if kind is None else f"{counts[kind]} ops of type {kind!r}, and {undivided_counts[kind]}"
 

@@ -183,8 +183,8 @@ class _Unroller:
             for tensor in data_inputs(self.nodes[name])
             if tensor[0] in self.repeated
         )
-        shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
-        return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
+        shared_tensors = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
+        return {(name, output): output_types(self.nodes[name])[output] for name, output in shared_tensors}
 
     def _fed_name(self, reference: str, k: int) -> str:
         name, output = split(reference)
@@ -281,8 +281,8 @@ class _Unroller:
         dtype = output_types(self.nodes[name])[output]
         copies = [join(copy, output) for copy in self._names(name)]
         if not spec.shape and not spec.dtype.startswith(("bool", "string")):
-            combined = self.sums.of((name, output), dtype, copies, averaged=self.division.is_mean((name, output)))
-            return TensorSpec(combined if ":" in combined else f"{combined}:0", spec.dtype, ())
+            sum_name = self.sums.of((name, output), dtype, copies, is_mean=self.division.is_mean((name, output)))
+            return TensorSpec(sum_name if ":" in sum_name else f"{sum_name}:0", spec.dtype, ())
         node = self.graph_def.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
         node.input.extend(copies)
         node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(copies), 0

@@ -172,10 +172,10 @@ def execute(
         status, message = running.run_steps("warmup", warmup)
         if status == "ok":
             status, message = running.run_steps("measured", steps)
-        measured = None
+        measurement = None
         if status == "ok":
             make_measurement = partial(Measurement, placed_model, unrolled_graph)
-            status, message, measured = _measure_timeline(running, make_measurement, loss_device)
+            status, message, measurement = _measure_timeline(running, make_measurement, loss_device)
         session = distribution(placed_model.model).session
         info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
         if schedule is not None:
@@ -183,7 +183,7 @@ def execute(
         if running.gradients is not None:
             info["gradients"] = running.gradients
         times = np.array(running.seconds[warmup : warmup + steps])
-        return Run(measured, times, tuple(running.outputs), status, message, info=info)
+        return Run(measurement, times, tuple(running.outputs), status, message, info=info)
     finally:
         gather(placed_model.model)  # layers may belong to other models, too
 
@@ -299,11 +299,11 @@ def divide(
 
 def _refuse_coupled_ranks(step: TorchStep, model: nn.Module, pipelined_step: PipelinedStep) -> None:
     """Raises `InvalidInput` if the processes of a pipeline would change gradients or weights otherwise than one process."""
-    hooked = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
-    if hooked is not None:
+    hooked_name = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
+    if hooked_name is not None:
         raise InvalidInput(
-            f"parameter {hooked!r} of step {step.name!r} has a hook on its gradient, which the processes of a pipeline do not "
-            "get: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+            f"parameter {hooked_name!r} of step {step.name!r} has a hook on its gradient, which the processes of a pipeline do "
+            "not get: run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
         )
     parameters_of_ranks = [
         [
@@ -343,8 +343,8 @@ class _StepRunner:
         self.session = distribution(model).session
         self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
         self.optimizer = new_optimizer(step, model.parameters())
-        if self.optimizer is not None and (lent := distribution(model).plan.offloaded_state):
-            offload_state_groups(self.optimizer, model, lent)
+        if self.optimizer is not None and (offloaded_state := distribution(model).plan.offloaded_state):
+            offload_state_groups(self.optimizer, model, offloaded_state)
         self.return_gradients = gradients
         self.gradients: dict[str, NDArray[np.float32]] | None = None
         self.seconds: list[float] = []

@@ -75,7 +75,7 @@ def run_process(pickled_job: bytes, file: str) -> Report:
         torch.cuda.set_device(job.device)
     else:
         torch.set_num_threads(1)  # a device is one core's worth
-    spent = time.process_time()
+    began_cpu_seconds = time.process_time()
     connect(job.rank, job.world, job.device, file)
     try:
         report = _train(job)
@@ -83,7 +83,7 @@ def run_process(pickled_job: bytes, file: str) -> Report:
         raise (error.__cause__ or error) from None  # torch wraps what a layer raises
     finally:
         dist.destroy_process_group()
-    report.cpu_seconds = time.process_time() - spent
+    report.cpu_seconds = time.process_time() - began_cpu_seconds
     if cuda:
         report.peak_bytes, report.peak_source = torch.cuda.max_memory_allocated(job.device), "allocator"
     return report
@@ -114,8 +114,8 @@ def _train(job: Job) -> Report:
         report.start_seconds.append(time.perf_counter())
         loss = pipeline.step(job.batches)
         if k == 0 and job.gradients:
-            named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
-            report.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
+            named_parameters = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
+            report.gradients = {n: gradient_values(p.grad) for n, p in named_parameters if p.grad is not None}
         if optimizer is not None:
             optimizer.step()
         report.end_seconds.append(pipeline.read_clock())

@@ -173,14 +173,14 @@ def _collect_reports(
     pickled_jobs = [_pickle_job(job) for job in jobs]
     # A process that is forked from one that knows CUDA cannot use it, and imports may ask for its devices.
     imports = None if any(job.device.startswith("cuda") for job in jobs) else TORCH_PIPELINE
-    pool, ended = shared_pool or Pool(len(jobs), tries=1, imports=imports), False
+    pool, has_ended = shared_pool or Pool(len(jobs), tries=1, imports=imports), False
     try:
         futures = [pool.submit(run_process, data, file) for data in pickled_jobs]
         status, message = wait_for_reports(futures, timeout, cancel)
-        ended = status == "ok"
-        return ([f.result() for f in futures] if ended else []), status, message
+        has_ended = status == "ok"
+        return ([f.result() for f in futures] if has_ended else []), status, message
     finally:
-        if shared_pool is None or not ended:
+        if shared_pool is None or not has_ended:
             pool.kill()
 
 
@@ -190,13 +190,13 @@ def wait_for_reports(
     """Returns status and message of the processes: "ok" if all have reported, else why they have not."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        ended, running = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
-        failed = _errors_of(ended)
-        if failed:
-            if all(_LOST_CONNECTION.search(str(error)) for error in failed):
+        ended_futures, running = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
+        errors = _errors_of(ended_futures)
+        if errors:
+            if all(_LOST_CONNECTION.search(str(error)) for error in errors):
                 # The process that failed first may still report why.
-                failed = _errors_of(wait(futures, timeout=_ERROR_WAIT_SECONDS).done)
-            return _status_of_errors(failed)
+                errors = _errors_of(wait(futures, timeout=_ERROR_WAIT_SECONDS).done)
+            return _status_of_errors(errors)
         if not running:
             return "ok", ""
         if cancel is not None and cancel.is_set():

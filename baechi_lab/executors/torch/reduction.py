@@ -94,7 +94,7 @@ def reduction_of(
     model: nn.Module,
     layers: Sequence[str],
     micro_steps: Sequence[TorchStep],
-    requested: str | None = None,
+    requested_reduction: str | None = None,
 ) -> Reduction:
     """Finds how the micro-batches make up `step`. The model is left unchanged.
 
@@ -104,12 +104,12 @@ def reduction_of(
         step, model: the step of the whole batch, and its model.
         layers: names of the modules that are one call each, as in the trace.
         micro_steps: the steps of the micro-batches.
-        requested: "mean" or "sum", which is not tried then.
+        requested_reduction: "mean" or "sum", which is not tried then.
     """
     none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]
-    warned = len(micro_steps) > 1 and _warn_if_forward_writes(step, model, micro_steps[0])
-    if len(micro_steps) < 2 or requested == "sum":
-        return Reduction(requested != "sum", none)
+    has_warned = len(micro_steps) > 1 and _warn_if_forward_writes(step, model, micro_steps[0])
+    if len(micro_steps) < 2 or requested_reduction == "sum":
+        return Reduction(requested_reduction != "sum", none)
     with ModelSnapshot(model, step.inputs):
         counter = _Counter(model, layers)
         batch_divisors = counter.divisors(step)
@@ -117,11 +117,11 @@ def reduction_of(
     tables = None if batch_divisors is None or None in micro_divisors else replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
     reduction = Reduction(True, none)
     if tables is not None:
-        counted = counted_keys(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-        reduction = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
-    if requested is not None:
+        keys_of_counts = counted_keys(batch_divisors, micro_divisors)  # type: ignore[arg-type]
+        reduction = Reduction(True, tuple(tables), frozenset(keys_of_counts), tuple(counter.shapes))
+    if requested_reduction is not None:
         return reduction
-    tried = micro_steps
+    steps_to_try = micro_steps
     elements = sum(t.numel() for t in tensors(step.inputs))
     if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
 
@@ -132,20 +132,20 @@ def reduction_of(
             ]
             return sum(abs(a - b) for a, b in zip(*values, strict=False))
 
-        tried = [micro_steps[0], micro_steps[max(range(1, len(micro_divisors)), key=difference)]]
+        steps_to_try = [micro_steps[0], micro_steps[max(range(1, len(micro_divisors)), key=difference)]]
         # The first micro-batch and the one whose divisors differ most from its own, together.
-        other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in tried[1:]]
-        first = (tried[0].inputs, tried[0].targets)
+        other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in steps_to_try[1:]]
+        first = (steps_to_try[0].inputs, steps_to_try[0].targets)
         joined_batch = map_tensors(
             first, lambda t: torch.cat((t, *(next(rest_of_batch) for rest_of_batch in other_tensors)))
         )
         step, tables = replace(step, inputs=joined_batch[0], targets=joined_batch[1]), None
         with ModelSnapshot(model, step.inputs):
             batch_divisors = counter.divisors(step)
-            micro_divisors = [counter.divisors(micro_step) for micro_step in tried]
+            micro_divisors = [counter.divisors(micro_step) for micro_step in steps_to_try]
         if batch_divisors is not None and None not in micro_divisors:
             tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-    if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried], warned) is False:
+    if _is_mean_or_sum(step, model, layers, steps_to_try, tables or [{} for _ in steps_to_try], has_warned) is False:
         return Reduction(False, none)
     return reduction
 
@@ -225,14 +225,14 @@ def _is_mean_or_sum(
     layers: Sequence[str],
     micro_steps: Sequence[TorchStep],
     tables: Sequence[Replacements],
-    warned: bool,
+    has_warned: bool,
 ) -> bool | None:
     """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None.
 
-    `warned` says that a warning about state between forward passes was given.
+    `has_warned` says that a warning about state between forward passes was given.
     """
-    trials = _Trials(step, model, layers, micro_steps, tables, warned)
-    assumed = "mean"
+    trials = _Trials(step, model, layers, micro_steps, tables, has_warned)
+    assumed_reduction = "mean"
     # Fixed draws alone prove no mean: they only show what other draws cannot repair.
     in_half = any(t.dtype in _HALF for t in (*model.parameters(), *model.buffers()))
     for steady, fixed_draws, single in (
@@ -246,7 +246,7 @@ def _is_mean_or_sum(
         if verdict in ("mean", "sum"):
             if not fixed_draws:
                 return verdict == "mean"
-            assumed = verdict
+            assumed_reduction = verdict
         elif verdict is not None:
             warn(
                 f"the loss of step {step.name!r} {verdict}: gradients are those of the mean, not those of the undivided batch",
@@ -254,10 +254,10 @@ def _is_mean_or_sum(
             return None
     warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
-        f"gradients are those of the {assumed}, which may not be those of the undivided batch; reduction='mean' or 'sum' says "
-        "how it adds up",
+        f"gradients are those of the {assumed_reduction}, which may not be those of the undivided batch; reduction='mean' or "
+        "'sum' says how it adds up",
     )
-    return assumed == "mean"
+    return assumed_reduction == "mean"
 
 
 def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], near: float) -> bool:
@@ -311,12 +311,12 @@ class _Trials(DivisorHandler):
         layers: Sequence[str],
         micro_steps: Sequence[TorchStep],
         tables: Sequence[Replacements],
-        warned: bool,
+        has_warned: bool,
     ):
         super().__init__({})
         self.step, self.model, self.layers = step, model, layers
         self.micro_steps, self.tables = micro_steps, tables
-        self.half, self.single, self.warned = False, False, warned
+        self.half, self.single, self.warned = False, False, has_warned
         self.compared: list[nn.Parameter] = []
         numbers = 0
         for parameter in sorted((p for p in model.parameters() if p.requires_grad), key=torch.Tensor.numel):
@@ -349,11 +349,11 @@ class _Trials(DivisorHandler):
         with ModelSnapshot(self.model, self.step.inputs) as snapshot:
             batch: list[torch.Tensor] = []
             total: list[torch.Tensor] = []
-            for k, (step, replaced) in enumerate([(self.step, {}), *zip(self.micro_steps, tables, strict=True)]):
+            for k, (step, replacements) in enumerate([(self.step, {}), *zip(self.micro_steps, tables, strict=True)]):
                 before = generator_states()
                 with FixedDraws() if fixed_draws else contextlib.nullcontext():
                     try:
-                        values = self._loss_and_gradients(step, replaced)
+                        values = self._loss_and_gradients(step, replacements)
                     except _FAILURES:
                         return None
                     if not same_states(before, generator_states()):
@@ -379,8 +379,8 @@ class _Trials(DivisorHandler):
             place = min(changes[0].places)
             _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model")
 
-    def _loss_and_gradients(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
-        self.instead = replaced
+    def _loss_and_gradients(self, step: TorchStep, replacements: Replacements) -> list[torch.Tensor]:
+        self.instead = replacements
         if self.single:
             batch = map_tensors((step.inputs, step.targets), lambda t: t.float() if t.dtype in _HALF else t)
             step = replace(step, inputs=batch[0], targets=batch[1])
@@ -390,7 +390,7 @@ class _Trials(DivisorHandler):
             outputs = self.model(*args, **kwargs)
         finally:
             interceptor.remove()
-        with dividing(replaced):
+        with dividing(replacements):
             loss = step.loss_of(outputs)
         values = [loss.detach().double()]
         if loss.requires_grad and self.compared:

@@ -144,12 +144,14 @@ class Measurement(Observer):
             self.storages.add(
                 [] if optimizer is None else all_optimizer_tensors(optimizer), first_device, persistent=True
             )
-            if (lent := offloaded_state_of(optimizer)) is not None:
+            if (offloaded_state := offloaded_state_of(optimizer)) is not None:
                 device_of = {
                     id(p): parameter_device.get(name, first_device) for name, p in self.model.named_parameters()
                 }
-                lent.copy = lambda state, parameter: receive_copy(state, self.storages, device_of[id(parameter)])
-                self.modes.callback(setattr, lent, "copy", None)
+                offloaded_state.copy = lambda state, parameter: receive_copy(
+                    state, self.storages, device_of[id(parameter)]
+                )
+                self.modes.callback(setattr, offloaded_state, "copy", None)
             if not self.on_gpus:
                 self.modes.enter_context(self.storages.from_events())
             self.modes.enter_context(self.storages.mode())
@@ -344,8 +346,8 @@ class Measurement(Observer):
             return float(self.bases[index].elapsed_time(event)) * 1e3
         return (mark - self.base_ns) / 1e3
 
-    def timeline(self, observed: Measurement | None = None) -> Timeline:
-        """Builds the Timeline. Ops that did not run have no row. `observed` has followed the storages of another step."""
+    def timeline(self, measurement: Measurement | None = None) -> Timeline:
+        """Builds the Timeline. Ops that did not run have no row. `measurement` has followed the storages of another step."""
         spans = {
             op: (self._us(self.start_marks[op]), self._us(stop))
             for op, stop in self.stop_marks.items()
@@ -365,11 +367,11 @@ class Measurement(Observer):
         end_of_op = np.zeros(self.graph.n)
         end_of_op[ops] = end
         transfers = self._transfers(end_of_op, set(ops.tolist()))
-        if observed is None or not len(ops):  # a model that is one layer has no calls of its own
+        if measurement is None or not len(ops):  # a model that is one layer has no calls of its own
             memory = self._memory(ops, start, end_of_op, transfers)
             peak, source = self._peak(memory)
         else:
-            memory = observed.alive(self)
+            memory = measurement.alive(self)
             peak, source = self._levels_peak(memory), "storages alive"
         several = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
         return Timeline(
@@ -390,7 +392,7 @@ class Measurement(Observer):
             info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
         )
 
-    def _transfers(self, end_of_op: NDArray[np.float64], executed: set[int]) -> Transfers:
+    def _transfers(self, end_of_op: NDArray[np.float64], executed_ops: set[int]) -> Transfers:
         """Returns every tensor that another device reads, once per target."""
         graph, device = self.graph, self.placement.device.tolist()
         rows: dict[tuple[int, int], tuple[int, int, int, float, float]] = {}
@@ -399,7 +401,7 @@ class Measurement(Observer):
             graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True
         ):
             source, target = device[producer], device[consumer]
-            if source == target or producer not in executed or graph.tensor_names[tensor] == "control":
+            if source == target or producer not in executed_ops or graph.tensor_names[tensor] == "control":
                 continue
             marks = marks_of.get((producer, target, int(graph.tensor_bytes[tensor])))
             start_us = end_us = end_of_op[producer]  # between CPU devices, or of a gradient that autograd sends
@@ -428,8 +430,8 @@ class Measurement(Observer):
                 if row in start_of and call.output_bytes:
                     device = int(self.placement.device[row])
                     rows.append((start_of[row], 1, device, outputs, call.output_bytes, row))
-                    freed = float(end_of_op[rows_of_batch[self.backward[i]]]) if i in self.backward else last
-                    rows.append((max(freed, start_of[row]), 0, device, outputs, -call.output_bytes, row))
+                    free_us = float(end_of_op[rows_of_batch[self.backward[i]]]) if i in self.backward else last
+                    rows.append((max(free_us, start_of[row]), 0, device, outputs, -call.output_bytes, row))
         if self.bases:
             for k in range(len(transfers)):
                 tensor = int(transfers.tensor[k])
@@ -437,10 +439,10 @@ class Measurement(Observer):
                 readers = [
                     r for r in self.graph.tensor_consumers(tensor).tolist() if self.placement.device[r] == device
                 ]
-                freed = max(float(transfers.end_us[k]), *(float(end_of_op[r]) for r in readers))
+                free_us = max(float(transfers.end_us[k]), *(float(end_of_op[r]) for r in readers))
                 producer = int(self.graph.tensor_producer[tensor])
                 rows.append((float(transfers.receive_us[k]), 1, device, copies, size, producer))
-                rows.append((freed, 0, device, copies, -size, producer))
+                rows.append((free_us, 0, device, copies, -size, producer))
         rows.sort(key=lambda row: row[:2])  # at one instant, frees come first
         device_of, time_of, category_of, delta_of, op_of = (np.array([r[k] for r in rows]) for k in (2, 0, 3, 4, 5))
         return MemoryLog(device_of, time_of, category_of, delta_of, op_of)

@@ -26,24 +26,24 @@ def read_batch_values(
     forward: Sequence[str],
     axes: Mapping[str, int | None],
     micro_batches: int,
-    trained: Iterable[str] = (),
-    undivided: GraphDef | None = None,
+    trained_ops: Iterable[str] = (),
+    undivided_graph: GraphDef | None = None,
 ) -> BatchValues:
     """Propagates the batch through the `forward` ops, which are in topological order.
 
     `axes`: input name -> the batch's axis, None if unknown. Inputs that are missing are the same for all micro-batches.
-    `trained`: further ops that count as trained. `undivided`: the graph of the undivided batch, if it is known; it tells which
-    constants depend on the number of samples.
+    `trained_ops`: further ops that count as trained. `undivided_graph`: the graph of the undivided batch, if known; it tells
+    which constants depend on the number of samples.
     """
     inputs = [(name, 0) for name in axes]
-    batch_values = BatchValues(graph_def, micro_batches, inputs, trained=set(trained), undivided=undivided)
+    batch_values = BatchValues(graph_def, micro_batches, inputs, trained=set(trained_ops), undivided=undivided_graph)
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
-    analyzed = set(forward)
+    analyzed_ops = set(forward)
     for name in forward:
         node = batch_values.nodes[name]
-        if any(producer not in analyzed for producer, _ in data_inputs(node)):
+        if any(producer not in analyzed_ops for producer, _ in data_inputs(node)):
             batch_values.trained.add(name)  # of gradients, such as the code of a custom gradient
         OpRule(batch_values, node, axes).apply()
     return batch_values

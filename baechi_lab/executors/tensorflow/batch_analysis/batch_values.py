@@ -100,8 +100,12 @@ class BatchValues:
 
     def drawn_axis(self, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
         """Returns the axis of samples of random numbers, which is longer for the undivided batch, or as long as the batch."""
-        undivided = None if self.undivided_values is None else self.undivided_values.nodes.get(tensor[0])
-        if self.undivided_values is not None and undivided is not None and undivided.op == self.nodes[tensor[0]].op:
+        undivided_node = None if self.undivided_values is None else self.undivided_values.nodes.get(tensor[0])
+        if (
+            self.undivided_values is not None
+            and undivided_node is not None
+            and undivided_node.op == self.nodes[tensor[0]].op
+        ):
             sizes = zip(shape, self.undivided_values.shape(tensor) or (), strict=False)
             axes = [axis for axis, (size, undivided_size) in enumerate(sizes) if size != undivided_size]
         else:
@@ -118,37 +122,37 @@ class BatchValues:
         nodes = self.nodes[tensor[0]], self.undivided_values.nodes[tensor[0]]
         if nodes[0].op == "Const" and nodes[0].attr["value"] == nodes[1].attr["value"]:
             return None
-        divided, undivided = self.constant(tensor), self.undivided_values.constant(tensor)
-        if divided is None or undivided is None or np.array_equal(divided, undivided):
+        value, undivided_value = self.constant(tensor), self.undivided_values.constant(tensor)
+        if value is None or undivided_value is None or np.array_equal(value, undivided_value):
             return None
-        is_numeric = np.issubdtype(divided.dtype, np.number) or divided.dtype.name == "bfloat16"
-        if is_numeric and divided.shape == undivided.shape:
-            is_shape = divided.ndim and np.issubdtype(divided.dtype, np.integer)
-            if is_shape and np.all((undivided == divided) | (undivided == divided * self.micro_batches)):
+        is_numeric = np.issubdtype(value.dtype, np.number) or value.dtype.name == "bfloat16"
+        if is_numeric and value.shape == undivided_value.shape:
+            is_shape = value.ndim and np.issubdtype(value.dtype, np.integer)
+            if is_shape and np.all((undivided_value == value) | (undivided_value == value * self.micro_batches)):
                 return None
-            power = self._growth(divided, undivided)
+            power = self._growth(value, undivided_value)
             return Total(power, exact=power is not None, share=None if power is None else 0)
-        same_rank = divided.ndim == undivided.ndim
-        axes = [axis for axis in range(divided.ndim) if same_rank and divided.shape[axis] != undivided.shape[axis]]
-        if len(axes) == 1 and undivided.shape[axes[0]] == self.micro_batches * divided.shape[axes[0]]:
-            repeated = np.concatenate([divided] * self.micro_batches, axes[0])
-            if np.array_equal(repeated, undivided):
+        same_rank = value.ndim == undivided_value.ndim
+        axes = [axis for axis in range(value.ndim) if same_rank and value.shape[axis] != undivided_value.shape[axis]]
+        if len(axes) == 1 and undivided_value.shape[axes[0]] == self.micro_batches * value.shape[axes[0]]:
+            repeated_value = np.concatenate([value] * self.micro_batches, axes[0])
+            if np.array_equal(repeated_value, undivided_value):
                 return None
-            if is_numeric and (power := self._growth(repeated, undivided)) is not None:
+            if is_numeric and (power := self._growth(repeated_value, undivided_value)) is not None:
                 return Samples(axes[0], power=power)
         self.positions.add(tensor[0])
         return None
 
-    def _growth(self, divided: NDArray[Any], undivided: NDArray[Any]) -> int | None:
-        """Returns p if `undivided` is `divided` times the number of micro-batches to the power p; None if there is no p."""
-        largest = np.argmax(np.abs(divided.astype(np.float64)))
-        ratio = float(undivided.ravel()[largest]) / (float(divided.ravel()[largest]) or np.nan)
+    def _growth(self, value: NDArray[Any], undivided_value: NDArray[Any]) -> int | None:
+        """Returns p if `undivided_value` is `value` times the number of micro-batches to the power p; None if there is no p."""
+        largest = np.argmax(np.abs(value.astype(np.float64)))
+        ratio = float(undivided_value.ravel()[largest]) / (float(value.ravel()[largest]) or np.nan)
         if not 0 < ratio < np.inf:
             return None
         power = round(np.log(ratio) / np.log(self.micro_batches))
-        expected = divided.astype(np.float64) * float(self.micro_batches) ** power
-        tolerance = 1e-5 if divided.itemsize > 2 else 1e-2
-        return power if np.allclose(undivided.astype(np.float64), expected, rtol=tolerance, atol=0) else None
+        expected = value.astype(np.float64) * float(self.micro_batches) ** power
+        tolerance = 1e-5 if value.itemsize > 2 else 1e-2
+        return power if np.allclose(undivided_value.astype(np.float64), expected, rtol=tolerance, atol=0) else None
 
     def constant(self, tensor: Tensor) -> NDArray[Any] | None:
         """Returns the value of a tensor that follows from constants and shapes, else None."""

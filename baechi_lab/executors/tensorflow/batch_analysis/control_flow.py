@@ -50,8 +50,8 @@ class ControlFlowRules(OpInputs):
         functions = {function.signature.name: function for function in batch_values.graph_def.library.function}
         if name not in self._graphs:
             self._graphs[name] = (*body_graph(functions[name], batch_values.graph_def), self._undivided_body(name))
-        graph, results, undivided = self._graphs[name]
-        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch, undivided=undivided)
+        graph, results, undivided_graph = self._graphs[name]
+        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch, undivided=undivided_graph)
         arguments = [argument.name for argument in functions[name].signature.input_arg]
         for argument, tensor, value in zip(arguments, inputs, values, strict=True):
             if value is not None:
@@ -72,13 +72,13 @@ class ControlFlowRules(OpInputs):
 
     def _undivided_body(self, name: str) -> GraphDef | None:
         """Returns the body of the undivided batch that corresponds to branch or body `name`; None if it is unknown."""
-        undivided = self.batch_values.undivided_values
-        node = None if undivided is None else undivided.nodes.get(self.node.name)
-        if undivided is None or node is None or node.op != self.node.op:
+        undivided_values = self.batch_values.undivided_values
+        node = None if undivided_values is None else undivided_values.nodes.get(self.node.name)
+        if undivided_values is None or node is None or node.op != self.node.op:
             return None
         branch = list(called_functions(node))[list(called_functions(self.node)).index(name)]
-        functions = {function.signature.name: function for function in undivided.graph_def.library.function}
-        return body_graph(functions[branch], undivided.graph_def)[0]
+        functions = {function.signature.name: function for function in undivided_values.graph_def.library.function}
+        return body_graph(functions[branch], undivided_values.graph_def)[0]
 
     def _share_condition(self) -> None:
         """Lets all micro-batches choose the branch of the undivided batch, if its inputs alone tell which."""
@@ -111,17 +111,19 @@ class ControlFlowRules(OpInputs):
         while True:
             body = self._analyze_body(names[0], self.inputs, values)
             results = [body.values.of(tensor) for tensor in body.results]
-            joined = [
+            joined_values = [
                 self._loop_value(k, before, after)
                 for k, (before, after) in enumerate(zip(values, results, strict=True))
             ]
-            trained = {t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained}
+            trained_inputs = {
+                t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained
+            }
             if (
-                list(map(without_counts, joined)) == list(map(without_counts, values))
-                and trained <= self._trained_arguments
+                list(map(without_counts, joined_values)) == list(map(without_counts, values))
+                and trained_inputs <= self._trained_arguments
             ):
                 break
-            values, self._trained_arguments = joined, self._trained_arguments | trained
+            values, self._trained_arguments = joined_values, self._trained_arguments | trained_inputs
         self._add_problems(body)
         condition = self._analyze_body(names[1], self.inputs, values)
         self._add_problems(condition)
@@ -187,8 +189,8 @@ class ControlFlowRules(OpInputs):
             return CARRIES_VALUES
         shapes = {reference: shape for reference, (shape, _) in tensor_specs(body).items()}
         for node in body.node_def if batch > 1 else ():
-            reduced = node.op in REDUCTIONS and shapes.get(node.input[0], ()).count(batch)
-            if reduced and shapes.get(f"{node.name}:output:0", ()).count(batch) < reduced:
+            batch_axes = node.op in REDUCTIONS and shapes.get(node.input[0], ()).count(batch)
+            if batch_axes and shapes.get(f"{node.name}:output:0", ()).count(batch) < batch_axes:
                 return REDUCES_AXIS
         return None
 
@@ -198,12 +200,12 @@ class ControlFlowRules(OpInputs):
         if any(is_size and is_float(kind) for is_size, kind in zip(sizes, output_types(self.node), strict=True)):
             return True
         name = self.node.attr["body"].func.name
-        undivided, graph_def = self._undivided_body(name), self.batch_values.graph_def
-        if undivided is None:
+        undivided_graph, graph_def = self._undivided_body(name), self.batch_values.graph_def
+        if undivided_graph is None:
             return False
         functions = {function.signature.name: function for function in graph_def.library.function}
         graph, _ = body_graph(functions[name], graph_def)
-        inner = BatchValues(graph, self.batch_values.micro_batches, undivided=undivided)
+        inner = BatchValues(graph, self.batch_values.micro_batches, undivided=undivided_graph)
         constants = [node for node in graph.node if node.op == "Const" and is_float(node.attr["dtype"].type)]
         return any(inner.of_batch_size((node.name, 0)) is not None for node in constants) or bool(inner.positions)
 

@@ -27,22 +27,25 @@ class TotalRules(OpInputs):
         axes = self.batch_values.constant(self.inputs[1]) if len(self.inputs) > 1 else None
         out = self.batch_values.shape((self.node.name, 0))
         rank = None if shape is None else len(shape)
-        reduced = None if axes is None or rank is None else {int(a) % max(rank, 1) for a in np.ravel(axes)}
+        reduced_axes = None if axes is None or rank is None else {int(a) % max(rank, 1) for a in np.ravel(axes)}
         all_of_it = (
-            out is not None and prod(out) == 1 and shape is not None and (rank == len(reduced or ()) or out == ())
+            out is not None and prod(out) == 1 and shape is not None and (rank == len(reduced_axes or ()) or out == ())
         )
         if value.axis is None and not all_of_it:
             return value
-        if not all_of_it and (reduced is None or value.axis not in reduced):
-            keeps_dims = self.node.attr["keep_dims"].b
-            axis = value.axis if keeps_dims or reduced is None else value.axis - sum(a < value.axis for a in reduced)  # type: ignore[operator]
-            return Samples(axis, self._counts(value.counts, shape, reduced))
-        counts = self._counts(value.counts, shape, reduced)
+        if not all_of_it and (reduced_axes is None or value.axis not in reduced_axes):
+            axis = value.axis
+            if axis is not None and reduced_axes is not None and not self.node.attr["keep_dims"].b:
+                axis -= sum(a < axis for a in reduced_axes)
+            return Samples(axis, self._counts(value.counts, shape, reduced_axes))
+        counts = self._counts(value.counts, shape, reduced_axes)
         if shape is not None and value.axis is not None and shape[value.axis] > 0:
             counts |= {float(shape[value.axis])}
         if self.node.op == "Mean":
-            divided = shape is not None and reduced is not None and any(shape[a] < 0 for a in reduced)
-            if divided or shape is None:
+            reduces_unknown_axis = (
+                shape is not None and reduced_axes is not None and any(shape[a] < 0 for a in reduced_axes)
+            )
+            if reduces_unknown_axis or shape is None:
                 return self.report_problem(
                     "averages over a number of entries that depends on the data", Total(None, exact=False)
                 )
@@ -58,10 +61,10 @@ class TotalRules(OpInputs):
             return Total(total_power, False, counts, share=None if value.power else total_power)
         return Total(total_power, counts=counts)
 
-    def _counts(self, counts: frozenset[float], shape: Shape, reduced: set[int] | None) -> frozenset[float]:
-        if self.node.op != "Sum" or shape is None or reduced is None:
+    def _counts(self, counts: frozenset[float], shape: Shape, reduced_axes: set[int] | None) -> frozenset[float]:
+        if self.node.op != "Sum" or shape is None or reduced_axes is None:
             return counts
-        entries = prod(shape[a] for a in reduced)
+        entries = prod(shape[a] for a in reduced_axes)
         return counts | {c * entries for c in counts}
 
     def value_of_totals(self) -> Value:
@@ -73,29 +76,29 @@ class TotalRules(OpInputs):
             power = self._power("power")
             counts = frozenset[float]().union(*(v.counts for _, v in totals))
             return Total(power, False, counts, share=self._power("share"))
-        trained = [v for t, v in totals if t[0] in self.batch_values.trained]
+        trained_totals = [v for t, v in totals if t[0] in self.batch_values.trained]
         self.share_totals()
-        op, first = self.node.op, trained[0] if trained else None
+        op, first = self.node.op, trained_totals[0] if trained_totals else None
         if first is None:  # variables with shares of totals, which are the same for all micro-batches
             power = self._power("power")
             return None if power == 0 else Total(power, exact=power == 1)
         if op in LINEAR or op in ("Sum", "Mean", "ConcatV2"):
             counts = self._counts(first.counts, self.shapes[0], set(range(len(self.shapes[0] or ()))))
-            if len({v.power for v in trained}) > 1:
+            if len({v.power for v in trained_totals}) > 1:
                 return self.report_problem("joins a sum over the batch and a mean over it", Total(None, exact=False))
-            return replace(first, exact=all(v.exact for v in trained), counts=counts)
+            return replace(first, exact=all(v.exact for v in trained_totals), counts=counts)
         if op in SUMS:
-            if len({v.power for v in trained}) > 1:
+            if len({v.power for v in trained_totals}) > 1:
                 return self.report_problem("adds a sum over the batch to a mean over it", Total(None, exact=False))
-            counts = reduce(_added_counts, (v.counts for v in trained))
-            return replace(first, exact=all(v.exact for v in trained), counts=counts)
-        if len(trained) == 1 and op in SELECTIONS and self.inputs[0][0] not in self.batch_values.trained:
+            counts = reduce(_added_counts, (v.counts for v in trained_totals))
+            return replace(first, exact=all(v.exact for v in trained_totals), counts=counts)
+        if len(trained_totals) == 1 and op in SELECTIONS and self.inputs[0][0] not in self.batch_values.trained:
             return first
-        if len(trained) == 1 and op in (PRODUCTS | DIVISIONS | MATRIX | {"Einsum"}):
+        if len(trained_totals) == 1 and op in (PRODUCTS | DIVISIONS | MATRIX | {"Einsum"}):
             is_first = self.inputs[0][0] in self.batch_values.trained and self.values[0] is not None
             if is_first or op not in DIVISIONS:
                 return self._scaled_total(first, 1 if is_first else 0)
-        if all(v.exact for v in trained):
+        if all(v.exact for v in trained_totals):
             return self.report_problem(
                 "is not linear in what it reads, which is added up over the batch", Total(None, exact=False)
             )
@@ -147,14 +150,14 @@ class TotalRules(OpInputs):
         if op in PRODUCTS:
             return sum(p for p in totals if p is not None)
         if op in DIVISIONS or op == "Reciprocal":
-            signed = [p if k == 0 and op != "Reciprocal" else -p for k, p in enumerate(powers) if p is not None]
-            return sum(signed) + (key == "power" and self._divides_count())
+            signed_powers = [p if k == 0 and op != "Reciprocal" else -p for k, p in enumerate(powers) if p is not None]
+            return sum(signed_powers) + (key == "power" and self._divides_count())
         if set(totals) == {0}:
             return 0
         if op in SCALING or op in SELECTIONS:
-            scaled = [(t, v) for t, v in zip(self.inputs, self.values, strict=True)][op in SELECTIONS :]
-            small = all(v is not None or self._is_small(t) for t, v in scaled)
-            powers_of_totals = {getattr(v, key) for _, v in scaled if isinstance(v, Total)}
+            factors = [(t, v) for t, v in zip(self.inputs, self.values, strict=True)][op in SELECTIONS :]
+            small = all(v is not None or self._is_small(t) for t, v in factors)
+            powers_of_totals = {getattr(v, key) for _, v in factors if isinstance(v, Total)}
             return (
                 powers_of_totals.pop() if small and len(powers_of_totals) == 1 else 0 if not powers_of_totals else None
             )
