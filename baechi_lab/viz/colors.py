@@ -68,13 +68,13 @@ def _shade(color: str, round_number: int) -> str:
     darkening = 0.85 ** (round_number // 9)
     by = (0.0, 0.07, -0.07)[hue]
     if by == 0.0:
-        turned = color
+        base_color = color
     else:
         base_hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(color)))
-        rotated = colorsys.hls_to_rgb((base_hue + by) % 1.0, lightness, saturation)
-        turned = "#" + "".join(f"{round(c * 255):02X}" for c in rotated)
-    shaded = (turned, _darker(turned, 0.7), _lighter(turned, 0.4))[tone]
-    return _darker(shaded, darkening) if round_number >= 9 else shaded
+        rgb = colorsys.hls_to_rgb((base_hue + by) % 1.0, lightness, saturation)
+        base_color = "#" + "".join(f"{round(c * 255):02X}" for c in rgb)
+    shade = (base_color, _darker(base_color, 0.7), _lighter(base_color, 0.4))[tone]
+    return _darker(shade, darkening) if round_number >= 9 else shade
 
 
 def _lighter(color: str, share: float) -> str:

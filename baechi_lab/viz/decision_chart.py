@@ -86,7 +86,7 @@ def _traces(
     graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, factor: float
 ) -> list[go.Bar | go.Scatter]:
     """Returns the three traces of a slider position; those of the last position are shown at first."""
-    marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
+    marks = (_marks(graph, log[step], factor, of_excluded) for of_excluded in (False, True))
     shown_decisions = log[: step + 1]
     colors = device_colors(cluster.names)
     table, chosen_pairs = durations(graph, cluster), [d.chosen for d in shown_decisions]
@@ -119,23 +119,23 @@ def _traces(
     return traces
 
 
-def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
+def _marks(graph: OpGraph, decision: Any, factor: float, of_excluded: bool) -> go.Scatter:
     """Draws the excluded or the other pairs that were not chosen; pairs of one device and start share a mark."""
     pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
     for c in decision.candidates:
-        if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
+        if bool(c.excluded) == of_excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
             pairs_by_position[c.device, c.start_us].append(c)
     texts = [", ".join(graph.names[c.op] for c in pairs) for pairs in pairs_by_position.values()]
     reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in pairs) for pairs in pairs_by_position.values()]
-    color = LIMIT if excluded else INK
+    color = LIMIT if of_excluded else INK
     return go.Scatter(
         x=[start / factor for _, start in pairs_by_position],
-        y=[-d + (-0.42 if excluded else 0.42) for d, _ in pairs_by_position],
+        y=[-d + (-0.42 if of_excluded else 0.42) for d, _ in pairs_by_position],
         mode="markers+text",
         text=texts,
         textposition="middle right",
         textfont={"color": text_color(color)},
-        marker={"symbol": "x" if excluded else "circle-open", "size": 9, "color": color},
-        hovertext=reasons if excluded else texts,
+        marker={"symbol": "x" if of_excluded else "circle-open", "size": 9, "color": color},
+        hovertext=reasons if of_excluded else texts,
         hovertemplate="%{hovertext}<extra></extra>",
     )

@@ -27,10 +27,10 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
     """
     if not isinstance(answer, Fit):
         raise InvalidInput(f"fit_options draws what bl.fit returned, not a {type(answer).__name__}")
-    simulated = [k for k, option in enumerate(answer.options) if option.timeline is not None]
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0))
+    simulated_options = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated_options), default=1.0))
     capacity_bytes = answer.room_bytes
-    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated_options), 1])
     limit_is_drawn = capacity_bytes <= FAR * largest_peak
     byte_factor, byte_unit = scale(max(largest_peak, capacity_bytes) if limit_is_drawn else largest_peak, BYTES)
     figure = go.Figure()
@@ -42,9 +42,9 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
         )
         line = {"color": INK, "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
-    kinds = list(dict.fromkeys(answer.options[k].kind for k in simulated))
+    kinds = list(dict.fromkeys(answer.options[k].kind for k in simulated_options))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
-        of_kind = [k for k in simulated if answer.options[k].kind == kind]
+        of_kind = [k for k in simulated_options if answer.options[k].kind == kind]
         options = [answer.options[k] for k in of_kind]
         figure.add_trace(
             go.Scatter(
@@ -70,10 +70,10 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
             annotation_position="bottom right",  # above are the names of slow options
         )
     figure.update_xaxes(title_text=peak_axis(capacity_bytes, limit_is_drawn, byte_unit), rangemode="tozero")
-    time_of = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
+    time_of = "sample" if any(answer.options[k].batch_size for k in simulated_options) else "step"
     figure.update_yaxes(title_text=f"time per {time_of} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
-    if len(simulated) > NAMED:
+    if len(simulated_options) > NAMED:
         return figure
     points = [trace for trace in figure.data if trace.mode == "markers"]
     return annotate(figure, [(x, y, t.name, t.marker.color) for t in points for x, y in zip(t.x, t.y, strict=True)])

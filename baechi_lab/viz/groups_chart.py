@@ -53,12 +53,14 @@ def groups(
     device = placement.on(opgraph).device
     is_spread = placement.group_of is not None and len(explanations.group) != opgraph.n
     group = np.minimum(explanations.group, most)[placement.group_of if is_spread else slice(None)]
-    scene, shown = scene_of(opgraph, max_nodes), min(most, len(explanations))
-    truncated = len(explanations) > most
-    names = [_label(explanations, k, most, device_names) for k in range(shown + truncated)]
+    scene, row_count = scene_of(opgraph, max_nodes), min(most, len(explanations))
+    is_truncated = len(explanations) > most
+    names = [_label(explanations, k, most, device_names) for k in range(row_count + is_truncated)]
     share = device_shares(opgraph.duration_us, scene, group, len(names))
     heading = title or f"{opgraph.name}: {len(explanations)} learned groups of {len(explanations.group):,} ops"
-    figure = boxes(opgraph, scene, share, names, [*series_colors(shown), *[NO_DEVICE] * truncated], device, heading)
+    figure = boxes(
+        opgraph, scene, share, names, [*series_colors(row_count), *[NO_DEVICE] * is_truncated], device, heading
+    )
     lines = -(-len(names) // 2) * LINE
     return figure.update_layout(margin_b=10 + lines, height=figure.layout.height + lines)
 

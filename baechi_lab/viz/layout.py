@@ -122,14 +122,14 @@ def annotate(
     return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))
 
 
-def spread_positions(wished: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns positions near the `wished` ones and in their order, with distances of at least `LINE`.
+def spread_positions(positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns positions near the `positions` ones and in their order, with distances of at least `LINE`.
 
     >>> spread_positions(np.array([10.0, 10.0, 100.0])).tolist()
     [2.5, 17.5, 100.0]
     """
-    order = np.argsort(wished, kind="stable")
-    wished_in_order = wished[order].astype(np.float64)
+    order = np.argsort(positions, kind="stable")
+    wished_in_order = positions[order].astype(np.float64)
     heaps: list[list[float]] = []  # middle and number of labels in one cluster
     for value in wished_in_order.tolist():
         heaps.append([value, 1])
@@ -138,7 +138,7 @@ def spread_positions(wished: NDArray[np.float64]) -> NDArray[np.float64]:
             total = count + heaps[-1][1]
             heaps[-1] = [(heaps[-1][0] * heaps[-1][1] + middle * count) / total, total]
     spread = np.concatenate([m + LINE * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [wished_in_order])
-    result = np.empty(len(wished))
+    result = np.empty(len(positions))
     result[order] = spread
     return result
 

@@ -47,9 +47,9 @@ class Arrangement:
 
 
 def arrange(
-    boxes: Boxes, source: Ints, target: Ints, weight: Floats, aspect: float, mirrored: bool = False
+    boxes: Boxes, source: Ints, target: Ints, weight: Floats, aspect: float, is_mirrored: bool = False
 ) -> Arrangement:
-    """Positions boxes and arrows; `aspect` is the wanted width per height, and with `mirrored` time runs to the left.
+    """Positions boxes and arrows; `aspect` is the wanted width per height, and with `is_mirrored` time runs to the left.
 
     >>> three, flat = np.full(3, 40.0), np.full(3, 20.0)
     >>> boxes = Boxes(three, flat, three, flat, np.arange(3.0), np.zeros(3, bool), np.full(3, -1))
@@ -71,7 +71,7 @@ def arrange(
         column = np.unique(column, return_inverse=True)[1].reshape(-1)
     else:
         column, band = _bands(boxes, longest_path(boxes.order, source, target), aspect)
-    return _Frame(boxes, column, band, mirrored).arrangement(source, target, weight)
+    return _Frame(boxes, column, band, is_mirrored).arrangement(source, target, weight)
 
 
 def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
@@ -99,8 +99,8 @@ def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
 class _Frame:
     """Positions boxes and arrows whose columns and bands are known."""
 
-    def __init__(self, boxes: Boxes, column: Ints, band: Ints, mirrored: bool):
-        self.boxes, self.column, self.band, self.mirrored = boxes, column, band, mirrored
+    def __init__(self, boxes: Boxes, column: Ints, band: Ints, is_mirrored: bool):
+        self.boxes, self.column, self.band, self.mirrored = boxes, column, band, is_mirrored
         self.both = bool(boxes.backward.any() and not boxes.backward.all())
         self.x, self.y = np.zeros(len(column)), np.zeros(len(column))
         self.left: dict[int, Floats] = {}
@@ -139,11 +139,11 @@ class _Frame:
             self.x[nodes], self.y[nodes] = middle[self.column[nodes]], ordered_rows.y + top
             for e, points in zip(edges.tolist(), ordered_rows.through, strict=True):
                 rising = bool(self.x[target[e]] > self.x[source[e]])
-                passed: list[Point] = []
+                way_points: list[Point] = []
                 for layer, y in points:
                     column_edges = (float(self.left[band][layer]), float(self.right[band][layer]))
-                    passed.extend((x, y + top) for x in (column_edges if rising else column_edges[::-1]))
-                self.through[e] = passed
+                    way_points.extend((x, y + top) for x in (column_edges if rising else column_edges[::-1]))
+                self.through[e] = way_points
             band_low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
             low = max(band_low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
             self.band_ends.append((top, low))

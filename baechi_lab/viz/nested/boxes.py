@@ -62,7 +62,7 @@ def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermo
     levels = _Levels(graph, limit)
     pairs = np.stack([graph.edge_source, graph.consumers], axis=1).astype(np.int64)
     levels.visit(forward, (), pairs, outermost)
-    levels.visit(backward, (), pairs, outermost, mirrored=True)
+    levels.visit(backward, (), pairs, outermost, is_mirrored=True)
 
 
 class _Levels:
@@ -85,7 +85,7 @@ class _Levels:
             )
         )
 
-    def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
+    def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, is_mirrored: bool = False) -> None:
         """Cuts `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
         if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
             return
@@ -99,9 +99,9 @@ class _Levels:
         self.item_of[ops] = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
         edges = self.item_of[pairs]
         if len(box.items) > limit:
-            cut = self._mirror(box, key, edges) if mirrored and key in self.cuts else None
+            cut = self._mirror(box, key, edges) if is_mirrored and key in self.cuts else None
             part_of_item, labels = cut if cut is not None else self._cut_box(box, edges, limit)
-            if not mirrored:
+            if not is_mirrored:
                 position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
                 position_of_op[ops] = part_of_item[self.item_of[ops]]
                 self.cuts[key] = (position_of_op, labels)
@@ -114,16 +114,16 @@ class _Levels:
         self.item_of[ops] = -1
         for item in box.items:
             if item.items:
-                self.visit(item, (*key, item.label), pairs, self.most, mirrored)
+                self.visit(item, (*key, item.label), pairs, self.most, is_mirrored)
 
     def _sort(self, box: Box, ops: Ints, edges: Ints) -> None:
         """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader."""
         count = len(box.items)
         owner, position = self.item_of[ops], self.graph.position[ops]
         # The positions of variables and updates say little about the time.
-        timed: NDArray[np.float64] = np.where(self.timed[ops], 1.0, 1e-6)
-        mean: NDArray[np.float64] = np.bincount(owner, timed * position, minlength=count) / np.bincount(
-            owner, timed, minlength=count
+        op_weight: NDArray[np.float64] = np.where(self.timed[ops], 1.0, 1e-6)
+        mean: NDArray[np.float64] = np.bincount(owner, op_weight * position, minlength=count) / np.bincount(
+            owner, op_weight, minlength=count
         )
         edges = edges[edges[:, 0] != edges[:, 1]]
         has_input = np.zeros(count, dtype=np.bool_)

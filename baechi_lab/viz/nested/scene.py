@@ -106,9 +106,9 @@ class _Builder:
         self.opened = {ROOT, *self.frames.tolist()}
         self.duration = np.concatenate([[0.0], np.cumsum(graph.duration_us[tree.ops])])
         # Variables and updates tell little about when a box has its turn.
-        timed = np.where((np.diff(graph.predecessors[0]) > 0) & ~updates(graph), 1.0, 1e-6)[tree.ops]
-        self.timed = np.concatenate([[0.0], np.cumsum(timed)])
-        self.position = np.concatenate([[0.0], np.cumsum(timed * graph.position[tree.ops])])
+        op_weight = np.where((np.diff(graph.predecessors[0]) > 0) & ~updates(graph), 1.0, 1e-6)[tree.ops]
+        self.timed = np.concatenate([[0.0], np.cumsum(op_weight)])
+        self.position = np.concatenate([[0.0], np.cumsum(op_weight * graph.position[tree.ops])])
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.edge_of = np.full(len(graph.consumers), -1, dtype=np.int32)
         self.inside: dict[int, Arrangement] = {}
@@ -212,8 +212,8 @@ class _Builder:
             twin=np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
         )
         source, target, size, _ = self.arrows[node]
-        mirrored = bool(self.tree.backward[node]) if node != ROOT else False
-        self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, mirrored)
+        is_mirrored = bool(self.tree.backward[node]) if node != ROOT else False
+        self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, is_mirrored)
 
     def _aspect_of_frames(self, children: NDArray[np.int64]) -> float:
         """Returns the width per height of the outermost frames, which are wide if few are in a row, or if there are two rows."""

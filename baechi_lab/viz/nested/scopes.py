@@ -125,13 +125,13 @@ def _by_group(graph: OpGraph) -> NDArray[np.int64]:
 
 def _common(paths: Sequence[Path]) -> Path:
     """Returns the scopes with which all paths begin."""
-    shared = paths[0]
+    common_path = paths[0]
     for path in paths[1:]:
         k = 0
-        while k < min(len(shared), len(path)) and shared[k] == path[k]:
+        while k < min(len(common_path), len(path)) and common_path[k] == path[k]:
             k += 1
-        shared = shared[:k]
-    return shared
+        common_path = common_path[:k]
+    return common_path
 
 
 def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
@@ -154,16 +154,16 @@ def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_])
                 near_by = [p for p in near_by if paths[op] == p[: len(paths[op])]]  # backward ones stay backward
                 votes = Counter(near_by)
                 if not votes:
-                    voted = None
+                    winner = None
                 else:
                     if backwards:  # an op that both passes read belongs to the forward pass
                         votes = Counter({p: k for p, k in votes.items() if p[:1] != (BACKWARD,)}) or votes
                     outer = Counter(_outermost(p) for p in votes.elements()).most_common(1)[0][0]
-                    voted = _common([p for p in votes if _outermost(p) == outer])
-                if voted is not None and update[op] and len({_outermost(p) for p in near_by}) > 1:
-                    voted = ("optimizer",)
-                if voted is not None:
-                    paths[op], stray[op] = voted, False
+                    winner = _common([p for p in votes if _outermost(p) == outer])
+                if winner is not None and update[op] and len({_outermost(p) for p in near_by}) > 1:
+                    winner = ("optimizer",)
+                if winner is not None:
+                    paths[op], stray[op] = winner, False
 
 
 def _outermost(path: Path) -> Path:

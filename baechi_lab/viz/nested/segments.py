@@ -93,9 +93,9 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
         lowest = np.minimum.accumulate(total)
         end = int(np.argmax(total - lowest))
         start, end = int(np.argmin(total[: end + 1])), end
-        covered = end - start + p
-        if covered >= 2 * p and covered >= 0.4 * m and not _is_monotonous(kinds[start : start + p]):
-            scores.append((covered - p * 1e-3, -p, start, covered // p))
+        covered_length = end - start + p
+        if covered_length >= 2 * p and covered_length >= 0.4 * m and not _is_monotonous(kinds[start : start + p]):
+            scores.append((covered_length - p * 1e-3, -p, start, covered_length // p))
     if not scores:
         return None
     top = max(scores)[0]

@@ -83,14 +83,14 @@ class Tree:
         return node in expanded and bool(self.children[node])
 
     def _walk(self, expanded: Collection[int]) -> list[int]:
-        visited: list[int] = []
+        nodes: list[int] = []
         stack = list(self.children[ROOT][::-1])
         while stack:
             node = stack.pop()
-            visited.append(node)
+            nodes.append(node)
             if self._open(node, expanded):
                 stack.extend(self.children[node][::-1])
-        return visited
+        return nodes
 
     def owner(self, visible: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns int32[ops]: the position in `visible` of the node that covers each op."""
@@ -124,9 +124,9 @@ class Tree:
             count += len(inside) - 1
             for c in inside:
                 heapq.heappush(queue, (-int(self.high[c] - self.low[c]), c))
-        mirrored = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in open_nodes}
-        added_count = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
-        return frozenset(open_nodes | mirrored if count + added_count <= limit else open_nodes)
+        mirrored_nodes = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in open_nodes}
+        added_count = sum(len(self.children[c]) - 1 for c in mirrored_nodes if self.children[c])
+        return frozenset(open_nodes | mirrored_nodes if count + added_count <= limit else open_nodes)
 
 
 def build_tree(graph: OpGraph) -> Tree:
