@@ -370,13 +370,13 @@ def find_fitting_change(
     setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
 ) -> FittingChange | None:
     """Finds the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
-    for changed, changes in _fitting_changes(setting):
+    for changed_field, changes in _fitting_changes(setting):
         try:
             outcome = compute(setting.replace(**changes), subject, memo, report)
         except BaechiLabError:
             continue
         if outcome.timeline.feasible:
-            return FittingChange(outcome, changed)
+            return FittingChange(outcome, changed_field)
     return None
 
 

@@ -84,15 +84,15 @@ def build_bars(
     device_elsewhere = _elsewhere(timelines, labels, against, len(names))
     for number, timeline in enumerate(timelines):
         label, title = labels[number], titles[number]
-        marked = chain if number == 0 else None
+        marked_ops = chain if number == 0 else None
         computes = computing(graph, timeline)
         for d, lane in enumerate(_compute_lanes(timeline, computes, title)):
             # The timeline's title stands above its first device, the name of a group at its start.
             group = groups[d] if d < len(groups) and (d == 0 or groups[d] != groups[d - 1]) else ""
             above = headings[number] if len(timelines) > 1 and d == 0 else ""
             lane["heading"] = ", ".join(filter(None, (above, group)))
-            rows_of = partial(_op_rows, timeline, d, label, marked, device_elsewhere.get(number))
-            device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked), "transfers")]
+            rows_of = partial(_op_rows, timeline, d, label, marked_ops, device_elsewhere.get(number))
+            device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked_ops), "transfers")]
             if not computes.all():
                 device_tables.insert(1, (rows_of(~computes), "collectives"))
             for table, kind in device_tables:

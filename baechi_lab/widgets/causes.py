@@ -115,10 +115,10 @@ def _of_transfer(
         return Cause("transfer", producer, row, waited_us, text + free_text)
     # The transfer at one of the two devices that ended when this one began; -1 if there is none.
     end_devices = (transfers.source[row], transfers.target[row])
-    shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
+    shares_device: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
     sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
     ended_then = (np.abs(transfers.end_us - sent_us) <= rounding_us) | (np.abs(sender_free_us - sent_us) <= rounding_us)
-    blocking_rows = np.flatnonzero(shared & ended_then & (np.arange(len(transfers)) != row))
+    blocking_rows = np.flatnonzero(shares_device & ended_then & (np.arange(len(transfers)) != row))
     blocking_row = int(blocking_rows[0]) if len(blocking_rows) else -1
     blocking_text = (
         "other transfers"

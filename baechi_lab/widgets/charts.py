@@ -123,12 +123,12 @@ def fit_chart(answer: Fit) -> Chart:
     """Makes a chart of the options of `bl.fit`, as `viz.fit_options`: a point's id is its position in `answer.options`."""
     from ..fitting.record import fullest_device_bytes
 
-    simulated = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    simulated_options = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     capacity_bytes = answer.room_bytes
-    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated), 1])
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated_options), 1])
     is_limit_shown = capacity_bytes <= FAR * largest_peak
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if is_limit_shown else largest_peak), BYTES)
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated), default=1.0), UNITS)
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated_options), default=1.0), UNITS)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
         y, x = (
@@ -138,9 +138,9 @@ def fit_chart(answer: Fit) -> Chart:
         return series(y, name, color, x, [not option.fits for option in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]
-    kinds = list(enumerate(dict.fromkeys(answer.options[k].kind for k in simulated)))
+    kinds = list(enumerate(dict.fromkeys(answer.options[k].kind for k in simulated_options)))
     for k, kind in kinds[1:] + kinds[:1]:  # the unchanged step is drawn last, above others at the same place
-        ids = [position for position in simulated if answer.options[position].kind == kind]
+        ids = [position for position in simulated_options if answer.options[position].kind == kind]
         options = [answer.options[position] for position in ids]
         tips = [
             f"{option.choice_in_words}: {format_us(option.step_us)}, "
@@ -148,7 +148,7 @@ def fit_chart(answer: Fit) -> Chart:
             for option in options
         ]
         series_list.append(option_series(options, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
-    unit_of_work = "sample" if any(answer.options[k].batch_size for k in simulated) else "step"
+    unit_of_work = "sample" if any(answer.options[k].batch_size for k in simulated_options) else "step"
     rules = [limit(capacity_bytes / size, "memory of a device", LIMIT)] if is_limit_shown else []
     return points(
         peak_axis(capacity_bytes, is_limit_shown, bytes_unit), f"time per {unit_of_work} ({unit})", series_list, rules

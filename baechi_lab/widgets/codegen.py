@@ -163,9 +163,12 @@ def from_code(text: str) -> Setting:
     fields.setdefault("passes", ())
     # The fields of the setting of all micro-batches and replicas, from those of the lines for one of them.
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
-    if (profiled := fields.pop("profiled_micro_batches", None)) not in (None, fields.get("micro_batches")):
+    if (profiled_micro_batches := fields.pop("profiled_micro_batches", None)) not in (
+        None,
+        fields.get("micro_batches"),
+    ):
         raise InvalidInput(
-            f"micro_batches is {fields.get('micro_batches')}; the profile is of one of {profiled} micro-batches"
+            f"micro_batches is {fields.get('micro_batches')}; the profile is of one of {profiled_micro_batches} micro-batches"
         )
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
@@ -177,8 +180,12 @@ def from_code(text: str) -> Setting:
     for placing in (*starts, last):
         # Parameters that follow from micro-batches are not written.
         pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
-        implied = pipeline_parameters(placing["placer"], pipeline)
-        params = {key: value for key, value in placing["params"].items() if key not in implied or implied[key] != value}
+        implied_params = pipeline_parameters(placing["placer"], pipeline)
+        params = {
+            key: value
+            for key, value in placing["params"].items()
+            if key not in implied_params or implied_params[key] != value
+        }
         setting = Setting(**{**fields, "moves": (), **placing, "params": params, "start": setting})
     return setting  # type: ignore[return-value]
 
@@ -191,8 +198,8 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
         raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r:.80} is not a call that the workbench writes")
     name = _function_name(value)
     if name in ("Cluster", "Cluster.uniform"):
-        shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
-        fields["share" if shared else "cluster"] = _value(value)
+        is_share = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
+        fields["share" if is_share else "cluster"] = _value(value)
         return
     if name.endswith(".replace"):  # the replicas, which the share tells
         return

@@ -34,8 +34,8 @@ class Coloring:
 
 def choices(graph: OpGraph, timeline: Timeline | None = None) -> tuple[str, ...]:
     """Returns the properties by which ops of this graph can be coloured; micro-batches only if it has some."""
-    batched = _batches(graph, timeline) is not None
-    return (DEVICE, TYPE, SCOPE, PASS, CRITICAL, *((BATCH,) if batched else ()))
+    has_batches = _batches(graph, timeline) is not None
+    return (DEVICE, TYPE, SCOPE, PASS, CRITICAL, *((BATCH,) if has_batches else ()))
 
 
 def coloring(

@@ -112,12 +112,12 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def comparison_in_words(table: pandas.DataFrame) -> str:
     """Names the fastest placement that fits."""
-    compared = f"{len(table)} placement{'' if len(table) == 1 else 's'} compared"
+    count_sentence = f"{len(table)} placement{'' if len(table) == 1 else 's'} compared"
     fitting_rows = best_first(table[table["feasible"].astype(bool)])
     if not len(fitting_rows):
-        return f"{compared}: none fits"
+        return f"{count_sentence}: none fits"
     placer, step = fitting_rows.loc[0, "placer"], format_us(float(fitting_rows.loc[0, "makespan_us"]))
-    return f"{compared}, the fastest that fits: {placer}, {step}"
+    return f"{count_sentence}, the fastest that fits: {placer}, {step}"
 
 
 def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, object]:

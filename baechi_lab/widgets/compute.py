@@ -230,10 +230,10 @@ def source(
     if setting.path:
         report(f"reading {setting.path}", 0.1)
         file = Path(setting.path)
-        modified = file.stat().st_mtime if file.is_file() else 0.0
+        modified_seconds = file.stat().st_mtime if file.is_file() else 0.0
         if setting.is_program:
-            return None, memo.recall("load", _estimate, setting.path, modified, setting.hardware)[0]
-        return None, memo.recall("load", _load, setting.path, modified)[0]
+            return None, memo.recall("load", _estimate, setting.path, modified_seconds, setting.hardware)[0]
+        return None, memo.recall("load", _load, setting.path, modified_seconds)[0]
     step = given_step(setting, subject, memo, report)
     if step is None:
         if not isinstance(subject, OpGraph):
@@ -267,13 +267,13 @@ class TorchProfile:
         return self.stage(step if micro_batches is None else step.micro_batches(micro_batches)[0])
 
 
-def _load(path: str, modified: float) -> OpGraph:
-    """Loads a stored graph; `modified` makes the cache read a changed file again."""
+def _load(path: str, modified_seconds: float) -> OpGraph:
+    """Loads a stored graph; `modified_seconds` makes the cache read a changed file again."""
     return load_graph(path)
 
 
-def _estimate(path: str, modified: float, hardware: str) -> OpGraph:
-    """Estimates the operators of a program; `modified` makes the cache read a changed file again."""
+def _estimate(path: str, modified_seconds: float, hardware: str) -> OpGraph:
+    """Estimates the operators of a program; `modified_seconds` makes the cache read a changed file again."""
     from ..profilers.programs.estimation import profile_program
 
     return profile_program(path, hardware=hardware)
@@ -426,9 +426,9 @@ def bounds_under(
 ) -> Mapping[str, float]:
     """Returns the named lower bounds; none if no device may run some op."""
     # Other bounds are for one device per op.
-    replicated = placement if placement is not None and placement.replicas else None
+    placement_with_replicas = placement if placement is not None and placement.replicas else None
     try:
-        return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, replicated)[0]  # type: ignore[no-any-return]
+        return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, placement_with_replicas)[0]  # type: ignore[no-any-return]
     except InfeasiblePlacement:
         return {}
 
@@ -443,7 +443,7 @@ def _bounds(
 
 def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, object]) -> Timeline | None:
     """Returns the step of one device in the schedule's order, or without a schedule if one device cannot follow it."""
-    scheduled = one_device(graph, cluster, **pipeline)
-    if scheduled is not None or "schedule" not in pipeline:
-        return scheduled
+    scheduled_us = one_device(graph, cluster, **pipeline)
+    if scheduled_us is not None or "schedule" not in pipeline:
+        return scheduled_us
     return one_device(graph, cluster, **{key: value for key, value in pipeline.items() if key != "schedule"})

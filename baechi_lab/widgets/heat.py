@@ -47,8 +47,8 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
         np.add.at(heat, timeline.op, timeline.end_us - timeline.start_us)
     elif by == IDLE:
         gaps = waits(graph, timeline)
-        caused = gaps.source >= 0
-        np.add.at(heat, gaps.source[caused], (gaps.end_us - gaps.start_us)[caused])
+        has_cause = gaps.source >= 0
+        np.add.at(heat, gaps.source[has_cause], (gaps.end_us - gaps.start_us)[has_cause])
     elif by == MOVED:
         tensors = timeline.transfers.tensor
         np.add.at(heat, timeline.tensor_producer[tensors], timeline.tensor_bytes[tensors].astype(np.float64))

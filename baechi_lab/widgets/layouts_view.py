@@ -101,7 +101,7 @@ class LayoutsView(PicturedBox):
 def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
     """Returns the columns of the table, each with one unit."""
     peaks = quantity("memory", [row.peak_bytes for row in rows], BYTES, "of the fullest device; ✗: more than it has")
-    marked = [text if row.fits else f"✗ {text}" for text, row in zip(peaks.texts, rows, strict=True)]
+    marked_texts = [text if row.fits else f"✗ {text}" for text, row in zip(peaks.texts, rows, strict=True)]
     shares = [None if row.waiting_us is None or not row.step_us else row.waiting_us / row.step_us for row in rows]
     # Without the class's name, the repr has the fields of the layout that differ from the defaults.
     names = [repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device" for row in rows]
@@ -109,7 +109,7 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
         Column("layout", names, hint="degrees above 1, and what differs from the defaults"),
         quantity("step", [row.step_us for row in rows], UNITS, "simulated; empty where the bound made it unnecessary"),
         quantity("bound", [row.lower_bound_us for row in rows], UNITS, "no step of this layout is shorter"),
-        replace(peaks, texts=marked),
+        replace(peaks, texts=marked_texts),
         Column("fits", ["yes" if row.fits else "no" for row in rows]),
         quantity(
             "exposed",

@@ -34,9 +34,9 @@ def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
     The first timeline always has rows, a further one only if it has a memory log. A device that holds nothing has none, except
     the first one where all are empty.
     """
-    shown = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
-    count = max((len(t.device_names) for t in shown), default=0)
-    rows = tuple(Row(t, d) for d in range(count) for t in shown if d < len(t.device_names))
+    shown_timelines = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
+    count = max((len(t.device_names) for t in shown_timelines), default=0)
+    rows = tuple(Row(t, d) for d in range(count) for t in shown_timelines if d < len(t.device_names))
     holding = {row.device for row in rows if row.timeline.peak_bytes[row.device] > 0} or {0}
     return tuple(row for row in rows if row.device in holding)
 
@@ -79,11 +79,11 @@ def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
     """Returns the peak of every row; `op` is an op of the first row's timeline, -1 if that lacks the op."""
     index = {name: op for op, name in enumerate(rows[0].timeline.op_names)} if rows else {}
     peak_list = [_peak(row.timeline, row.device, index) for row in rows]
-    measured = {
+    measured_peaks = {
         row.device: peak for row, peak in zip(rows, peak_list, strict=True) if row.timeline.origin == "measured"
     }
     for k, row in enumerate(rows):
-        if row.timeline.origin != "measured" and (measured_peak := measured.get(row.device)) is not None:
+        if row.timeline.origin != "measured" and (measured_peak := measured_peaks.get(row.device)) is not None:
             peak_list[k] = replace(peak_list[k], measured_bytes=measured_peak.bytes, measured_parts=measured_peak.parts)
     return tuple(peak_list)
 

@@ -173,8 +173,8 @@ class WorkbenchModel:
 
     def _can_start(self, setting: Setting) -> bool:
         """Whether the placer can start from the shown placement, and its parameters name no other start."""
-        shown = self.outcome
-        fits = shown is not None and shown.setting == self.setting and shown.timeline.feasible
+        shown_outcome = self.outcome
+        fits = shown_outcome is not None and shown_outcome.setting == self.setting and shown_outcome.timeline.feasible
         return fits and "start" in placer_class(setting.placer).__dataclass_fields__ and "start" not in setting.params
 
     def enter(self, setting: Setting) -> None:
@@ -190,10 +190,10 @@ class WorkbenchModel:
         with collected_notes() as notes:
             if setting.path and setting.path != self.setting.path:
                 source(setting, self.subject, self.memo)
-        shown = self.outcome
-        if shown is not None and setting.same_graph(shown.setting):
+        shown_outcome = self.outcome
+        if shown_outcome is not None and setting.same_graph(shown_outcome.setting):
             for op_name, device in setting.moves:
-                named_ops(shown.graph, op_name)
+                named_ops(shown_outcome.graph, op_name)
                 setting.share.index(device)
         self.history.push(setting)
         self._noted += [(setting, text) for text in notes]
@@ -398,10 +398,10 @@ class WorkbenchModel:
 
     def select(self, ops: Iterable[int]) -> None:
         """Selects ops of the graph."""
-        selected = tuple(sorted({int(i) for i in ops}))
-        if selected != self.selection:
-            self.selection = selected
-            self.emit("selection", selected)
+        selected_ops = tuple(sorted({int(i) for i in ops}))
+        if selected_ops != self.selection:
+            self.selection = selected_ops
+            self.emit("selection", selected_ops)
 
     def preview_moves(self, ops: Sequence[int]) -> None:
         """Emits `previews`, the effect of moving `ops` by device name: first none, then those that were simulated."""

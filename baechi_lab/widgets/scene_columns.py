@@ -54,15 +54,15 @@ def scene_columns(graph: OpGraph, scene: Scene) -> Columns:
 
 def paint_columns(paint: Paint) -> Columns:
     """Returns the colours of boxes as bytes, with the shares of devices for boxes on several devices."""
-    mixed = np.flatnonzero(paint.share.max(axis=1, initial=0.0) < 0.995)
+    mixed_boxes = np.flatnonzero(paint.share.max(axis=1, initial=0.0) < 0.995)
     columns = pack(
         device=("u1", paint.main),
         time=("f8", paint.time_us),
         critical=("u1", paint.critical),
         sent=("f8", paint.sent_bytes),
         received=("f8", paint.received_bytes),
-        mixed=("i4", mixed),
-        share=("f4", paint.share[mixed]),
+        mixed=("i4", mixed_boxes),
+        share=("f4", paint.share[mixed_boxes]),
         crossing=("f8", paint.crossing_bytes),
         critical_arrow=("u1", paint.critical_arrow),
     )

@@ -98,13 +98,13 @@ def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
 
 def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Returns float64[devices]: the time in which a device runs collectives and computes nothing. O(rows log rows)."""
-    exposed = np.zeros(len(timeline.device_names))
-    for d in range(len(exposed)):
+    exposed_us_of_device = np.zeros(len(timeline.device_names))
+    for d in range(len(exposed_us_of_device)):
         on_device = timeline.device == d
         lanes = (on_device & computes, on_device)
         busy = [covered_us(timeline.start_us[rows], timeline.end_us[rows]) for rows in lanes]
-        exposed[d] = max(busy[1] - busy[0], 0.0)
-    return exposed
+        exposed_us_of_device[d] = max(busy[1] - busy[0], 0.0)
+    return exposed_us_of_device
 
 
 def idle(timeline: Timeline, computes: NDArray[np.bool_]) -> tuple[Idle, ...]:
@@ -121,8 +121,8 @@ def _idle_of(timeline: Timeline, on_device: NDArray[np.bool_]) -> Idle:
     span = timeline.makespan_us
     gaps: NDArray[np.float64] = np.zeros(0)
     if len(rows):
-        ended = np.maximum.accumulate(timeline.end_us[rows])
-        gaps = timeline.start_us[rows][1:] - ended[:-1]
+        end_us = np.maximum.accumulate(timeline.end_us[rows])
+        gaps = timeline.start_us[rows][1:] - end_us[:-1]
         # Rounding of a sum of durations is no bubble.
         gaps = gaps[gaps > 1e-9 * max(span, 1.0)]
     busy_us = float((timeline.end_us[rows] - timeline.start_us[rows]).sum())

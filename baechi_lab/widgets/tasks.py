@@ -252,7 +252,14 @@ class Tasks:
         """Returns the newest run of this placement, also if the setting has changed in between."""
         if outcome is None:
             return None
-        return next((run for measured, run in reversed(self.measured_runs) if same_placement(measured, outcome)), None)
+        return next(
+            (
+                run
+                for measured_outcome, run in reversed(self.measured_runs)
+                if same_placement(measured_outcome, outcome)
+            ),
+            None,
+        )
 
     def measure_link(self) -> None:
         """Measures transfers between two TensorFlow devices of this machine, and sets the fitted link."""
@@ -340,8 +347,8 @@ class Tasks:
                 subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises if the batch cannot be cut
             else:
                 grid = {**grid, "batch_size": [batch]}
-                undivided = setting.replace(micro_batches=None, schedule=None, replicas=1)
-                target = lambda size: source(undivided.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
+                undivided_setting = setting.replace(micro_batches=None, schedule=None, replicas=1)
+                target = lambda size: source(undivided_setting.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
         self._begin_job(SWEEP)

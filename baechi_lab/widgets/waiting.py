@@ -120,9 +120,9 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     array([8.])
     """
     number_of = _graph_numbers(graph, timeline)
-    ended = np.full(graph.n, -1.0)
+    last_end_us = np.full(graph.n, -1.0)
     inside = number_of[timeline.op] >= 0
-    np.maximum.at(ended, number_of[timeline.op[inside]], timeline.end_us[inside])
+    np.maximum.at(last_end_us, number_of[timeline.op[inside]], timeline.end_us[inside])
     pointer, tensors = graph.inputs
     count = np.where(op >= 0, pointer[op + 1] - pointer[op], 0)
     gap = np.repeat(np.arange(len(op)), count)
@@ -145,7 +145,7 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
         if len(order)
         else np.full(len(wanted_keys), -1)
     )
-    produced_us = ended[producer]
+    produced_us = last_end_us[producer]
     ready_us, arrival_us = produced_us.copy(), produced_us.copy()
     was_sent = row >= 0
     ready_us[was_sent] = np.maximum(transfers.start_us, transfers.receive_us)[row[was_sent]]

@@ -248,9 +248,9 @@ class Workbench(PicturedBox):
 
     def _offer(self) -> None:
         """Updates the placements with which the timeline can be compared, and drops a choice that no longer exists."""
-        offered = self.tasks.comparable_outcomes()
-        self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in offered.items()]
-        if self.timeline.against not in offered:
+        outcomes = self.tasks.comparable_outcomes()
+        self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in outcomes.items()]
+        if self.timeline.against not in outcomes:
             self.timeline.against = ""
 
     def _set_against(self, key: str) -> None:
@@ -264,9 +264,9 @@ class Workbench(PicturedBox):
         outcome = self.model.outcome
         if outcome is not None:
             with Guard(self.model.fail):
-                executed = op if self.details.executed else int(outcome.copies([op])[0])
-                self.graph.reveal(outcome.originals([executed]).tolist())
-                self.timeline.focus = executed
+                executed_op = op if self.details.executed else int(outcome.copies([op])[0])
+                self.graph.reveal(outcome.originals([executed_op]).tolist())
+                self.timeline.focus = executed_op
                 self._describe()
 
     def _describe(self) -> None:
@@ -294,8 +294,8 @@ class Workbench(PicturedBox):
                     self.graph.choose(indices)
                 self._origin = origin if len(indices) == len(self.graph.selected_ops) else None
                 if origin is self.graph and self.model.outcome is not None:
-                    clicked = self.graph.clicked_ops
-                    copies = self.model.outcome.copies(clicked).tolist() if len(clicked) == 1 else [-1]
+                    clicked_ops = self.graph.clicked_ops
+                    copies = self.model.outcome.copies(clicked_ops).tolist() if len(clicked_ops) == 1 else [-1]
                     if self.timeline.focus not in copies:
                         self.timeline.focus = copies[0]
                 self.model.select(self.graph.selected_ops)
@@ -343,10 +343,10 @@ class Workbench(PicturedBox):
 
     def _show_decision(self, log: Log, step: int) -> None:
         """Shows a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""
-        decided = log.placed_until(step)
-        self.graph.dim_all_but(decided)
+        decided_placement = log.placed_until(step)
+        self.graph.dim_all_but(decided_placement)
         outcome = self.model.outcome
-        self.timeline.dim_all_but(decided if outcome is None else outcome.copies(decided))
+        self.timeline.dim_all_but(decided_placement if outcome is None else outcome.copies(decided_placement))
         self.model.select(log.ops(step).tolist())
 
     def _end_decisions(self) -> None:

@@ -106,20 +106,20 @@ class ComparePanel:
 
     # -- showing ---------------------------------------------------------------------------------------
 
-    def show(self, compared: pandas.DataFrame) -> None:
+    def show(self, table: pandas.DataFrame) -> None:
         outcome = self.tasks.table_of
         if outcome is None:
             return
-        compared, notes = best_first(compared), [for_people(text) for text in compared.attrs.get("notes", ())]
+        table, notes = best_first(table), [for_people(text) for text in table.attrs.get("notes", ())]
         if outcome.setting.profile == "measured":
-            notes += note_on_bound(compared, outcome.graph)
+            notes += note_on_bound(table, outcome.graph)
         say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes))
-        errors = [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
+        errors = [f"{row['placer']}: {row['error']}" for _, row in table.iterrows() if row["error"]]
         say(self.errors, ". ".join(errors), "bad")
-        self.names = [str(name) for name in compared["placer"]]
-        names, longest = outcome.setting.cluster.names, float(compared["makespan_us"].max())
+        self.names = [str(name) for name in table["placer"]]
+        names, longest = outcome.setting.cluster.names, float(table["makespan_us"].max())
         colors, extras = device_colors(names), []
-        for k, values in compared.iterrows():
+        for k, values in table.iterrows():
             placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
             has_chart = shares is not None and step > 0
             used = np.flatnonzero(shares.any(axis=1)) if has_chart and len(names) > MOST_BARS else slice(None)
@@ -148,10 +148,10 @@ class ComparePanel:
                     "label": busy_in_words(shares, names) if has_chart else "",
                 }
             )
-        self.rows.show(compared_columns(compared), extras)
-        self.times.show(times_chart(compared))
+        self.rows.show(compared_columns(table), extras)
+        self.times.show(times_chart(table))
         limits = outcome.setting.cluster.memory_bytes.tolist()
-        self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
+        self.peaks.show(peaks_chart(table, outcome.setting.cluster.names, limits))
         self._refresh()
 
     def _refresh(self) -> None:
@@ -167,12 +167,12 @@ class ComparePanel:
         self._show_held()
 
     def _show_held(self) -> None:
-        pinned, current = self.tasks.pinned, self.model.outcome
-        self.held_buttons.layout.display = "none" if pinned is None else "flex"
-        if pinned is None or current is None:
+        pinned_outcome, current = self.tasks.pinned, self.model.outcome
+        self.held_buttons.layout.display = "none" if pinned_outcome is None else "flex"
+        if pinned_outcome is None or current is None:
             self.pinned.value = ""
             return
-        change = difference(pinned, current)
+        change = difference(pinned_outcome, current)
         if change is None:
             self.pinned.value = '<div class="bl-note">The held placement is of another graph or of other devices.</div>'
             return
@@ -180,12 +180,12 @@ class ComparePanel:
             [n, f"{a} → {b}", format_us(float(d))]
             for n, a, b, d in zip(change.names, change.before, change.after, change.duration_us, strict=True)
         ]
-        summary = table(("", "held", "current"), side_by_side(pinned, current))
-        title = f"<b>{len(rows):,} of {placed_parts(pinned.coarse)} are elsewhere</b>"
+        summary = table(("", "held", "current"), side_by_side(pinned_outcome, current))
+        title = f"<b>{len(rows):,} of {placed_parts(pinned_outcome.coarse)} are elsewhere</b>"
         rows_html = table(
-            ("op" if pinned.coarse.group_of is None else "group", "moved", "time"),
+            ("op" if pinned_outcome.coarse.group_of is None else "group", "moved", "time"),
             rows[:MOST_GROUPS],
-            empty=same_in_words(pinned, current),
+            empty=same_in_words(pinned_outcome, current),
         )
         self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{rows_html}'
 
@@ -231,15 +231,15 @@ def busy_in_words(shares: NDArray[np.float64], names: Sequence[str]) -> str:
     return "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.mean(axis=1), strict=True))
 
 
-def same_in_words(pinned: Outcome, current: Outcome) -> str:
+def same_in_words(pinned_outcome: Outcome, current: Outcome) -> str:
     """Describes two placements with every op on the same device, whose steps may still differ."""
-    if pinned.timeline.makespan_us == current.timeline.makespan_us:
+    if pinned_outcome.timeline.makespan_us == current.timeline.makespan_us:
         return "the two placements are the same"
-    before, after = schedule_name(pinned), schedule_name(current)
+    before, after = schedule_name(pinned_outcome), schedule_name(current)
     why = f"{before} against {after}" if before != after else "each has an order of its own"
     return (
         f"every op is on the same device; the steps differ by the order in which devices work ({why}): "
-        f"{format_us(pinned.timeline.makespan_us)} and {format_us(current.timeline.makespan_us)}"
+        f"{format_us(pinned_outcome.timeline.makespan_us)} and {format_us(current.timeline.makespan_us)}"
     )
 
 
@@ -253,7 +253,7 @@ def schedule_name(outcome: Outcome) -> str:
     return "fifo" if outcome.placement.rank is None else f"the order that {setting.placer} planned"
 
 
-def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
+def side_by_side(pinned_outcome: Outcome, current: Outcome) -> list[list[str]]:
     """Returns a table of the main numbers of two outcomes."""
 
     def column(o: Outcome) -> list[str]:
@@ -269,4 +269,4 @@ def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
         ]
 
     labels = ["placed by", "devices work by", "step", "peak memory", "bytes moved", "fits"]
-    return [list(r) for r in zip(labels, column(pinned), column(current), strict=True)]
+    return [list(r) for r in zip(labels, column(pinned_outcome), column(current), strict=True)]

@@ -43,66 +43,74 @@ class FitPanel:
     def _ask(self) -> None:
         with Guard(self.model.fail):
             setting, model = self.model.setting, self.model
-            shown = None if model.stale else model.outcome
-            plain = shown is not None and shown.executed_graph is shown.graph and not shown.placement.replicas
-            placement = shown.placement if shown is not None and plain else None
+            shown_outcome = None if model.stale else model.outcome
+            plain = (
+                shown_outcome is not None
+                and shown_outcome.executed_graph is shown_outcome.graph
+                and not shown_outcome.placement.replicas
+            )
+            placement = shown_outcome.placement if shown_outcome is not None and plain else None
 
             def work(ticket: Ticket) -> Fit:
                 subject = fit_subject(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
                 return fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
 
-            self.tasks.start("the search for options that fit", work, lambda answer: self.show(answer, shown))
+            self.tasks.start("the search for options that fit", work, lambda answer: self.show(answer, shown_outcome))
 
-    def show(self, answer: Fit, shown: Outcome | None = None) -> None:
-        """Shows the answer, its options as points, and their table; `shown` is the outcome in the header at the question."""
+    def show(self, answer: Fit, shown_outcome: Outcome | None = None) -> None:
+        """Shows the answer, its options as points, and their table; the header showed `shown_outcome` at the question."""
         self.answer = answer
         say(
             self.state,
-            " ".join(filter(None, (answer.answer, unlike(answer, shown), for_people(answer.caveat)))),
+            " ".join(filter(None, (answer.answer, unlike(answer, shown_outcome), for_people(answer.caveat)))),
             "good" if answer.fits else "bad",
         )
         self.model.emit("announced", answer.answer)
         best = answer.best
-        marked = -1 if best is None else answer.options.index(best)
+        marked_row = -1 if best is None else answer.options.index(best)
         self.points.children = [FitView(answer)]
         texts = [option.texts() for option in answer.options]
         has_values = [any(row[k] != "-" for row in texts) for k in range(len(HEAD))]
         head, *rows = (list(compress(cells, has_values)) for cells in (HEAD, *texts))
-        self.rows.value = table(head, rows, marked)
+        self.rows.value = table(head, rows, marked_row)
 
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
     """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for an estimated model."""
-    undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
+    undivided_setting = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)
     if is_torch_step(step):
-        return Subject(graph if setting.micro_batches is None else build(undivided)[1], step.batch_size, None)
+        return Subject(graph if setting.micro_batches is None else build(undivided_setting)[1], step.batch_size, None)
     if not isinstance(step, Step) or step.built_from is None or setting.profile != "estimated":
         return Subject(graph, None, None)
     built_from = step.built_from
     size = setting.batch_size or built_from.batch_size
-    rebuild = lambda batch: build(replace(undivided, batch_size=batch))[1]  # noqa: E731
+    rebuild = lambda batch: build(replace(undivided_setting, batch_size=batch))[1]  # noqa: E731
     code = model_code(built_from.model, built_from.other_params, setting.hardware)
     return Subject(rebuild(size), size, rebuild, code)
 
 
-def unlike(answer: Fit, shown: Outcome | None) -> str:
+def unlike(answer: Fit, shown_outcome: Outcome | None) -> str:
     """Says why the step as it is differs from the header's; empty if it does not, or if there is none."""
     first = answer.options[0]
-    if shown is None or first.timeline is None:
+    if shown_outcome is None or first.timeline is None:
         return ""
     if first.command == "placement":
-        step_us = shown.timeline.makespan_us
+        step_us = shown_outcome.timeline.makespan_us
         change_text = f"{change_in_words(first.step_us, step_us)} against the {format_us(step_us)} above"
         order = f", in the order of the placement itself ({change_text})" if first.step_us != step_us else ""
         return (
             f"As it is under the placement above{order}; the other rows have the fastest of {', '.join(FAST_PLACERS)}."
         )
-    change = change_in_words(first.step_us, shown.timeline.makespan_us)
+    change = change_in_words(first.step_us, shown_outcome.timeline.makespan_us)
     if change == "no change":
         return ""
-    if shown.executed_graph is not shown.graph:
-        return f"As it is, in one batch; the {format_us(shown.timeline.makespan_us)} above are of micro-batches."
+    if shown_outcome.executed_graph is not shown_outcome.graph:
+        return (
+            f"As it is, in one batch; the {format_us(shown_outcome.timeline.makespan_us)} above are of micro-batches."
+        )
     by = first.placement.placer if first.placement is not None else ""
-    return f"As it is, placed by {by} here ({change} against the {format_us(shown.timeline.makespan_us)} above)."
+    return (
+        f"As it is, placed by {by} here ({change} against the {format_us(shown_outcome.timeline.makespan_us)} above)."
+    )

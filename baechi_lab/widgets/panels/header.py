@@ -41,13 +41,13 @@ class AdviceRow:
         elif self.advice is not None:
             self._apply(self.advice)
 
-    def show(self, advice: Advice | None, applied: bool = False) -> None:
-        """Shows an advice, or none; `applied` says whether it is in force."""
-        self.advice, self.applied = advice, applied
+    def show(self, advice: Advice | None, is_applied: bool = False) -> None:
+        """Shows an advice, or none; `is_applied` says whether it is in force."""
+        self.advice, self.applied = advice, is_applied
         self.widget.layout.display = "none" if advice is None else "flex"
-        words = "" if advice is None else f"Applied: {advice.sentence}" if applied else advice.sentence
+        words = "" if advice is None else f"Applied: {advice.sentence}" if is_applied else advice.sentence
         say(self.sentence, words[:1].upper() + words[1:])
-        self.apply.description = "" if advice is None else "Undo this" if applied else advice.button
+        self.apply.description = "" if advice is None else "Undo this" if is_applied else advice.button
 
 
 GOALS = ("makespan_us", "step_us", "period_us")
@@ -135,12 +135,12 @@ class Header:
         spans = [f"<span>{with_term_tooltips(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
         spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
         spans += [] if fits else [f'<span class="bl-bad">{html.escape(line.violations[0].message)}</span>']
-        won = why_won(outcome) or why_other(outcome)
-        spans += [f'<span class="bl-note">{with_term_tooltips(won)}</span>'] if won else []
-        measured = outcome.graph.info.get("measured", {})
-        if measured.get("busy"):
-            load = f"busy machine: others used {measured['others_share']:.2g} of {measured['cores']} cores"
-            hint = html.escape(f"while the profile was measured: {describe_repeats(measured)}")
+        reason = why_won(outcome) or why_other(outcome)
+        spans += [f'<span class="bl-note">{with_term_tooltips(reason)}</span>'] if reason else []
+        measurement = outcome.graph.info.get("measured", {})
+        if measurement.get("busy"):
+            load = f"busy machine: others used {measurement['others_share']:.2g} of {measurement['cores']} cores"
+            hint = html.escape(f"while the profile was measured: {describe_repeats(measurement)}")
             spans.append(f'<span class="bl-bad" title="{hint}">{load}</span>')
         self.verdict.show(outcome)
         fitting = "fits" if fits else "does not fit"
@@ -155,10 +155,10 @@ class Header:
 
     def _advise(self, advice: Sequence[Advice]) -> None:
         """Shows one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
-        applied = self._applied
+        applied_advice = self._applied
         advices: list[tuple[Advice, bool]] = []
-        if applied is not None and applied[1] == self.model.setting:
-            advices.append((applied[0], True))
+        if applied_advice is not None and applied_advice[1] == self.model.setting:
+            advices.append((applied_advice[0], True))
         advices += [(one, False) for one in advice]
         for k, advice_row in enumerate(self.advice_rows):
             advice_row.show(*(advices[k] if k < len(advices) else (None, False)))

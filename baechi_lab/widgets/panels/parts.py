@@ -127,13 +127,13 @@ def shorten(text: str, limit: int = 36) -> str:
     return f"{text[: limit - tail - 1]}…{text[len(text) - tail :]}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, empty: str = "") -> str:
-    """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked` is bold."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked_row: int = -1, empty: str = "") -> str:
+    """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked_row` is bold."""
     if not rows:
         return f'<div class="bl-note">{html.escape(empty)}</div>'
     top = "".join(f"<th>{with_term_tooltips(h)}</th>" for h in head)
     body = "".join(
-        f'<tr class="{"bl-marked" if k == marked else ""}">'
+        f'<tr class="{"bl-marked" if k == marked_row else ""}">'
         + "".join(f"<td>{_breakable(c)}</td>" for c in cells)
         + "</tr>"
         for k, cells in enumerate(rows)

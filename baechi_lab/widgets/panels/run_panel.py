@@ -165,21 +165,22 @@ class RunPanel:
         say(self.progress_note, traced_in_words(live))
         self.chart.show(run_chart(live))
 
-    def _show_run(self, finished: tuple[Outcome, Run]) -> None:
-        outcome, run = finished
+    def _show_run(self, outcome_and_run: tuple[Outcome, Run]) -> None:
+        outcome, run = outcome_and_run
         self.stop.disabled = True
         self._ready()
         moved_note = f" {len(run.moved_ops)} ops ran elsewhere than placed." if run.moved_ops else ""
         why = f" {run.message}" if run.message and run.status not in ("ok", "cancelled") else ""
-        ended: Any = {"ok": "Done.", "cancelled": "Stopped."}.get(run.status, f"Ended: {run.status}.")
+        status_sentence: Any = {"ok": "Done.", "cancelled": "Stopped."}.get(run.status, f"Ended: {run.status}.")
         if len(run.step_seconds) and self.tasks.run_of(self.model.outcome) is not run:
             say(
-                self.state, f"{ended}{moved_note}{why} It ran the placement before this one; go back to that to see it."
+                self.state,
+                f"{status_sentence}{moved_note}{why} It ran the placement before this one; go back to that to see it.",
             )
             return
         self.show(LiveRun.of(outcome, run))
         below = f" {MEASURED_BELOW}{undercut(outcome, run)}" if len(run.step_seconds) else ""
-        say(self.state, f"{ended}{moved_note}{why}{below}")
+        say(self.state, f"{status_sentence}{moved_note}{why}{below}")
 
 
 def undercut(outcome: Outcome, run: Run) -> str:

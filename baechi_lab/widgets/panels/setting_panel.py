@@ -102,10 +102,10 @@ class SettingPanel:
 
         subject = self.model.subject
         first = [] if subject is None else [(f"{shorten(subject.name, 30)} (given)", GIVEN_SUBJECT)]
-        stored = [(shorten(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
+        stored_choices = [(shorten(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         self.source = _drop(
             "model / graph",
-            [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored],
+            [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored_choices],
             "the graph that is placed: the given one, one of a model that is built, or a stored one",
         )
         self.file = _text(

@@ -36,8 +36,8 @@ def picture_rule(key: str) -> str:
     It uses no class of a front end. The picture is in the page itself (VS Code, Colab, nbclassic, marimo) or in an image
     whose address holds its text (JupyterLab).
     """
-    pictured = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"], .bl-words-{key}'
-    return f'<style class="bl-stray">body:has(.bl-live-{key}) :is({pictured}) {{ display: none !important; }}</style>'
+    picture_selectors = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"], .bl-words-{key}'
+    return f'<style class="bl-stray">body:has(.bl-live-{key}) :is({picture_selectors}) {{ display: none !important; }}</style>'
 
 
 def source(suffix: str, *names: str) -> str:

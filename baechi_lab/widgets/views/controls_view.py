@@ -51,7 +51,7 @@ class ControlsView(View):
         if layout is not None and (layout.display == "none" or layout.visibility == "hidden"):
             return None
         hint = getattr(widget, "tooltip", None) or ""
-        shared = {
+        common_fields = {
             "id": widget.model_id,
             "label": html.unescape(re.sub("<[^>]*>", "", getattr(widget, "description", ""))) or hint,
             "hint": hint,
@@ -59,19 +59,23 @@ class ControlsView(View):
         }
         if isinstance(widget, ipywidgets.Box):
             children = [child for child in map(self._describe, widget.children) if child is not None]
-            return {**shared, "kind": "row" if isinstance(widget, ipywidgets.HBox) else "column", "children": children}
+            return {
+                **common_fields,
+                "kind": "row" if isinstance(widget, ipywidgets.HBox) else "column",
+                "children": children,
+            }
         if isinstance(widget, ipywidgets.HTML):
-            return {**shared, "kind": "text", "value": widget.value}
+            return {**common_fields, "kind": "text", "value": widget.value}
         if isinstance(widget, Folder):
-            return {**shared, "kind": "button", "label": f"{'▾' if widget.unfolded else '▸'} {widget.title}"}
+            return {**common_fields, "kind": "button", "label": f"{'▾' if widget.unfolded else '▸'} {widget.title}"}
         if isinstance(widget, ipywidgets.Button):
-            return {**shared, "kind": "button"}
+            return {**common_fields, "kind": "button"}
         if isinstance(widget, ipywidgets.ToggleButton):
-            return {**shared, "kind": "button", "pressed": widget.value}
+            return {**common_fields, "kind": "button", "pressed": widget.value}
         if isinstance(widget, (ipywidgets.Dropdown, ipywidgets.SelectionSlider)):
-            return {**shared, "kind": "choice", "options": list(widget._options_labels), "value": widget.index}
+            return {**common_fields, "kind": "choice", "options": list(widget._options_labels), "value": widget.index}
         if isinstance(widget, ipywidgets.Text):
-            return {**shared, "kind": "entry", "value": widget.value}
+            return {**common_fields, "kind": "entry", "value": widget.value}
         return None
 
     def _set_widget(self, _: object, content: Message, __: object) -> None:
