@@ -204,12 +204,12 @@ def exchange_folders(partial: Path, target: Path) -> Path | None:
     names = os.fsencode(partial), os.fsencode(target)
     current_folder, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
     if sys.platform.startswith("linux") and hasattr(library, "renameat2"):
-        failed = library.renameat2(current_folder, names[0], current_folder, names[1], swap)  # type: ignore[union-attr]
+        error_code = library.renameat2(current_folder, names[0], current_folder, names[1], swap)  # type: ignore[union-attr]
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        failed = library.renamex_np(*names, swap)  # type: ignore[union-attr]
+        error_code = library.renamex_np(*names, swap)  # type: ignore[union-attr]
     else:
         return None
-    return None if failed else partial
+    return None if error_code else partial
 
 
 def _remove(folder: Path) -> None:

@@ -18,7 +18,7 @@ _EXPERTS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3")
 def write(request: LayoutRequest) -> WrittenPlan:
     """Returns the file: value is what the JSON holds."""
     layout = request.layout
-    unsupported = request.uneven_vocabulary() + request.whole_products("DeepSpeed")
+    unsupported_features = request.uneven_vocabulary() + request.whole_products("DeepSpeed")
     value: dict[str, object] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": request.micro_batches,
@@ -34,26 +34,36 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if layout.zero:
             value["data_types"] = {"grad_accum_dtype": "fp32"}
         else:
-            unsupported.append("without ZeRO, DeepSpeed adds gradients up in bfloat16, not in float32")
+            unsupported_features.append("without ZeRO, DeepSpeed adds gradients up in bfloat16, not in float32")
     if layout.tp > 1:
         value["tensor_parallel"] = {"autotp_size": layout.tp}
     if layout.sequence_parallel:
-        unsupported.append("DeepSpeed's tensor parallelism does not divide norms along the sequence")
+        unsupported_features.append("DeepSpeed's tensor parallelism does not divide norms along the sequence")
     if layout.pp > 1:
-        unsupported.append(f"the file has no pipeline; make the model a PipelineModule with num_stages={layout.pp}")
+        unsupported_features.append(
+            f"the file has no pipeline; make the model a PipelineModule with num_stages={layout.pp}"
+        )
         if layout.schedule != "1f1b":
-            unsupported.append(f"DeepSpeed's pipeline runs 1f1b, not {layout.schedule}")
+            unsupported_features.append(f"DeepSpeed's pipeline runs 1f1b, not {layout.schedule}")
         if layout.stage_layers is not None:
-            unsupported.append("the file has no division of layers; DeepSpeed balances the stages by parameters")
+            unsupported_features.append(
+                "the file has no division of layers; DeepSpeed balances the stages by parameters"
+            )
     if layout.cp > 1:
-        unsupported.append("the file has no context parallelism; Ulysses divides heads instead of the sequence")
+        unsupported_features.append(
+            "the file has no context parallelism; Ulysses divides heads instead of the sequence"
+        )
     if layout.ep > 1:
         value["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
         if request.model_type not in _EXPERTS:
-            unsupported.append(f"DeepSpeed finds no experts in {request.model_type!r}; name their layers in the file")
+            unsupported_features.append(
+                f"DeepSpeed finds no experts in {request.model_type!r}; name their layers in the file"
+            )
         if layout.tp > 1:
-            unsupported.append("DeepSpeed divides no expert over tp; every expert is whole on one device")
+            unsupported_features.append("DeepSpeed divides no expert over tp; every expert is whole on one device")
     if layout.recompute != "none":
-        unsupported.append(f"the file does not switch {layout.recompute} recomputation on; the model's code does")
+        unsupported_features.append(
+            f"the file does not switch {layout.recompute} recomputation on; the model's code does"
+        )
     text = json.dumps(value, indent=2) + "\n"
-    return WrittenPlan("deepspeed", value, text, tuple(unsupported), {"deepspeed.json": text.encode()})
+    return WrittenPlan("deepspeed", value, text, tuple(unsupported_features), {"deepspeed.json": text.encode()})

@@ -52,7 +52,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "--context-parallel-size": layout.cp,
         **_RECOMPUTATION[layout.recompute],
     }
-    unsupported = _describe_blocks(request, arguments)
+    unsupported_features = _describe_blocks(request, arguments)
     model, fields = request.transformer, request.fields
     sentences = []
     if not model.positions:
@@ -72,10 +72,12 @@ def write(request: LayoutRequest) -> WrittenPlan:
             sentences.append(
                 f"{full} of {model.layers} layers attend to the whole sequence; name them in --window-attn-skip-freq"
             )
-    unsupported += [*request.uneven_pieces(), *sentences]
-    unsupported += [*_divide_tensors_and_copies(request, arguments), *_divide_into_stages(request, arguments)]
+    unsupported_features += [*request.uneven_pieces(), *sentences]
+    unsupported_features += [*_divide_tensors_and_copies(request, arguments), *_divide_into_stages(request, arguments)]
     text = shlex.join(str(word) for pair in arguments.items() for word in pair if word is not None) + "\n"
-    return WrittenPlan("megatron", arguments, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+    return WrittenPlan(
+        "megatron", arguments, text, tuple(unsupported_features), {"megatron_arguments.txt": text.encode()}
+    )
 
 
 def _describe_blocks(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
@@ -106,9 +108,9 @@ def _describe_blocks(request: LayoutRequest, arguments: dict[str, object]) -> li
         if isinstance(number, (int, float)):
             arguments[argument] = number
     for name in ("hidden_act", "hidden_activation", "activation_function"):
-        activation, trained = str(request.fields.get(name) or ""), "silu" if model.gated else "gelu"
-        if activation and trained not in activation:
-            sentences.append(f"{name} is {activation}; these arguments train with {trained}")
+        activation, default_activation = str(request.fields.get(name) or ""), "silu" if model.gated else "gelu"
+        if activation and default_activation not in activation:
+            sentences.append(f"{name} is {activation}; these arguments train with {default_activation}")
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
     arguments |= _expert_arguments(model, request.layout) if model.experts else {}

@@ -77,11 +77,11 @@ class LayoutRequest:
     def uneven_vocabulary(self) -> list[str]:
         """Returns a sentence if the vocabulary that was simulated is padded, and the program divides it as it is."""
         tokens, tp = self.transformer.vocabulary, self.layout.tp
-        padded = tp * self.transformer.vocabulary_share(tp)
-        if tokens == padded:
+        padded_vocabulary = tp * self.transformer.vocabulary_share(tp)
+        if tokens == padded_vocabulary:
             return []
         return [
-            f"the vocabulary of {tokens} is divided unevenly, which is slower than the {padded} that were simulated; "
+            f"the vocabulary of {tokens} is divided unevenly, which is slower than the {padded_vocabulary} that were simulated; "
             "pad the model's vocab_size"
         ]
 

@@ -48,7 +48,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
     if tied:
         layers = f"{architecture.base_model_prefix}.layers"
         plan = {pattern: style for pattern, style in plan.items() if pattern.startswith(layers)}
-    unsupported = _differences(request, tied)
+    unsupported_features = _differences(request, tied)
     settings: dict[str, object] = {
         "tp": layout.tp,
         "dp": layout.dp,
@@ -76,7 +76,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
             "--rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 train.py"
         )
     fields = config.to_dict() | {"architectures": [architecture.__name__]}
-    lines = ["The command trains the model of `config.json` under the layout of `layout.json`.", *unsupported]
+    lines = ["The command trains the model of `config.json` under the layout of `layout.json`.", *unsupported_features]
     layout_fields = {
         "train.py": files(__package__).joinpath("train.py").read_bytes(),
         "layout.json": json.dumps(settings, indent=1).encode() + b"\n",
@@ -84,7 +84,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "README.md": f"    {command}\n\n".encode()
         + "\n".join(line[:1].upper() + line[1:].removesuffix(".") + ".\n" for line in lines).encode(),
     }
-    return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported), layout_fields)
+    return WrittenPlan("torchrun", settings, command + "\n", tuple(unsupported_features), layout_fields)
 
 
 def _refuse_layouts(request: LayoutRequest) -> None:

@@ -17,28 +17,30 @@ _NAMES = {"llama": "llama3", "qwen3_moe": "qwen3", "llama4_text": "llama4"}
 def write(request: LayoutRequest) -> WrittenPlan:
     """Returns the plan, with `value` as {section: {field: value}} and `text` as TOML."""
     layout, model = request.layout, request.transformer
-    unsupported = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
-    unsupported += request.uneven_vocabulary()
+    unsupported_features = request.uneven_pieces(layout.tp if layout.cp > 1 else 2 * layout.tp)
+    unsupported_features += request.uneven_vocabulary()
     name = _NAMES.get(request.model_type, request.model_type)
     if name not in _MODELS:
-        unsupported.append(f"torchtitan has no model {request.model_type!r}; its models are {', '.join(_MODELS)}")
-    unsupported.append(
+        unsupported_features.append(
+            f"torchtitan has no model {request.model_type!r}; its models are {', '.join(_MODELS)}"
+        )
+    unsupported_features.append(
         "torchtitan reads sizes from a flavor of the model; choose the one with the sizes of the configuration"
     )
-    sharded = layout.dp if layout.zero or layout.devices > layout.dp or layout.ep > 1 else 1
-    if sharded * layout.cp > 1 and layout.zero < 2:
-        unsupported.append(
+    shard_count = layout.dp if layout.zero or layout.devices > layout.dp or layout.ep > 1 else 1
+    if shard_count * layout.cp > 1 and layout.zero < 2:
+        unsupported_features.append(
             f"torchtitan has no ZeRO-{layout.zero} there; the file divides parameters, gradients and states as ZeRO-2 does"
         )
-    elif sharded * layout.cp == 1 < layout.tp * layout.pp and request.precision == "mixed-bf16":
-        unsupported.append("torchtitan has no mixed precision without copies; the model trains in float32")
+    elif shard_count * layout.cp == 1 < layout.tp * layout.pp and request.precision == "mixed-bf16":
+        unsupported_features.append("torchtitan has no mixed precision without copies; the model trains in float32")
     if request.reduce_precision == "half":
-        unsupported.append("torchtitan reduces gradients in float32, not in half precision")
+        unsupported_features.append("torchtitan reduces gradients in float32, not in half precision")
     if layout.tp > 1 and not layout.sequence_parallel:
-        unsupported.append("torchtitan divides norms along the sequence whenever tensor parallelism is on")
+        unsupported_features.append("torchtitan divides norms along the sequence whenever tensor parallelism is on")
     parallelism: dict[str, object] = {
-        "data_parallel_replicate_degree": layout.dp // sharded,
-        "data_parallel_shard_degree": sharded,
+        "data_parallel_replicate_degree": layout.dp // shard_count,
+        "data_parallel_shard_degree": shard_count,
         "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
         "tensor_parallel_degree": layout.tp,
         "context_parallel_degree": layout.cp,
@@ -47,7 +49,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
     }
     if layout.pp > 1:
         if layout.schedule not in _SCHEDULES:
-            unsupported.append(f"torchtitan has no schedule {layout.schedule}; the file names 1F1B")
+            unsupported_features.append(f"torchtitan has no schedule {layout.schedule}; the file names 1F1B")
         stages, first = [], 0
         for count in request.stage_layers:
             stages.append([f"layers.{k}" for k in range(first, first + count)])
@@ -78,7 +80,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         value["compile"] = {"enable": True}
     if layout.recompute == "selective":
         value["activation_checkpoint"]["selective_ac_option"] = "op"
-        unsupported.append(
+        unsupported_features.append(
             "torchtitan's selective recomputation keeps the outputs of products and of attention, and computes the rest again"
         )
     if model.experts and layout.ep > 1 and layout.tp > 1:
@@ -87,7 +89,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "\n".join([f"[{section}]", *(f"{field} = {_toml(entry)}" for field, entry in entries.items()), ""])
         for section, entries in value.items()
     )
-    return WrittenPlan("torchtitan", value, text, tuple(unsupported), {"torchtitan.toml": text.encode()})
+    return WrittenPlan("torchtitan", value, text, tuple(unsupported_features), {"torchtitan.toml": text.encode()})
 
 
 def _toml(entry: object) -> str:

@@ -74,5 +74,5 @@ def write_plan(
         sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if op_placement.replicas:
         sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
-    unsupported = (*plan.unsupported, *moved_ops_sentence(request, plan.device), *sentences)
-    return WrittenPlan(format, plan.value, plan.text, unsupported, plan.files)
+    unsupported_features = (*plan.unsupported, *moved_ops_sentence(request, plan.device), *sentences)
+    return WrittenPlan(format, plan.value, plan.text, unsupported_features, plan.files)

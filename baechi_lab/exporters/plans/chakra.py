@@ -64,10 +64,10 @@ def write(request: Request) -> Written:
     text = "".join(
         json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
     )
-    unsupported = (
+    unsupported_features = (
         _unsupported_sentences(request, length) if request.timeline is None else _unsupported_with_timeline(request)
     )
-    return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
+    return Written(value, text, request.device, unsupported_features, {f".{d}.et": data for d, data in value.items()})
 
 
 def _add(

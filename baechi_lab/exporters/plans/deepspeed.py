@@ -35,9 +35,9 @@ def write(request: Request) -> Written:
     bounds = [0, *(s.stop for s in stages)]
     value = {"num_stages": len(stages), "parts": bounds, "layers": names}
     text = SUBCLASS.format(parts=bounds, layers="\n".join(f"    {name!r}," for name in names))
-    unsupported = (
+    unsupported_features = (
         *stack.unsupported,
         "partition_method takes no parts given by hand; the text is a subclass of PipelineModule that sets them",
         *stage_devices(request, stages),
     )
-    return Written(value, text, spread(request, stack.units), unsupported)
+    return Written(value, text, spread(request, stack.units), unsupported_features)

@@ -39,10 +39,12 @@ def write(request: Request) -> Written:
         description = "missing" if model is None else f"a {type(model).__name__}"
         raise InvalidInput(f"model is {description}; a device_map needs the PyTorch model of the graph")
     units = _Units(request, dict(model.named_modules(remove_duplicate=False)))
-    unsupported = [*units.keep_tied(), *units.keep_inputs_of_calls()]
+    unsupported_features = [*units.keep_tied(), *units.keep_inputs_of_calls()]
     module_devices, unused = units.module_devices()
     if unused:
-        unsupported.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
+        unsupported_features.append(
+            f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op"
+        )
     # A module whose parts share a device is one entry.
     within: dict[str, set[int]] = defaultdict(set)
     for name, device in module_devices.items():
@@ -52,29 +54,29 @@ def write(request: Request) -> Written:
     entries: dict[str, int] = {}
     for name in sorted(within, key=lambda n: n.count(".") + 1 if n else 0):
         path = name.split(".") if name else []
-        covered = any(".".join(path[:k]) in entries for k in range(len(path)))
-        if len(within[name]) == 1 and not covered:
+        is_covered = any(".".join(path[:k]) in entries for k in range(len(path)))
+        if len(within[name]) == 1 and not is_covered:
             entries[name] = next(iter(within[name]))
     order = {name: k for k, name in enumerate(units.modules)}
     entries = dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
     names = {d: request.accelerators().get(d, "cpu") for d in {*entries.values()}}
     value = {name: names[d] for name, d in entries.items()}
-    unsupported = [*units.split_blocks(), *unsupported, *units.compare_with_inputs()]
+    unsupported_features = [*units.split_blocks(), *unsupported_features, *units.compare_with_inputs()]
     tensors = [name for name in value if name not in units.modules]
     if tensors:
-        listed = ", ".join(map(repr, tensors))
-        unsupported.append(
-            f"accelerate places modules; {listed} are parameters or buffers of modules over several devices"
+        tensor_names = ", ".join(map(repr, tensors))
+        unsupported_features.append(
+            f"accelerate places modules; {tensor_names} are parameters or buffers of modules over several devices"
         )
     on_cpu = [name for name, device in value.items() if device == "cpu"]
     if 0 < len(on_cpu) < len(value):
-        listed = ", ".join(on_cpu[:3])
-        unsupported.append(
-            f"accelerate keeps the weights of 'cpu' modules ({listed}, ...) there and runs them on a GPU"
+        tensor_names = ", ".join(on_cpu[:3])
+        unsupported_features.append(
+            f"accelerate keeps the weights of 'cpu' modules ({tensor_names}, ...) there and runs them on a GPU"
         )
     cpus = sorted(d for d, name in names.items() if name == "cpu")
     if len(cpus) > 1:
-        unsupported.append(f"{', '.join(map(request.device_name, cpus))} are all 'cpu'")
+        unsupported_features.append(f"{', '.join(map(request.device_name, cpus))} are all 'cpu'")
     graph = units.request.graph
     written_device = np.full(graph.n, -1, np.int32)
     for i in units.ops:
@@ -83,7 +85,7 @@ def write(request: Request) -> Written:
             written_device[i] = units.device_of(unit)
     backward = np.flatnonzero(graph.forward_of >= 0)
     written_device[backward] = written_device[graph.forward_of[backward]]
-    return Written(value, json.dumps(value, indent=2) + "\n", written_device, tuple(unsupported))
+    return Written(value, json.dumps(value, indent=2) + "\n", written_device, tuple(unsupported_features))
 
 
 _LOSS = re.compile("loss|cross_entropy|kl_div")
@@ -206,9 +208,9 @@ class _Units:
         around = [i for i in self.ops if self.unit[i] == i]
         on_main = self._calls_on_main(around)
         unit_path: list[int] = []
-        changed = True
-        while changed:
-            changed = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             for i in around:
                 parents = [self.unit[p] for p in self.parents[i] if p in self.unit]
                 sources = [u for u in parents if u in self.modules or self.root(u) != u]
@@ -219,10 +221,10 @@ class _Units:
                     if i in on_main:
                         self.device[self.root(sources[0])] = main
                     unit_path.append(i)
-                    changed = True
+                    has_changed = True
                 if sources and self.root(i) != self.root(sources[0]):
                     self.parent[self.root(i)] = self.root(sources[0])
-                    changed = True
+                    has_changed = True
         if not unit_path:
             return []
         names = [graph.names[i] for i in unit_path]

@@ -95,8 +95,8 @@ def find_stack(request: Request) -> Stack:
     )
 
 
-def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
-    """Cuts the units where their device changes: one stage per device, or with `looped` one per device and round (`rounds`).
+def split_into_stages(request: Request, units: Sequence[Unit], with_loops: bool = False) -> tuple[Stage, ...]:
+    """Cuts the units where their device changes: one stage per device, or with `with_loops` one per device and round (`rounds`).
 
     A looped schedule of a pipeline runs several stages per device: 0, 1, 0, 1 are four stages on two devices, in two rounds.
 
@@ -110,7 +110,7 @@ def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = Fa
         else:
             stages.append(Stage(unit.device, i, i + 1))
     round_count = rounds(stages)
-    if stages and (round_count == 0 or (round_count > 1 and not looped)):
+    if stages and (round_count == 0 or (round_count > 1 and not with_loops)):
         # Name the first unit that returns to a device which an earlier unit had left.
         first_stage: dict[int, Stage] = {}
         for stage in stages:
@@ -118,7 +118,7 @@ def split_into_stages(request: Request, units: Sequence[Unit], looped: bool = Fa
             if earlier is not stage:
                 break
         unit = units[stage.start]
-        rounds_text = ", or rounds through all devices in one order" if looped else ""
+        rounds_text = ", or rounds through all devices in one order" if with_loops else ""
         raise InvalidInput(
             f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
             f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_text} "

@@ -125,14 +125,16 @@ def write(request: Request) -> Written:
         sentences.append(
             "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
         )
-    unnamed = [
+    unnamed_devices = [
         request.graph.names[i]
         for ops_of, gpu in zip(tensor_ops, layer_gpus, strict=False)
         for i in ops_of.get(None, ())
         if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
     ]
-    if unnamed:
-        sentences.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
+    if unnamed_devices:
+        sentences.append(
+            f"what llama.cpp calls the tensors of {unnamed_devices[0]!r} is not known; they stay with their layer"
+        )
     cpus = sorted({int(request.device[i]) for u in stack.units for i in u.ops} - request.accelerators().keys())
     if len(cpus) > 1:
         sentences.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
@@ -211,14 +213,14 @@ def _layer_device(request: Request, unit: Unit, tensor_ops: dict[str | None, lis
     return heaviest(request, on_gpus) if on_gpus else unit.device
 
 
-def _rising_split(planned: list[int | None], gpus: int) -> list[int]:
+def _rising_split(planned_gpus: list[int | None], gpus: int) -> list[int]:
     """Returns the GPU that --tensor-split gives each layer: in rising order, with fewest layers off their planned GPU.
 
     Layers planned on a CPU (None) may be on any GPU.
     """
     costs = [0] * gpus
     choices = []
-    for target in planned:
+    for target in planned_gpus:
         best = [min(range(g + 1), key=lambda h: (costs[h], -h)) for g in range(gpus)]
         choices.append(best)
         costs = [costs[best[g]] + (target not in (g, None)) for g in range(gpus)]
@@ -254,8 +256,8 @@ def _buffer(gpu: int | None) -> str:
     return "CPU" if gpu is None else f"CUDA{gpu}"
 
 
-def _embedding_device(request: Request, planned: int) -> int:
+def _embedding_device(request: Request, planned_gpu: int) -> int:
     """Returns the CPU, on which llama.cpp keeps input embeddings; -1 (unknown) without a CPU in the cluster."""
     devices = () if request.cluster is None else request.cluster.devices
     cpus = [d for d, device in enumerate(devices) if device.family == "cpu"]
-    return planned if planned in cpus else cpus[0] if cpus else -1
+    return planned_gpu if planned_gpu in cpus else cpus[0] if cpus else -1

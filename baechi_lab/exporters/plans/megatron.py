@@ -15,7 +15,7 @@ def write(request: Request) -> Written:
     Stages that go through the devices several times in one order are virtual ones: stage k is rank k % size's.
     """
     stack = find_stack(request)
-    layers = split_into_stages(request, stack.layers, looped=True)
+    layers = split_into_stages(request, stack.layers, with_loops=True)
     once = rounds(layers) == 1
     first = _end(stack.before[:1], layers[0].device)
     last = _end(stack.after[-1:], layers[-1].device)

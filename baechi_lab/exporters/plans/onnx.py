@@ -52,8 +52,10 @@ def write(request: Request) -> Written:
         device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
     order = [device[id(n)] for n in nodes]
     # The stage of each device, unless nodes return to a device that they left.
-    visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
-    stages = {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
+    devices_in_order = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
+    stages = (
+        {d: k for k, d in enumerate(devices_in_order)} if len(set(devices_in_order)) == len(devices_in_order) else None
+    )
     count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n
     del model.configuration[:]
     model.configuration.add(

@@ -22,7 +22,7 @@ def write(request: Request) -> Written:
     if not ops:
         raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
     units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
-    stages = split_into_stages(request, units, looped=True)
+    stages = split_into_stages(request, units, with_loops=True)
     names = [_outermost(request, units, s.start) for s in stages[1:]]
     check_modules(request, names)
     entries = "".join(f"    {name!r}: SplitPoint.BEGINNING,\n" for name in names)
@@ -34,8 +34,10 @@ def write(request: Request) -> Written:
             f"{within[0]!r}); a plan of {ranks} stages needs whole layers in one run per device: profile with atomic=[the "
             "layers' class] and place with 'contiguous'"
         )
-    looped = f"# {len(stages)} stages on {ranks} ranks: stage k is rank k % {ranks}'s, as in ScheduleInterleaved1F1B.\n"
-    spec = f"{looped if ranks < len(stages) else ''}split_spec = {{\n{entries}}}\n"
+    loop_comment = (
+        f"# {len(stages)} stages on {ranks} ranks: stage k is rank k % {ranks}'s, as in ScheduleInterleaved1F1B.\n"
+    )
+    spec = f"{loop_comment if ranks < len(stages) else ''}split_spec = {{\n{entries}}}\n"
     text = f"from torch.distributed.pipelining import SplitPoint\n\n{spec}"
     return Written(dict.fromkeys(names, "BEGINNING"), text, spread(request, units), stage_devices(request, stages))
 

@@ -17,5 +17,5 @@ def write(request: Request) -> Written:
     first, last = stages[0].device, stages[-1].device
     device = [first] * len(stack.before) + [u.device for u in stack.layers] + [last] * len(stack.after)
     text = f"VLLM_PP_LAYER_PARTITION={value}  # with --pipeline-parallel-size {len(stages)}\n"
-    unsupported = (*stack.unsupported, *stage_devices(request, stages))
-    return Written(value, text, spread(request, stack.units, device), unsupported)
+    unsupported_features = (*stack.unsupported, *stage_devices(request, stages))
+    return Written(value, text, spread(request, stack.units, device), unsupported_features)

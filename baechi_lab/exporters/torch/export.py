@@ -122,8 +122,8 @@ def folder_files(
         "# IMPORTS", "\n".join([*sources.imports(), *([OFFLOAD_IMPORT] if plan.offloaded_state else [])])
     )
     script = script.replace("    # OFFLOAD\n", OFFLOAD if plan.offloaded_state and step.optimizer is not None else "")
-    for plain, counted in COUNTING.items():
-        script = script.replace(plain, counted if division.counts else plain)
+    for plain, counting_code in COUNTING.items():
+        script = script.replace(plain, counting_code if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
     return {

@@ -87,8 +87,8 @@ def pipeline_files(
 
 def _used_names(graph: fx.Graph) -> list[str]:
     """Returns the names of the layers, parameters and buffers that a stage uses."""
-    named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
-    return [name for name in dict.fromkeys(named) if name != "device"]
+    targets = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+    return [name for name in dict.fromkeys(targets) if name != "device"]
 
 
 def _stages(pipelined_step: PipelinedStep) -> str:
