@@ -142,5 +142,5 @@ def calibrate(
 
 
 def _replace_parameters(hardware: Hardware, parameters: Sequence[str], values: NDArray[np.float64]) -> Hardware:
-    changed: dict[str, Any] = dict(zip(parameters, map(float, values), strict=True))
-    return replace(hardware, **changed)
+    new_values: dict[str, Any] = dict(zip(parameters, map(float, values), strict=True))
+    return replace(hardware, **new_values)

@@ -45,10 +45,10 @@ class Report:
         return self.paired_ops / self.backward_ops if self.backward_ops else 1.0
 
     @classmethod
-    def of_pairs(cls, graph: OpGraph, mode: str, device: str, started: float) -> Report:
-        """Returns the report on a graph whose backward ops are all paired, profiled since `started` (`time.perf_counter`)."""
+    def of_pairs(cls, graph: OpGraph, mode: str, device: str, start_seconds: float) -> Report:
+        """Returns the report on a graph whose backward ops are all paired; `start_seconds` is by `time.perf_counter`."""
         backward = int(np.count_nonzero(graph.forward_of >= 0))
-        return cls(mode, device, graph.n, backward, backward, 0, 0, time.perf_counter() - started)
+        return cls(mode, device, graph.n, backward, backward, 0, 0, time.perf_counter() - start_seconds)
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ def profile_with_report(
         return profiler.profile_with_report(step_or_fn, inputs, mode, hardware, precision, settings, **options)
     from .programs.estimation import profile_program
 
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     if mode != "estimated" or inputs:
         raise InvalidInput(
             f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
         )
     graph = profile_program(step_or_fn, hardware=hardware, precision=precision, **options)
-    return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
+    return graph, Report.of_pairs(graph, mode, hardware_names(hardware), start_seconds)
 
 
 def hardware_names(hardware: HardwareChoice) -> str:

@@ -150,8 +150,8 @@ def estimated_us(
         first = np.flatnonzero(~(work.free | work.metadata))[:1]
         kernel[first] += start_us(work, hardware, constants)[first]
     launches_us = np.minimum(hardware.launch_us, work.step_us) * work.steps
-    launched = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
-    once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
+    op_us = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
+    once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, op_us))
     total = np.zeros(work.ops)
     np.add.at(total, work.op, work.times * once)
     return total
@@ -179,20 +179,22 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     full_precision = _uses_float32_units(work, hardware)
     is_recent = hardware.generation in ("hopper", "blackwell")
     matrix_unit_share = 1.0 if is_halved(hardware) else constants.matrix_unit_share
-    reached = np.where(full_precision, constants.product_share, matrix_unit_share)
+    reached_share = np.where(full_precision, constants.product_share, matrix_unit_share)
     if hardware.multiprocessors:
         for alignment, hopper_share in UNALIGNED_SHARES.items():
             share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
-            reached = np.where(~full_precision & (work.row_alignment == alignment), share, reached)
+            reached_share = np.where(~full_precision & (work.row_alignment == alignment), share, reached_share)
         if is_recent:
             slow = work.crossed & (work.precision == TF32) & (work.row_alignment == ALIGNED)
-            reached = np.where(slow, CROSSED_SHARE * reached, reached)
-            reached = np.where(work.convolution & full_precision, CONVOLUTION_SHARE * reached, reached)
-    rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated * reached
+            reached_share = np.where(slow, CROSSED_SHARE * reached_share, reached_share)
+            reached_share = np.where(
+                work.convolution & full_precision, CONVOLUTION_SHARE * reached_share, reached_share
+            )
+    rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated_share * reached_share
     rate = np.where(work.matrix, rates, hardware.peak_flops * hardware.arithmetic_share)
-    unshaped = 1e6 * work.flops / rate
+    us_without_shape = 1e6 * work.flops / rate
     if not hardware.multiprocessors:
-        return unshaped
+        return us_without_shape
     busy_share = _busy_multiprocessors(work, hardware) / hardware.multiprocessors
     vector_peak = hardware.peak_flops * hardware.arithmetic_share * VECTOR_UNITS / hardware.float32_units
     vector_us = 1e6 * work.vector_flops / (vector_peak * busy_share)
@@ -236,16 +238,16 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         channels = np.where(work.products.makes_filters[replaced], work.winograd.rows, work.winograd.inner)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
-        product_us[replaced] = np.minimum(product_us[replaced], us)
+        product_us[winograd_products] = np.minimum(product_us[winograd_products], us)
     is_vector = (np.minimum(work.products.rows, work.products.columns) == 1) & ~work.convolution[owner]
     vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
     vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
     product_us = np.where(is_vector, vector_product_us, product_us)
-    shaped = np.zeros(len(work.op))
-    np.add.at(shaped, owner, product_us)
+    us_of_products = np.zeros(len(work.op))
+    np.add.at(us_of_products, owner, product_us)
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
-    return np.where(has_shape, shaped, np.where(work.vector_flops > 0, 0.0, unshaped)) + vector_us
+    return np.where(has_shape, us_of_products, np.where(work.vector_flops > 0, 0.0, us_without_shape)) + vector_us
 
 
 def is_halved(hardware: Hardware) -> bool:
@@ -316,7 +318,7 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
         return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))
     blocks = np.where(work.norm, hardware.multiprocessor_threads // NORM_THREADS, SOFTMAX_BLOCKS)
     in_flight = hardware.multiprocessors * blocks * work.row_bytes / hardware.l2_bytes
-    missed = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
+    miss_share = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
     cache = constants.cached_bytes_per_flop * hardware.peak_flops
-    memory_us = 1e6 * (work.moved_bytes + missed * work.reread_bytes) / memory
-    return memory_us, 1e6 * (1 - missed) * work.reread_bytes / cache
+    memory_us = 1e6 * (work.moved_bytes + miss_share * work.reread_bytes) / memory
+    return memory_us, 1e6 * (1 - miss_share) * work.reread_bytes / cache

@@ -78,10 +78,10 @@ def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
         )
     require_entries("time_us", measured_us, np.isfinite(measured_us) & (measured_us > 0), "finite and above 0")
     require_entries("size_bytes", size, size >= 0, "at least 0")
-    fitted = measured_us
+    raised_us = measured_us
     for _ in range(ROUNDS):
-        error = np.abs(measured_us / fitted - 1.0)
-        weight = np.minimum(1.0, OUTLIER / np.maximum(error, OUTLIER)) / fitted**2
+        error = np.abs(measured_us / raised_us - 1.0)
+        weight = np.minimum(1.0, OUTLIER / np.maximum(error, OUTLIER)) / raised_us**2
         # The best of both coefficients, the latency alone, and the bandwidth alone.
         root = np.sqrt(weight)
         table = np.stack([root, root * size], axis=1)
@@ -93,8 +93,8 @@ def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
                 loss = float(np.sum((table @ coefficients - root * measured_us) ** 2))
                 candidates.append((loss, float(coefficients[0]), float(coefficients[1])))
         _, latency, per_byte = min(candidates)
-        fitted = np.maximum(latency + per_byte * size, SHORTEST_US)
-    residual = float(np.sqrt(np.mean((measured_us / fitted - 1.0) ** 2)))
+        raised_us = np.maximum(latency + per_byte * size, SHORTEST_US)
+    residual = float(np.sqrt(np.mean((measured_us / raised_us - 1.0) ** 2)))
     # No digits beyond what least squares can tell.
     return Link(float(f"{latency:.10g}"), float(f"{per_byte:.10g}")), float(f"{residual:.10f}")
 

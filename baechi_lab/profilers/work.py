@@ -414,12 +414,12 @@ def einsum_product(left: str, right: str, result: str, sizes: Mapping[str, int])
     Product(count=1, rows=16, columns=4, inner=16, winograd=None)
     """
     size = lambda letters: prod(sizes[x] for x in letters)  # noqa: E731
-    shared, result_letters = set(left) & set(right), set(result)
+    shared_letters, result_letters = set(left) & set(right), set(result)
     return Product(
-        size(shared & result_letters),
-        size((set(left) - shared) & result_letters),
-        size((set(right) - shared) & result_letters),
-        size(shared - result_letters),
+        size(shared_letters & result_letters),
+        size((set(left) - shared_letters) & result_letters),
+        size((set(right) - shared_letters) & result_letters),
+        size(shared_letters - result_letters),
     )
 
 

@@ -78,7 +78,7 @@ def add_backward_and_updates(
         precision: of the program; mixed precision decides what gradients and the update's states take.
     """
     # The values that depend on a trained parameter through ops that pass gradients on.
-    needs = {value for value, trained in program.parameters.items() if trained}
+    needs = {value for value, is_trained in program.parameters.items() if is_trained}
     for op in program.ops:
         if _passes_gradients(op) and needs & set(op.reads):
             needs |= set(op.makes)
@@ -211,12 +211,12 @@ class _BackwardBuilder:
         return tuple(map(self.precision.kernel, kernels)) or default
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
-        doubled = []
+        kernels = []
         for kernel in op.kernels:
             gradients = tuple(g for p in kernel.products for g in (p.left_gradient, p.right_gradient))
             flops, moved_bytes = 2 * kernel.flops, 2 * kernel.moved_bytes
-            doubled.append(replace(kernel, flops=flops, moved_bytes=moved_bytes, products=gradients))
-        return tuple(doubled)
+            kernels.append(replace(kernel, flops=flops, moved_bytes=moved_bytes, products=gradients))
+        return tuple(kernels)
 
     def _movement_kernels(self, op: ProgramOp, gradient_targets: list[str]) -> tuple[Kernel, ...]:
         """Returns one kernel that moves the gradients and what was saved, with the FLOPs of the forward op."""

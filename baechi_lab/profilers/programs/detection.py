@@ -15,5 +15,5 @@ def is_program(value: object) -> bool:
 
 def is_instance(value: object, module: str, name: str) -> bool:
     """Whether `value` is an instance of a class in a module that may not be loaded."""
-    loaded = sys.modules.get(module)  # an instance exists only if the module is loaded
-    return loaded is not None and isinstance(value, getattr(loaded, name))
+    loaded_module = sys.modules.get(module)  # an instance exists only if the module is loaded
+    return loaded_module is not None and isinstance(value, getattr(loaded_module, name))

@@ -103,15 +103,17 @@ def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], p
 
 def _describe_untrained(step_program: Program) -> Iterator[str]:
     """Describes why a step has no backward pass, or one without some of its products."""
-    quantized = sorted({op.op_type for op in step_program.ops if op.forward_of < 0 and _reads_integer_weights(op)})
+    quantized_types = sorted(
+        {op.op_type for op in step_program.ops if op.forward_of < 0 and _reads_integer_weights(op)}
+    )
     if not any(op.forward_of >= 0 for op in step_program.ops):
         yield (
             "no parameter of it can be trained, so that the step is the forward pass alone; training=False (--inference) says "
             "that this is meant"
         )
-    elif quantized:
+    elif quantized_types:
         yield (
-            f"quantized weights are not trained: behind {', '.join(quantized[:8])} the step has no gradients of them; "
+            f"quantized weights are not trained: behind {', '.join(quantized_types[:8])} the step has no gradients of them; "
             "training=False (--inference) estimates the model as it is used"
         )
 

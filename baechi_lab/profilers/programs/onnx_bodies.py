@@ -45,12 +45,12 @@ class Body:
     returned: tuple[int, ...]
     stacked: int = 0
 
-    def output_types(self, inferred: GraphProto) -> list[TypeProto]:
-        """Returns the types of the operator's outputs; `inferred` is the body with the shapes of its values."""
+    def output_types(self, inferred_graph: GraphProto) -> list[TypeProto]:
+        """Returns the types of the operator's outputs; `inferred_graph` is the body with the shapes of its values."""
         output_types = []
         for k, position in enumerate(self.returned):
             output_type = onnx.TypeProto()
-            output_type.CopyFrom(inferred.output[position].type)
+            output_type.CopyFrom(inferred_graph.output[position].type)
             if k >= len(self.returned) - self.stacked and output_type.tensor_type.HasField("shape"):
                 sizes = list(output_type.tensor_type.shape.dim)
                 del output_type.tensor_type.shape.dim[:]
@@ -79,24 +79,52 @@ def bodies_of(node: NodeProto, model: ModelProto) -> list[Body]:
         return []
     graph = graphs["body"]
     if node.op_type == "Loop":
-        passed = dict(zip((v.name for v in graph.input[2:]), (types.get(v) for v in node.input[2:]), strict=False))
-        carried, rounds = len(node.input) - 2, _trip_count(node, graph, constants)
-        returned = tuple(range(1, len(graph.output)))
-        return [_body(graph, model, passed, types, constants, rounds, returned, len(returned) - carried)]
-    scanned = attribute(node, "num_scan_inputs", 0)
-    if not 0 < scanned <= len(node.input) or len(graph.input) != len(node.input):
+        type_of_argument = dict(
+            zip((v.name for v in graph.input[2:]), (types.get(v) for v in node.input[2:]), strict=False)
+        )
+        carried_count, rounds = len(node.input) - 2, _trip_count(node, graph, constants)
+        returned_outputs = tuple(range(1, len(graph.output)))
+        return [
+            _body(
+                graph,
+                model,
+                type_of_argument,
+                types,
+                constants,
+                rounds,
+                returned_outputs,
+                len(returned_outputs) - carried_count,
+            )
+        ]
+    scanned_count = attribute(node, "num_scan_inputs", 0)
+    if not 0 < scanned_count <= len(node.input) or len(graph.input) != len(node.input):
         return []  # of version 8, whose inputs have a batch
-    axes, carried, rounds = attribute(node, "scan_input_axes", [0] * scanned), len(node.input) - scanned, None
-    passed = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
-    for value, name, axis in zip(graph.input[carried:], node.input[carried:], axes, strict=False):
+    axes, carried_count, rounds = (
+        attribute(node, "scan_input_axes", [0] * scanned_count),
+        len(node.input) - scanned_count,
+        None,
+    )
+    type_of_argument = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
+    for value, name, axis in zip(graph.input[carried_count:], node.input[carried_count:], axes, strict=False):
         if name in types and len(types[name].tensor_type.shape.dim) > axis:
             row = onnx.TypeProto()
             row.CopyFrom(types[name])
             rounds = row.tensor_type.shape.dim[axis].dim_value
             del row.tensor_type.shape.dim[axis]
-            passed[value.name] = row
-    returned = tuple(range(len(graph.output)))
-    return [_body(graph, model, passed, types, constants, rounds, returned, len(returned) - carried)]
+            type_of_argument[value.name] = row
+    returned_outputs = tuple(range(len(graph.output)))
+    return [
+        _body(
+            graph,
+            model,
+            type_of_argument,
+            types,
+            constants,
+            rounds,
+            returned_outputs,
+            len(returned_outputs) - carried_count,
+        )
+    ]
 
 
 def value_types(graph: GraphProto) -> dict[str, TypeProto]:
@@ -118,18 +146,18 @@ def _constants(graph: GraphProto) -> dict[str, TensorProto]:
 def _body(
     graph: GraphProto,
     model: ModelProto,
-    passed: Mapping[str, TypeProto | None],
+    type_of_argument: Mapping[str, TypeProto | None],
     types: Mapping[str, TypeProto],
     constants: Mapping[str, TensorProto],
     rounds: int | None,
-    returned: tuple[int, ...],
-    stacked: int = 0,
+    returned_outputs: tuple[int, ...],
+    stacked_count: int = 0,
 ) -> Body:
     """Returns a body as a model: its inputs have the types of what is passed, and small outer values are constants."""
     own_graph = onnx.GraphProto()
     own_graph.CopyFrom(graph)
     for value in own_graph.input:
-        value_type = passed.get(value.name)
+        value_type = type_of_argument.get(value.name)
         if value_type is not None:
             value.type.CopyFrom(value_type)
         elif any(dim.WhichOneof("value") != "dim_value" for dim in value.type.tensor_type.shape.dim):
@@ -149,7 +177,7 @@ def _body(
             own_graph.input.add(name=name)
     own_model = onnx.ModelProto(ir_version=model.ir_version, graph=own_graph)
     own_model.opset_import.extend(model.opset_import)
-    return Body(own_model, outer, rounds, returned, stacked)
+    return Body(own_model, outer, rounds, returned_outputs, stacked_count)
 
 
 def _outer_values(graph: GraphProto) -> Iterator[str]:

@@ -167,11 +167,11 @@ def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: boo
     visible_keys = lambda keys: past + ((keys + 1) // 2 if skips_masked and causal and keys > 1 else keys)  # noqa: E731
     if _has_projection(node):
         batch, positions, width = _require_shape(input_shapes[0])
-        projected = _require_shape(input_shapes[1])[-1]
-        size = projected // (3 * heads)
+        projected_width = _require_shape(input_shapes[1])[-1]
+        size = projected_width // (3 * heads)
         scores = Product(batch * heads, positions, visible_keys(positions), size)
         context = Product(batch * heads, positions, size, visible_keys(positions))
-        return Product(1, batch * positions, projected, width), scores, context
+        return Product(1, batch * positions, projected_width, width), scores, context
     query, key, value = _query_key_value(node, input_shapes)
     value_heads = attribute(node, "kv_num_heads", heads)
     heads, size = (query[1], query[3]) if len(query) == 4 else (heads, query[-1] // heads)
@@ -184,9 +184,9 @@ def _query_key_value(node: NodeProto, input_shapes: Shapes) -> tuple[Sequence[in
     """Returns the shapes of queries, keys and values, which GroupQueryAttention may have in one tensor."""
     query = _require_shape(input_shapes[0])
     if node.op_type == "GroupQueryAttention" and (len(input_shapes) < 3 or input_shapes[1] is None):
-        heads, shared = attribute(node, "num_heads", 1), attribute(node, "kv_num_heads", 1)
-        size = query[-1] // (heads + 2 * shared)
-        key = (*query[:-1], shared * size)
+        heads, key_heads = attribute(node, "num_heads", 1), attribute(node, "kv_num_heads", 1)
+        size = query[-1] // (heads + 2 * key_heads)
+        key = (*query[:-1], key_heads * size)
         return (*query[:-1], heads * size), key, key
     return query, _require_shape(input_shapes[1]), _require_shape(input_shapes[2])
 
@@ -384,10 +384,10 @@ def gradient_kernels(
         values: the inputs whose gradients are needed.
         number_bytes: bytes of a number of the first input.
     """
-    kind, shape, written = node.op_type, input_shapes[0], output_shapes[0]
-    if not shape or written is None:
+    kind, shape, output_shape = node.op_type, input_shapes[0], output_shapes[0]
+    if not shape or output_shape is None:
         return ()
-    numbers, outputs = prod(shape), prod(written)
+    numbers, outputs = prod(shape), prod(output_shape)
     rows = repeated_rows(node, input_shapes, number_bytes)
     us = arithmetic.multiprocessor_us(f"{kind}Grad", number_bytes, numbers, 0 if rows is None else rows.count)
     kernel = Kernel(moved_bytes=3.0 * numbers * number_bytes, multiprocessor_us=us)
@@ -413,9 +413,9 @@ def gradient_kernels(
         kernels = []
         for value, operand_shape in zip(node.input, input_shapes, strict=True):
             if value in values and kind == "Mul":  # the gradient times the other operand
-                us = INDEX_US * outputs * any(s != written for s in input_shapes if s != operand_shape)
+                us = INDEX_US * outputs * any(s != output_shape for s in input_shapes if s != operand_shape)
                 kernels.append(Kernel(moved_bytes=3.0 * number_bytes * outputs, multiprocessor_us=us))
-            if value in values and operand_shape != written:  # a sum where it was repeated
+            if value in values and operand_shape != output_shape:  # a sum where it was repeated
                 kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(operand_shape or ())))))
         return tuple(kernels) or (Kernel(metadata=True),)
     return (kernel,) if us else ()

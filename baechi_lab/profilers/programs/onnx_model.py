@@ -122,10 +122,10 @@ def _read_model(
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
-    guessed: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
+    reasons_of_guesses: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
     values_of_assumed_shape: set[str] = set()
     body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
-    host_values = {v for v, trained in parameters.items() if not trained and prod(shapes[v]) <= SMALL}
+    host_values = {v for v, is_trained in parameters.items() if not is_trained and prod(shapes[v]) <= SMALL}
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
         # ONNX infers no shape of outputs of custom operators, and of some whose shape depends on values. They are assumed to have
@@ -146,7 +146,7 @@ def _read_model(
         if has_assumed_shape and not why and not kernel.metadata:
             why = UNKNOWN_SHAPES
         if why:
-            guessed[i] = why
+            reasons_of_guesses[i] = why
         reads = tuple(v for v in node.input if v)
         kernels = (kernel, *_repeated_weights(node, shapes))
         body = _longest_body(bodies_of(node, inferred_model), precision) if node.op_type in CONTROL_FLOW else None
@@ -167,8 +167,8 @@ def _read_model(
             attributes = f"{name_of_op}/attributes"
             parameters[attributes], body_bytes[attributes] = False, stored_bytes
             reads = (*reads, attributes)
-        written = tuple(v for v in node.output if v)
-        shaped_values = [v for v in written if v in types and v in shapes and v not in values_of_assumed_shape]
+        output_names = tuple(v for v in node.output if v)
+        shaped_values = [v for v in output_names if v in types and v in shapes and v not in values_of_assumed_shape]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
         gradients = partial(
             gradient_kernels,
@@ -177,21 +177,23 @@ def _read_model(
             output_shapes=[shapes.get(v, ()) if v else None for v in node.output],
             number_bytes=_WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
         )
-        has_gradient_rule = reads and written and not kernel.matrix and body is None and why != _UNFITTING_SHAPES
+        has_gradient_rule = reads and output_names and not kernel.matrix and body is None and why != _UNFITTING_SHAPES
         ops.append(
             ProgramOp(
                 name_of_op,
                 node.op_type or "op",
                 kernels,
                 reads,
-                written,
+                output_names,
                 output_shapes=made_shapes,
                 gradients=gradients if has_gradient_rule else None,
             )
         )
     size = {v: _bytes(prod(shape), types.get(v, "")) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
-    return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
+    return Program(
+        name, tuple(ops), size, parameters, outputs, guessed=reasons_of_guesses, notes=_old_version_notes(version)
+    )
 
 
 def _check_inputs_exist(graph: GraphProto) -> None:
@@ -244,8 +246,8 @@ def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str,
                 continue
             label = dim.dim_param or f"dimension {k} of {value.name}"
             if label not in size_of_label:
-                described = f"input {value.name!r:.80}"
-                size_of_label[label] = size_of_open_dimension(label, described, k, batch_size, sizes)
+                description = f"input {value.name!r:.80}"
+                size_of_label[label] = size_of_open_dimension(label, description, k, batch_size, sizes)
             dim.dim_value = size_of_label[label]
     check_sizes(sizes, size_of_label)
     # Stored shapes of inner values may still name the open dimensions.
@@ -285,8 +287,8 @@ def _add_types_that_inference_requires(model: ModelProto) -> None:
         for i in reversed(range(len(graph.node))):
             if _required_type(graph.node[i]) is not None:
                 del graph.node[i]
-    inferred = onnx.shape_inference.infer_shapes(model_without_them)
-    typed_values = {v for graph in _graphs(inferred.graph) for v in value_types(graph)}
+    inferred_model = onnx.shape_inference.infer_shapes(model_without_them)
+    typed_values = {v for graph in _graphs(inferred_model.graph) for v in value_types(graph)}
     for graph in _graphs(model.graph):
         for node in graph.node:
             name, required_type = next(iter(node.input), ""), _required_type(node)

@@ -99,15 +99,15 @@ class _Pairing:
                 if forward_of[i] < 0 and _TAPE in node.name:
                     forward_of[i] = self._by_tape(i)
         # Unpaired backward ops, and sums of gradients outside any scope, get the pair of a neighbour.
-        unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
+        unpaired_ops = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
         sums = [i for i, node in enumerate(self.nodes) if node.op == "AddN" and not self.backward[i]]
         sums = [i for i in sums if all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])]
-        for i in unpaired:
+        for i in unpaired_ops:
             if _SEED not in self.nodes[i].name:
                 self._take_pair_of_neighbour(i, self.sources[i], forward_of)
-        for i in sorted([*unpaired, *sums], reverse=True):
+        for i in sorted([*unpaired_ops, *sums], reverse=True):
             self._take_pair_of_neighbour(i, self.readers[i], forward_of)
-        for i in sorted([*unpaired, *sums]):
+        for i in sorted([*unpaired_ops, *sums]):
             self._take_pair_of_neighbour(i, self.sources[i], forward_of)
         # An op that a forward op reads, such as an empty list that a loop fills, is no part of its gradient.
         read_by_loops = set[int]()
@@ -141,7 +141,7 @@ class _Pairing:
         """Returns the forward op of the longest prefix of an op's path after `gradient_tape/`, or -1."""
         before_tape, _, after_tape = self.nodes[i].name.partition(_TAPE)
         path = (before_tape + after_tape.replace(_TAPE, "")).split("/")
-        linked = self._linked_forward_ops(i)
+        linked_ops = self._linked_forward_ops(i)
         for depth in range(len(path), 0, -1):
             prefix = "/".join(path[:depth])
             named_op = self.index.get(prefix, -1)
@@ -150,16 +150,16 @@ class _Pairing:
                 return named_op
             scope_ops = self.scopes.get(prefix)
             if scope_ops:
-                linked_in_scope = [f for f in linked if self.nodes[f].name.startswith(prefix + "/")]
+                linked_in_scope = [f for f in linked_ops if self.nodes[f].name.startswith(prefix + "/")]
                 if linked_in_scope or len(scope_ops) <= _MAX_SCOPE:
                     return self._best(i, linked_in_scope or scope_ops)
                 return -1
-        linked_in_scope = [f for f in linked if "/" not in self.nodes[f].name]
+        linked_in_scope = [f for f in linked_ops if "/" not in self.nodes[f].name]
         return self._best(i, linked_in_scope) if linked_in_scope else -1
 
     def _by_suffix(self, i: int, target: str) -> int:
         """Returns the forward op named `target` in the nearest scope into which its function was inlined."""
-        linked = set(self._linked_forward_ops(i))
+        linked_ops = set(self._linked_forward_ops(i))
         gradient_name = self.nodes[i].name.replace(_TAPE, "")
         leaf = self.leaves.get(target.rsplit("/", 1)[-1], ())
         while True:
@@ -167,7 +167,7 @@ class _Pairing:
             if matching_ops or "/" not in target:
                 return max(
                     matching_ops,
-                    key=lambda f: (_common_scopes(gradient_name, self.nodes[f].name), f in linked, f),
+                    key=lambda f: (_common_scopes(gradient_name, self.nodes[f].name), f in linked_ops, f),
                     default=-1,
                 )
             target = target.partition("/")[2]

@@ -39,8 +39,8 @@ def variables_of(concrete: ConcreteFunction) -> list[Variable]:
     import tensorflow as tf
 
     variables = list(concrete.graph.variables)
-    listed = {id(v.handle) for v in variables}
-    handles = [t for t in concrete.captured_inputs if t.dtype.name == "resource" and id(t) not in listed]
+    listed_handles = {id(v.handle) for v in variables}
+    handles = [t for t in concrete.captured_inputs if t.dtype.name == "resource" and id(t) not in listed_handles]
     if handles:
         variables += [v for v in gc.get_referrers(*handles) if isinstance(v, tf.Variable)]
     return variables
@@ -63,7 +63,7 @@ def bind_captures(
     nodes = {n.name: n for n in graph_def.node}
     used_names = set(nodes)
     new_name: dict[str, str] = {}
-    captured: list[CapturedVariable] = []
+    captured_variables: list[CapturedVariable] = []
     for outer, inner in zip(concrete.captured_inputs, concrete.graph.internal_captures, strict=True):
         node = nodes[inner.op.name]
         if outer.dtype.name != "resource":
@@ -87,7 +87,7 @@ def bind_captures(
         name = _unique_name(variable_names.get(id(outer)) or variable.name.split(":")[0], used_names)
         new_name[node.name] = name
         value = np.array(variable.numpy())
-        captured.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
+        captured_variables.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
         node.Clear()
         node.name, node.op = name, "VarHandleOp"
         node.attr["dtype"].type = variable.dtype.as_datatype_enum
@@ -101,7 +101,7 @@ def bind_captures(
         for k, reference in enumerate(node.input):
             if reference in new_name:
                 node.input[k] = new_name[reference]
-    return captured
+    return captured_variables
 
 
 def _unique_name(name: str, used_names: set[str]) -> str:

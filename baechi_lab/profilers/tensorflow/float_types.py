@@ -34,9 +34,9 @@ def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:
     import tensorflow as tf
 
     number = getattr(tf, _NAMES[dtype]).as_datatype_enum
-    converted = type(graph_def)()
-    converted.CopyFrom(graph_def)
-    for nodes in (converted.node, *(function.node_def for function in converted.library.function)):
+    new_graph_def = type(graph_def)()
+    new_graph_def.CopyFrom(graph_def)
+    for nodes in (new_graph_def.node, *(function.node_def for function in new_graph_def.library.function)):
         for node in nodes:
             for value in node.attr.values():
                 kind = value.WhichOneof("value")
@@ -46,7 +46,7 @@ def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:
                     types = [number if type_number in float_types() else type_number for type_number in value.list.type]
                     del value.list.type[:]
                     value.list.type.extend(types)
-    for function in converted.library.function:
+    for function in new_graph_def.library.function:
         for argument in (*function.signature.input_arg, *function.signature.output_arg):
             argument.type = number if argument.type in float_types() else argument.type
-    return converted
+    return new_graph_def

@@ -88,8 +88,8 @@ def is_convolution(op: str) -> bool:
 
 
 def _inner(node: NodeDef, left: Shape) -> int:
-    transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
-    return left[-2] if transposed else left[-1]
+    is_transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+    return left[-2] if is_transposed else left[-1]
 
 
 def _matmul(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
@@ -175,20 +175,26 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
         # The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
         of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
         filters = _filters(node, inputs, outputs)
-        convolved = inputs[2] if of_input or of_filter else outputs[0]
+        convolution_output = inputs[2] if of_input or of_filter else outputs[0]
         image = outputs[0] if of_input else inputs[0]
         if node.op == "Conv":  # may have several dimensions of samples
             samples = max(len(image) - len(filters) + 1, 1)
-            convolved, image = ((prod(shape[:samples]), *shape[samples:]) for shape in (convolved, image))
-        if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
+            convolution_output, image = (
+                (prod(shape[:samples]), *shape[samples:]) for shape in (convolution_output, image)
+            )
+        if len(filters) < 3 or len(convolution_output) != len(filters) or len(image) != len(filters):
             return ()
         first = node.attr["data_format"].s.startswith((b"NC", b"CHANNELS_FIRST"))
-        positions, channels = (convolved[2:], image[1]) if first else (convolved[1:-1], image[-1])
+        positions, channels = (convolution_output[2:], image[1]) if first else (convolution_output[1:-1], image[-1])
         steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
         groups, plain = max(channels // max(filters[-2], 1), 1), all(step == 1 for step in steps)
         if of_input and not is_backward(node.name):
-            return transposed_products(convolved[0], positions, filters[-1], channels, filters[:-2], groups, plain)
-        products = convolution_products(convolved[0], positions, channels, filters[-1], filters[:-2], groups, plain)
+            return transposed_products(
+                convolution_output[0], positions, filters[-1], channels, filters[:-2], groups, plain
+            )
+        products = convolution_products(
+            convolution_output[0], positions, channels, filters[-1], filters[:-2], groups, plain
+        )
         return tuple(product.right_gradient if of_filter else product for product in products)
     return ()
 

@@ -181,15 +181,15 @@ class Library:
         """Returns what each round adds to a variable of the loop; None if that is not known."""
         inner = {n.name: n for n in body.node_def}
         counter = body.signature.input_arg[position].name
-        changed = inner.get(_source(returned_reference(body, position), inner).split(":")[0])
-        if changed is None or changed.op not in ("Add", "AddV2", "Sub"):
+        addition = inner.get(_source(returned_reference(body, position), inner).split(":")[0])
+        if addition is None or addition.op not in ("Add", "AddV2", "Sub"):
             return None
-        left, right = (_source(reference, inner) for reference in changed.input[:2])
+        left, right = (_source(reference, inner) for reference in addition.input[:2])
         constants = self._constant_arguments(body, node, outer)
         if counter == left:
             amount = _number(right, inner, constants)
-            return -amount if amount is not None and changed.op == "Sub" else amount
-        return _number(left, inner, constants) if counter == right and changed.op != "Sub" else None
+            return -amount if amount is not None and addition.op == "Sub" else amount
+        return _number(left, inner, constants) if counter == right and addition.op != "Sub" else None
 
     def _constant_arguments(self, function: FunctionDef, node: NodeDef, outer: Scope) -> dict[str, float]:
         """Returns the known numbers that are passed in and do not change, round counters of loops that ran before among them."""
@@ -224,17 +224,17 @@ def body_graph(function: FunctionDef, graph_def: GraphDef) -> tuple[GraphDef, li
         if k in function.arg_attr and SHAPES in function.arg_attr[k].attr:
             placeholder.attr[SHAPES].CopyFrom(function.arg_attr[k].attr[SHAPES])
     nodes = {node.name: node for node in function.node_def}
-    added = {argument.name for argument in function.signature.input_arg}
+    node_names = {argument.name for argument in function.signature.input_arg}
     waiting = list(reversed(nodes))
     while waiting:
         name = waiting[-1]
-        sources = [split(reference)[0] for reference in nodes[name].input] if name not in added else []
-        missing = [source for source in sources if source not in added]
+        sources = [split(reference)[0] for reference in nodes[name].input] if name not in node_names else []
+        missing = [source for source in sources if source not in node_names]
         waiting += missing
         if not missing:
             waiting.pop()
-        if not missing and name not in added:
-            added.add(name)
+        if not missing and name not in node_names:
+            node_names.add(name)
             copy = graph.node.add()
             copy.CopyFrom(nodes[name])
             copy.input[:] = [references.get(reference, reference) for reference in nodes[name].input]

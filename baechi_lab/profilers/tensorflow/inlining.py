@@ -61,17 +61,17 @@ def inline(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
     rewrite.optimizers.append("function")
     rewrite.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     try:
-        inlined = tf_optimizer.OptimizeGraph(config, meta_graph)
+        inlined_graph = tf_optimizer.OptimizeGraph(config, meta_graph)
     except (tf.errors.OpError, ValueError) as error:
         raise InvalidInput(f"the step's function calls cannot be inlined: {error}") from error
-    keep_control_flow(inlined)
-    remaining_calls = calls(inlined)
+    keep_control_flow(inlined_graph)
+    remaining_calls = calls(inlined_graph)
     if remaining_calls:
         raise InvalidInput(
             f"function called by op {remaining_calls[0].name!r} cannot be inlined; call plain Python functions in the step, "
             "or decorate only the outermost with tf.function"
         )
-    return inlined
+    return inlined_graph
 
 
 def used_functions(graph_def: GraphDef, nodes: list[NodeDef]) -> list[FunctionDef]:

@@ -61,11 +61,11 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
 
     def train(x: tf.Tensor, y: tf.Tensor = None, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            predicted = model(x, training=True) if takes_training else model(x)
-            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)
+            prediction = model(x, training=True) if takes_training else model(x)
+            loss = model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=sample_weight, training=True)
+            scaled_loss = model.optimizer.scale_loss(loss)
         weights = model.trainable_weights
-        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled_loss, weights), weights, strict=True))
         return loss
 
     return _in_replica(model, train)
@@ -133,13 +133,13 @@ def _referenced_objects(item: object) -> Iterable[object]:
     function = getattr(item, "python_function", item)
     owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
-    referenced: list[object] = []
+    objects: list[object] = []
     if owner is not None and not inspect.ismodule(owner):
-        referenced += [owner, *getattr(owner, "__dict__", {}).values()]
+        objects += [owner, *getattr(owner, "__dict__", {}).values()]
     if inspect.isfunction(function):
         with contextlib.suppress(ValueError):  # an empty cell: a local function that is defined further down
             names = inspect.getclosurevars(function)
-            referenced += [*names.nonlocals.values(), *names.globals.values()]
+            objects += [*names.nonlocals.values(), *names.globals.values()]
     elif callable(item) and not inspect.isclass(item) and not inspect.isbuiltin(item):
-        referenced += list(getattr(item, "__dict__", {}).values())
-    return [r for r in referenced if not inspect.ismodule(r) and not inspect.isclass(r)]
+        objects += list(getattr(item, "__dict__", {}).values())
+    return [r for r in objects if not inspect.ismodule(r) and not inspect.isclass(r)]

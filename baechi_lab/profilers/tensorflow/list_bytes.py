@@ -60,9 +60,9 @@ def count_lists(structure: Structure) -> tuple[dict[int, int], Ints]:
 class _Body:
     """The body of a loop; built and used once."""
 
-    def __init__(self, function: FunctionDef, fused: bool) -> None:
+    def __init__(self, function: FunctionDef, is_fused: bool) -> None:
         self.function = function
-        self.fused = fused  # one kernel, which reads weights once and holds no copies of them
+        self.fused = is_fused  # one kernel, which reads weights once and holds no copies of them
         self.nodes = {node.name: node for node in function.node_def}
         self.specs = tensor_specs(function)
         self.arguments = {argument.name: k for k, argument in enumerate(function.signature.input_arg)}

@@ -129,8 +129,8 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
             feeds = {spec.name: value for spec, value in zip(step.inputs, step.example_inputs, strict=True)}
             fetches = [[spec.name for spec in step.outputs], list(step.updates)]
 
-            def run(traced: bool) -> RunMetadata | None:
-                if not traced:
+            def run(with_trace: bool) -> RunMetadata | None:
+                if not with_trace:
                     session.run(fetches, feeds)
                     return None
                 metadata = tf.compat.v1.RunMetadata()

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
-def name_outputs(nodes: list[NodeDef], outputs: list[str], returned: object) -> tuple[list[str], tuple[str, ...]]:
+def name_outputs(nodes: list[NodeDef], outputs: list[str], structure: object) -> tuple[list[str], tuple[str, ...]]:
     """Renames the Identity that tracing adds for an output to the key under which the output is returned.
 
     Args:
         nodes: NodeDefs, changed in place.
         outputs: references like `"Identity:0"`.
-        returned: the function's result: dicts and tuples of symbolic tensors.
+        structure: the function's result: dicts and tuples of symbolic tensors.
 
     Returns:
         the outputs' references, and their names (`loss`, or `metrics/accuracy` for nested ones); no names if the function
         returned no dict. An op that already has the name keeps it.
     """
-    names = list(_paths(returned, ())) if isinstance(returned, dict) else []
+    names = list(_paths(structure, ())) if isinstance(structure, dict) else []
     if len(names) != len(outputs) or len(set(outputs)) != len(outputs):
         return outputs, ()
     used_names = {n.name for n in nodes}

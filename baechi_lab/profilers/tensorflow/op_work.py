@@ -67,9 +67,15 @@ def count_work(structure: Structure) -> Work:
     host_tensors: set[int] = set()
 
     def add(
-        op: int, run_count: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, written: Sizes
+        op: int,
+        run_count: float,
+        node: NodeDef,
+        inputs: Shapes,
+        outputs: Shapes,
+        read_sizes: Sizes,
+        written_sizes: Sizes,
     ) -> None:
-        rows.append((op, _kernel(node, inputs, outputs, read, written, halves)))
+        rows.append((op, _kernel(node, inputs, outputs, read_sizes, written_sizes, halves)))
         times.append(run_count)
         free.append(node.op in _TAKES_NO_TIME or op in plumbing)
 
@@ -81,13 +87,15 @@ def count_work(structure: Structure) -> Work:
                     times.append(inner.times)
                     free.append(False)
                     continue
-                typed = zip((*inner.inputs, *inner.outputs), (*inner.input_types, *inner.output_types), strict=True)
-                tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in typed]
-                read, written = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
-                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read, written)
+                shapes_with_types = zip(
+                    (*inner.inputs, *inner.outputs), (*inner.input_types, *inner.output_types), strict=True
+                )
+                tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in shapes_with_types]
+                read_sizes, written_sizes = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
+                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read_sizes, written_sizes)
             continue
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
-        read, written = [sizes[t] for t in ins], [sizes[t] for t in outs]
+        read_sizes, written_sizes = [sizes[t] for t in ins], [sizes[t] for t in outs]
         if _is_on_host(node, host_tensors.issuperset(ins)):
             host_tensors.update(outs)
             if node.op not in METADATA_OPS:
@@ -95,7 +103,7 @@ def count_work(structure: Structure) -> Work:
                 times.append(1.0)
                 free.append(i in plumbing)
                 continue
-        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, written)
+        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_sizes, written_sizes)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())

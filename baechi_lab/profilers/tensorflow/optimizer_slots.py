@@ -88,9 +88,9 @@ def optimizer_slots(
         assigned_variables = {t for t in targets - {variable} if shapes[t] == shape}
         if variable in targets and len(assigned_variables) == 1:
             flow_slots[variable] = assigned_variables.pop()
-    inferred = {**flow_slots, **fused_slots}
+    slots_by_name = {**flow_slots, **fused_slots}
     owners = set(slots.values())
-    for slot, variable in inferred.items():
+    for slot, variable in slots_by_name.items():
         if slot not in slots and slot not in owners:
             slots[slot] = variable
     return dict(sorted(slots.items()))

@@ -44,7 +44,7 @@ def profile_with_report(
     **options: object,
 ) -> tuple[OpGraph, Report]:
     """Profiles a step, or a function or model that `bl.trace` takes; arguments and errors as of `bl.profile`."""
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     if options:
         raise InvalidInput(f"profile takes {next(iter(options))!r} for PyTorch modules and steps only")
     if isinstance(subject, Step) and inputs:
@@ -84,7 +84,7 @@ def profile_with_report(
     )
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     pair_count = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start_seconds
     report = Report(
         mode, device_name, graph.n, int(backward.sum()), pair_count, structure.open_shapes, missing, seconds
     )
@@ -119,28 +119,28 @@ def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tup
 
     Temporary bytes do not include what an op allocates for items of a list; the traces have no records of loops.
     """
-    device_name, kind, measured = measure(step, **asdict(settings))
+    device_name, kind, measurement = measure(step, **asdict(settings))
     size = structure.tensor_bytes.copy()
-    temp_bytes = measured.temp_bytes + structure.round_bytes
-    for pair, seen_bytes in measured.output_bytes.items():
+    temp_bytes = measurement.temp_bytes + structure.round_bytes
+    for pair, seen_bytes in measurement.output_bytes.items():
         tensor = structure.tensor_of.get(pair, -1)
         if tensor in structure.list_bytes:
-            temp_bytes[pair[0]] -= min(measured.temp_bytes[pair[0]], structure.list_bytes[tensor])
+            temp_bytes[pair[0]] -= min(measurement.temp_bytes[pair[0]], structure.list_bytes[tensor])
         elif tensor >= 0:
             size[tensor] = seen_bytes
     differences = summarize_repeats(
-        [node.name for node in structure.nodes], measured.run_us, measured.others_share, cores_needed=1
+        [node.name for node in structure.nodes], measurement.run_us, measurement.others_share, cores_needed=1
     )
     warn_if_disturbed(step.name, differences)
     columns = {
-        "duration_us": measured.duration_us,
-        "duration_by_kind": {kind: measured.duration_us},
+        "duration_us": measurement.duration_us,
+        "duration_by_kind": {kind: measurement.duration_us},
         "tensor_bytes": size,
         "temp_bytes": temp_bytes,
-        "persistent_bytes": _variable_bytes(step, structure) + measured.persistent_bytes,
+        "persistent_bytes": _variable_bytes(step, structure) + measurement.persistent_bytes,
         "info": {"measured": differences},
     }
-    return device_name, columns, int(np.count_nonzero(~measured.in_trace))
+    return device_name, columns, int(np.count_nonzero(~measurement.in_trace))
 
 
 def _variable_bytes(step: Step, structure: Structure, dtype: str | None = None) -> NDArray[np.int64]:

@@ -71,16 +71,16 @@ def mark_fused_loops(graph_def: GraphDef, weights: set[str]) -> None:
     functions = {f.signature.name: f for f in graph_def.library.function}
 
     def mark(nodes: Sequence[NodeDef], handles: set[str]) -> None:
-        marked: set[str] = set()
+        layer_ops: set[str] = set()
         for node in nodes:
             sources = [split(r)[0] for r in node.input if not r.startswith("^")]
             if node.op in ("ReadVariableOp", "Identity", "Cast") and sources[0] in handles:
                 handles.add(node.name)
             bodies = [functions[name] for name in called_functions(node) if name in functions]
             if node.op.endswith("While") and not any(called_functions(op) for body in bodies for op in body.node_def):
-                if (marked if is_backward(node.name) else handles) & set(sources):
+                if (layer_ops if is_backward(node.name) else handles) & set(sources):
                     node.attr[FUSED].b = True
-                    marked.add(node.name)
+                    layer_ops.add(node.name)
                 continue
             for body in bodies:
                 arguments = body.signature.input_arg
@@ -120,8 +120,8 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
 
 def kernel_plumbing(structure: Structure) -> set[int]:
     """Returns the ops that only prepare the sequences of fused loops or pass their outputs on: the kernel does so itself."""
-    fused = {i for i, node in enumerate(structure.nodes) if is_fused(node)}
-    if not fused:
+    fused_ops = {i for i, node in enumerate(structure.nodes) if is_fused(node)}
+    if not fused_ops:
         return set()
     readers: list[set[int]] = [set() for _ in structure.nodes]
     producers: list[set[int]] = [set() for _ in structure.nodes]
@@ -129,7 +129,7 @@ def kernel_plumbing(structure: Structure) -> set[int]:
         for producer in structure.tensor_producer[list(tensors)].tolist():
             readers[producer].add(i)
             producers[i].add(producer)
-    plumbing = set(fused)
+    plumbing = set(fused_ops)
     for i in reversed(range(structure.n)):
         node = structure.nodes[i]
         is_read_by_plumbing = bool(readers[i]) and readers[i] <= plumbing
@@ -139,7 +139,7 @@ def kernel_plumbing(structure: Structure) -> set[int]:
         sources = {p for p in producers[i] if structure.nodes[p].op != "Const"}
         if node.op in _PLUMBING and sources and sources <= plumbing and not _is_second(node, i, producers, structure):
             plumbing.add(i)
-    return plumbing - fused
+    return plumbing - fused_ops
 
 
 def _is_second(node: NodeDef, i: int, neighbours: list[set[int]], structure: Structure) -> bool:

@@ -119,17 +119,17 @@ def _merge_reads(table: dict[str, NodeDef]) -> None:
 
     Reads that wait for the same ops see the same value: the traced function orders every write after each of them.
     """
-    written: set[str] = set()
+    written_variables: set[str] = set()
     for node in table.values():
         if node.op not in READ_ONLY:
-            written.update(name for name, _ in data_inputs(node) if table[name].op == "VarHandleOp")
+            written_variables.update(name for name, _ in data_inputs(node) if table[name].op == "VarHandleOp")
     first: dict[tuple[object, ...], str] = {}
     same: dict[str, str] = {}
     for node in table.values():
         if node.op != "ReadVariableOp":
             continue
         handle = split(node.input[0])
-        may_change = handle[0] in written or table[handle[0]].op != "VarHandleOp"
+        may_change = handle[0] in written_variables or table[handle[0]].op != "VarHandleOp"
         waits = frozenset(control_inputs(node)) if may_change else None
         if waits is None:
             _set_inputs(node, [join(*handle)])

@@ -73,7 +73,7 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     if name is not None:
         check_text("name", name)
     load_tensorflow()
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     label = name or _step_label(fn)
     if not callable(fn):
         raise InvalidInput(
@@ -157,10 +157,10 @@ def _step_from(
     if len(placeholders) != len(leaves):
         raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")
     node_of_name = {n.name: n for n in graph_def.node}
-    sized = False
+    has_sizes = False
     for name, example in zip(placeholders, leaves, strict=True):
         shape, placeholder_shape = example.shape.as_proto(), node_of_name[name].attr["shape"].shape
-        sized |= placeholder_shape != shape
+        has_sizes |= placeholder_shape != shape
         placeholder_shape.CopyFrom(shape)
     outputs = [t.name for t in concrete.outputs if t.dtype.name not in ("resource", "variant")]
     effects = [op.name for op in graph.control_outputs]
@@ -176,28 +176,30 @@ def _step_from(
     outputs, output_names = name_outputs(nodes, outputs, concrete.structured_outputs)
     if not outputs and not updates:
         raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
-    traced = _without_hints(graph_def, nodes)
-    traced = with_shapes(traced) if sized or lacks_shapes(traced) else traced
+    graph_without_hints = _without_hints(graph_def, nodes)
+    graph_without_hints = (
+        with_shapes(graph_without_hints) if has_sizes or lacks_shapes(graph_without_hints) else graph_without_hints
+    )
     weights = {id(layer.cell.recurrent_kernel.value.handle) for layer in fused_layers(objects)}
-    mark_fused_loops(traced, {v.name for v in variables if id(v.variable.handle) in weights})
-    used = {n.name for n in traced.node}
+    mark_fused_loops(graph_without_hints, {v.name for v in variables if id(v.variable.handle) in weights})
+    used = {n.name for n in graph_without_hints.node}
     used_variables = [v for v in variables if v.name in used]
     names = {id(v.variable.handle): v.name for v in used_variables}
     declared_slots = {names[s]: names[v] for s, v in slots_of.items() if s in names and v in names}
     return Step(
         name=label,
-        graph_def=traced.SerializeToString(deterministic=True),
+        graph_def=graph_without_hints.SerializeToString(deterministic=True),
         inputs=tuple(
             TensorSpec(p + ":0", x.dtype.name, tuple(x.shape)) for p, x in zip(placeholders, leaves, strict=True)
         ),
-        outputs=specs(traced, outputs),
+        outputs=specs(graph_without_hints, outputs),
         example_inputs=tuple(np.asarray(x.numpy()) for x in leaves),
         variables=tuple(TensorSpec(v.name, v.dtype, v.shape) for v in used_variables),
         initial_values=tuple(v.value for v in used_variables),
-        slots=optimizer_slots(traced, {v.name: v.shape for v in used_variables}, declared_slots),
+        slots=optimizer_slots(graph_without_hints, {v.name: v.shape for v in used_variables}, declared_slots),
         updates=tuple(updates),
         output_names=tuple(output_names),
-        info={"ops": len(traced.node)},
+        info={"ops": len(graph_without_hints.node)},
     )
 
 
@@ -205,8 +207,8 @@ def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:
     """Returns a GraphDef of `nodes` without devices and without colocation hints on removed ops."""
     import tensorflow as tf
 
-    cleaned = tf.compat.v1.GraphDef()
-    cleaned.versions.CopyFrom(graph_def.versions)
+    new_graph_def = tf.compat.v1.GraphDef()
+    new_graph_def.versions.CopyFrom(graph_def.versions)
     names = {n.name for n in nodes}
     for node in nodes:
         node.device = ""
@@ -215,9 +217,9 @@ def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:
             del node.attr[key]
         if hints:
             node.attr["_class"].list.s.extend(hints)
-        cleaned.node.append(node)
-    cleaned.library.function.extend(used_functions(graph_def, nodes))
-    for function in cleaned.library.function:
+        new_graph_def.node.append(node)
+    new_graph_def.library.function.extend(used_functions(graph_def, nodes))
+    for function in new_graph_def.library.function:
         for node in function.node_def:
             node.device = ""
-    return cleaned
+    return new_graph_def

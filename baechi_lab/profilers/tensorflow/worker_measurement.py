@@ -77,8 +77,8 @@ def serve(request: Message, send: Send) -> None:
     other_programs = OtherPrograms(time.process_time)  # covers the whole time, because the system's clocks are coarse
     with step_session(step, device) as run:
 
-        def run_and_report(traced: bool) -> Any:
-            metadata = run(traced)
+        def run_and_report(with_trace: bool) -> Any:
+            metadata = run(with_trace)
             send("progress")
             return metadata
 

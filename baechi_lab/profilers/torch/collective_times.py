@@ -67,20 +67,20 @@ def measure_collective(
         raise InvalidInput("size_bytes is empty; give at least one size")
     sizes, times = [], []
     for share in sorted(shares):
-        gathered, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
+        whole, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
         sizes.append(float(ELEMENT_BYTES * share * count))
-        exchanged = torch.empty_like(gathered)
+        exchange = torch.empty_like(whole)
         runs_us = []
         for _ in range(repeats + 1):
             dist.barrier()
             start = perf_counter()
             try:
-                CALLS[kind](gathered, exchanged, shard)
+                CALLS[kind](whole, exchange, shard)
             except (RuntimeError, NotImplementedError) as error:
                 raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
-            if gathered.is_cuda:
-                torch.cuda.synchronize(gathered.device)
-            seconds = torch.tensor([perf_counter() - start], device=gathered.device)
+            if whole.is_cuda:
+                torch.cuda.synchronize(whole.device)
+            seconds = torch.tensor([perf_counter() - start], device=whole.device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             runs_us.append(float(seconds) * 1e6)
         times.append(median(runs_us[1:]))

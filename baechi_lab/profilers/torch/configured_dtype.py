@@ -20,14 +20,14 @@ def warn_about_configured_dtype(model: nn.Module) -> None:
     Warns:
         ConfiguredDtype: the estimate is for the type of the weights.
     """
-    configured = str(getattr(getattr(model, "config", None), "dtype", None)).removeprefix("torch.")
+    configured_name = str(getattr(getattr(model, "config", None), "dtype", None)).removeprefix("torch.")
     stored_dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if configured not in DTYPES or not stored_dtypes or named_dtype(configured) in stored_dtypes:
+    if configured_name not in DTYPES or not stored_dtypes or named_dtype(configured_name) in stored_dtypes:
         return
     weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored_dtypes))
     warnings.warn(
-        f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured}; they are estimated as "
-        "they are: build the model by bl.torch.hugging_face, or give precision=",
+        f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured_name}; they are estimated "
+        "as they are: build the model by bl.torch.hugging_face, or give precision=",
         ConfiguredDtype,
         stacklevel=outer_stacklevel(),
     )

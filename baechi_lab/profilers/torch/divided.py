@@ -142,8 +142,8 @@ def profile_divided(
         collectives = Collectives(_rank_cluster(hardware, layout.tp * layout.ep))
         for op, (collective, axis, size) in recorder.messages.items():
             columns[kind][op] = collectives.us(collective, size, layout.axis_devices(axis))
-    described = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
-    info = {**graph.info, "layout": repr(layout), "collectives": described}
+    descriptions = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
+    info = {**graph.info, "layout": repr(layout), "collectives": descriptions}
     graph = graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
     return _divide_gradients(graph, recorder, states, kinds, layout, precision)
 
@@ -224,8 +224,8 @@ def _divide(model: nn.Module, layout: Layout, plan: Plan | None, mixtures: Seque
     parallelize_module(model, mesh, styles)
     if layout.sequence_parallel:
         last_norms = [name for name, _ in model.named_modules() if re.search(_LAST_NORM, name)]
-        gathered = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
-        parallelize_module(model, mesh, dict.fromkeys(last_norms, gathered))
+        gather_output = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        parallelize_module(model, mesh, dict.fromkeys(last_norms, gather_output))
     return axes
 
 
@@ -285,11 +285,11 @@ def _style(kind: str, sequence: bool) -> ParallelStyle:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    gathered = "gather_output" in kind or kind.endswith("_rep")
+    gathers_output = "gather_output" in kind or kind.endswith("_rep")
     if kind.startswith("embedding"):
         return RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if sequence else Replicate())
     if kind.startswith((COLUMNS, "local_" + COLUMNS)):
-        if gathered:
+        if gathers_output:
             return ColwiseParallel(input_layouts=Shard(1) if sequence else Replicate(), output_layouts=Replicate())
         return ColwiseParallel()
     if kind.startswith((ROWS, "local_" + ROWS)):
@@ -488,13 +488,13 @@ def _divide_gradients(
         if layout.zero >= 2:
             shared_bytes.append((producer, gradient_bytes, copies))
         buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, gradient_bytes, 0, 0, copies, axis))
-    divided = divide_data(
+    divided_graph = divide_data(
         graph,
         buckets,
         lambda kind, axis, nbytes: collectives.us(kind, nbytes, layout.axis_devices(axis)),
         zero=layout.zero,
     )
-    persistent = divided.persistent_bytes.copy()  # parameters are divided by the pass
+    persistent = divided_graph.persistent_bytes.copy()  # parameters are divided by the pass
     for op, nbytes, copies in shared_bytes:
         persistent[op] -= nbytes - -(-nbytes // copies)
-    return divided.replace(persistent_bytes=persistent)
+    return divided_graph.replace(persistent_bytes=persistent)

@@ -142,10 +142,10 @@ class _Reader:
         """Reads the whole graph; `signature` says which inputs are parameters, buffers and constants."""
         parameters = {}
         for spec in signature["input_specs"]:
-            for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
+            for kind, is_trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
                 if kind in spec:
                     label = _label(spec[kind]["arg"])
-                    parameters[label] = trained and self.tensor_values[label]["requires_grad"] is True
+                    parameters[label] = is_trained and self.tensor_values[label]["requires_grad"] is True
         # Inputs first: their open dimensions have positions; those of inner values have only names.
         for entry in self.graph["inputs"]:
             for label in self.labels(entry):

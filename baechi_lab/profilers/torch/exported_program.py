@@ -33,13 +33,13 @@ def program_of(
     open_sizes = OpenSizes(batch_size, sizes or {}, named_dtype(precision and precision.dtype))
     if isinstance(source, torch.export.ExportedProgram):
         reader = _Reader(type(source.graph_module).__name__.lower(), open_sizes)
-        signature, trained = source.graph_signature, {}
+        signature, is_trained = source.graph_signature, {}
         for node in source.graph.nodes:
             if node.op == "placeholder":
                 reader.input(node)
-                trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
+                is_trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
         reader.read(source.graph_module)
-        parameters = {name: trained[name] for name in signature.inputs_to_parameters}
+        parameters = {name: is_trained[name] for name in signature.inputs_to_parameters}
         output_nodes = (node for node in source.graph.nodes if node.op == "output")
         outputs = [reader.name_of(node) for end in output_nodes for node in end.all_input_nodes]
         check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)

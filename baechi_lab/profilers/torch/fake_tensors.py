@@ -304,11 +304,11 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     """
     _REPLACING.acquire()
     own_thread = threading.get_ident()
-    fused = {} if on_cpu else _fused_functions(own_thread)
-    functions = {name: getattr(functional, name) for name in fused}
+    fused_functions = {} if on_cpu else _fused_functions(own_thread)
+    functions = {name: getattr(functional, name) for name in fused_functions}
     recurrent = {name: getattr(torch._VF, name) for name in (*KINDS, *PACKING)}
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    for name, function in fused.items():
+    for name, function in fused_functions.items():
         setattr(functional, name, function)
     for name, function in recurrent.items():
         setattr(torch._VF, name, _fused_recurrent(function, own_thread, on_cpu))

@@ -25,11 +25,11 @@ def profile_with_report(
     **options: Any,
 ) -> tuple[OpGraph, Report]:
     """`bl.torch.profile`, measured in this process, or estimated; `timeout` and `progress` are TensorFlow's."""
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     if len(inputs) > 1:
         raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
     if mode == "estimated":
         graph = profile(subject, *inputs, hardware=hardware, precision=precision, **options)
-        return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
+        return graph, Report.of_pairs(graph, mode, hardware_names(hardware), start_seconds)
     graph = profile(subject, *inputs, device=settings.device, warmup=settings.warmup, runs=settings.runs, **options)
-    return graph, Report.of_pairs(graph, mode, settings.device or "where the model is", started)
+    return graph, Report.of_pairs(graph, mode, settings.device or "where the model is", start_seconds)

@@ -338,8 +338,8 @@ def _inputs(
     if not inputs.keys() - _TEXT:
         for name in inputs.keys() & {"input_ids", "decoder_input_ids"}:
             # Tokens that are neither padding nor special in the configuration: the model ignores none of them.
-            named = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
-            special_tokens = {token for v in named for token in (v if isinstance(v, list) else [v])}
+            token_numbers = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
+            special_tokens = {token for v in token_numbers for token in (v if isinstance(v, list) else [v])}
             plain = next(k for k in range(len(special_tokens) + 1) if k not in special_tokens)
             tokens = torch.full(inputs[name].shape, plain)
             end = getattr(config, "eos_token_id", None)

@@ -262,8 +262,8 @@ def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
 def row_alignment(name: str, args: Args) -> int:
     """Returns the largest power of two, up to `ALIGNED`, that divides the bytes from row to row of a product's operands."""
     if name in _CONVOLUTIONS or name == "convolution_backward":  # channels come last on matrix units
-        weight, transposed = (args[1], args[6]) if name in _CONVOLUTIONS else (args[2], args[7])
-        return gcd(int(weight.shape[0 if transposed else 1]) * weight.element_size(), ALIGNED)
+        weight, is_transposed = (args[1], args[6]) if name in _CONVOLUTIONS else (args[2], args[7])
+        return gcd(int(weight.shape[0 if is_transposed else 1]) * weight.element_size(), ALIGNED)
     matrices = _operands(name, args)
     row_bytes = [_row_length(t) * t.element_size() for t in matrices]
     if len(matrices) == 2:  # the output's rows
@@ -320,10 +320,10 @@ def _attention_backward(operands: Sequence[torch.Tensor], causal: bool = False) 
 
 def _convolution(args: Args) -> Products:
     tensor, weight = args[0], args[1]
-    stride, padding, dilation, transposed, groups = args[3], args[4], args[5], args[6], args[8]
+    stride, padding, dilation, is_transposed, groups = args[3], args[4], args[5], args[6], args[8]
     window, dims = tuple(weight.shape[2:]), len(weight.shape) - 2
     plain = all(_of(stride, k) == 1 and _of(dilation, k) == 1 for k in range(dims))
-    if transposed:
+    if is_transposed:
         filters = weight.shape[1] * groups
         return transposed_products(tensor.shape[0], tensor.shape[2:], weight.shape[0], filters, window, groups, plain)
     outputs = [

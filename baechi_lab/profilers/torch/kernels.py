@@ -132,8 +132,8 @@ def _index_us(func: OpOverload, name: str, inputs: list[torch.Tensor], out: torc
         return 0.0
     in_order = all(t.numel() <= 1 or (t.shape == out.shape and t.stride() == out.stride()) for t in inputs)
     types = {t.dtype for t in (*inputs, out) if t.is_floating_point() and t.dim()}
-    narrowed = is_copy and inputs[-1].dtype == torch.float32
-    return 0.0 if in_order and (len(types) < 2 or narrowed) else INDEX_US * out.numel()
+    is_narrowing = is_copy and inputs[-1].dtype == torch.float32
+    return 0.0 if in_order and (len(types) < 2 or is_narrowing) else INDEX_US * out.numel()
 
 
 def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out: object) -> float | None:
@@ -154,10 +154,10 @@ def _arithmetic(
     if name in _MOVES or (not inputs and name not in _DRAWN):
         return 0.0
     if "_pool" in name:
-        read, written = inputs[0].numel(), outputs[0].numel()
+        read_numbers, written_numbers = inputs[0].numel(), outputs[0].numel()
         if "adaptive" in name:
-            return float(max(read, written))
-        return float(_window(name, args) * (read if "backward" in name else written))
+            return float(max(read_numbers, written_numbers))
+        return float(_window(name, args) * (read_numbers if "backward" in name else written_numbers))
     if name in _REDUCTIONS:
         return float(inputs[0].numel())
     if name in _PAIR_FLOPS:
@@ -198,17 +198,17 @@ def _grouped_mm(args: Args) -> float:
 
 def _convolution_backward(args: Args) -> float:
     """Counts the products of the forward convolution for the gradient of the input, and for that of the filters."""
-    output, image, weight, transposed = args[0], args[1], args[2], args[7]
-    positions = (image if transposed else output).shape
+    output, image, weight, is_transposed = args[0], args[1], args[2], args[7]
+    positions = (image if is_transposed else output).shape
     return 2.0 * positions[0] * prod(positions[2:]) * prod(weight.shape) * sum(args[10][:2])
 
 
 def _trilinear(args: Args) -> float:
     """Counts two products and a sum for each combination of all dimensions."""
     shapes = []
-    for tensor, inserted in zip(args[:3], args[3:6], strict=True):
+    for tensor, inserted_axes in zip(args[:3], args[3:6], strict=True):
         shape = list(tensor.shape)
-        for position in inserted:
+        for position in inserted_axes:
             shape.insert(position, 1)
         shapes.append(shape)
     return 3.0 * prod(map(max, zip(*shapes, strict=True)))
@@ -245,20 +245,20 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
 def _moved_bytes(
     name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], size: Callable[[torch.Tensor], int]
 ) -> int:
-    written = sum(map(size, outputs))
+    written_bytes = sum(map(size, outputs))
     if name in _TOUCHES_PART:
-        return 2 * written + sum(size(t) for t in inputs[1:])
+        return 2 * written_bytes + sum(size(t) for t in inputs[1:])
     if name in _WRITES_PART:
         return sum(size(t) for t in inputs[1:]) + 2 * max((size(t) for t in inputs[1:]), default=0)
     if name == "_grouped_mm" and inputs[0].dim() < inputs[1].dim():  # no more experts than there are tokens
-        touched = min(1.0, inputs[0].shape[0] / max(inputs[1].shape[0], 1))
-        return written + size(inputs[0]) + int(touched * size(inputs[1])) + sum(map(size, inputs[2:]))
+        touched_share = min(1.0, inputs[0].shape[0] / max(inputs[1].shape[0], 1))
+        return written_bytes + size(inputs[0]) + int(touched_share * size(inputs[1])) + sum(map(size, inputs[2:]))
     if name == "nll_loss_forward":  # one number per target
         return 2 * sum(size(t) for t in inputs[1:])
     if name == "nll_loss_backward":
-        return written + sum(size(t) for t in inputs[2:])
+        return written_bytes + sum(size(t) for t in inputs[2:])
     distinct = {id(t): t for t in (inputs[1:] if name in _OVERWRITES else inputs)}
-    return written + sum(map(size, distinct.values()))
+    return written_bytes + sum(map(size, distinct.values()))
 
 
 def _precision(inputs: list[torch.Tensor]) -> str:

@@ -98,9 +98,9 @@ class KnownValues:
 
     def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
-        written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
+        written_tensors = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        sources = [t for t in tensors((args, kwargs)) if not (draws and any(t is w for w in written))]
+        sources = [t for t in tensors((args, kwargs)) if not (draws and any(t is w for w in written_tensors))]
         if (draws or (self.drawn and any(map(self._is_drawn, sources)))) and all(
             self._is_drawn(t) or self.of(t) is not None for t in sources
         ):
@@ -114,15 +114,17 @@ class KnownValues:
                 with _without_modes():
                     real = torch.full(out.shape, value, dtype=out.dtype)
                 self.store(out, real)
-        elif not written and not any(isinstance(t, FakeTensor) and self._fresh(t, args, kwargs) for t in tensors(out)):
+        elif not written_tensors and not any(
+            isinstance(t, FakeTensor) and self._fresh(t, args, kwargs) for t in tensors(out)
+        ):
             return  # views, and operators without tensor results
         elif (
-            any(not isinstance(t, FakeTensor) for t in written)
+            any(not isinstance(t, FakeTensor) for t in written_tensors)
             or (real := self._compute(func, args, kwargs, out)) is None
         ):
-            for tensor in written:
+            for tensor in written_tensors:
                 self.forget(tensor)
-        elif not written:
+        elif not written_tensors:
             for output, value in zip(tensors(out), tensors(real), strict=True):
                 self.store(output, value)
 

@@ -179,8 +179,8 @@ def estimate_layers(
             has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
             counter.owner = None
             if has_lost_graphs(model_trace):
-                named = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
-                model_trace = hold_named_graphs(model_trace, named)
+                tensors_by_name = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
+                model_trace = hold_named_graphs(model_trace, tensors_by_name)
         finally:
             interceptor.remove()
         watch.read_windows(counter.changes)

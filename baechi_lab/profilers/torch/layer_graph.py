@@ -165,10 +165,12 @@ def layer_graph(
     weights = weight_ops(profile, backward)
     backward_calls = [*backward, *weights]
     updates = _update_ops(profile, n + len(backward_calls))
-    released = _release_ops(profile, updates)
-    values = _value_tensors(profile, n + len(backward_calls) + len(updates) + len(released))
-    named = _named_ops(profile, backward, n + len(backward_calls) + len(updates) + len(released) + len(values.op))
-    extra_count = len(updates) + len(released) + len(values.op) + len(named)
+    release_ops = _release_ops(profile, updates)
+    values = _value_tensors(profile, n + len(backward_calls) + len(updates) + len(release_ops))
+    named_ops = _named_ops(
+        profile, backward, n + len(backward_calls) + len(updates) + len(release_ops) + len(values.op)
+    )
+    extra_count = len(updates) + len(release_ops) + len(values.op) + len(named_ops)
     first = n + len(backward_calls) + extra_count
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
     forward_of = [-1] * n + backward_calls + [-1] * extra_count + [k for op in loss for k in (-1, op)]
@@ -179,17 +181,17 @@ def layer_graph(
     writer = _TensorWriter(profile, values, backward, weights, outputs)
     writer.add_forward()
     writer.add_backward()
-    writer.add_updates(updates, released)
-    for i, k in _named_values(profile, backward) if named else ():
-        values.add(writer.table, k, [named[i]])
-    if named:
+    writer.add_updates(updates, release_ops)
+    for i, k in _named_values(profile, backward) if named_ops else ():
+        values.add(writer.table, k, [named_ops[i]])
+    if named_ops:
         # The training loop holds outputs until the step ends, other names end with the forward pass.
         held_calls = {trace.values[k].producer for k in outputs.readers}
-        for i, op in named.items():
+        for i, op in named_ops.items():
             writer.table.add([*backward.values()][-1] if i in held_calls else n - 1, "control", CONTROL_BYTES, [op])
     for op, loss_backward in loss.items():
         writer.add_loss(op, loss_backward)
-    companions = [pair for ops in (backward, weights, updates, released, named) for pair in ops.items()]
+    companions = [pair for ops in (backward, weights, updates, release_ops, named_ops) for pair in ops.items()]
     companions += values.colocations()
     colocation, groups = _groups(trace, companions, len(forward_of), profile.loss)
     temporary, persistent, reuse = writer.memory_columns(precision.gradient_share)
@@ -200,8 +202,10 @@ def layer_graph(
         state_bytes[: len(updates)] = states[list(updates)]
         states[list(updates)] = 0
     persistent[:n] += states
-    shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), len(named) + 2 * len(loss)])
-    persistent, reuse = np.r_[persistent, state_bytes, [0] * 2 * len(loss)], np.r_[reuse, shared]
+    reuse_of_added_ops = np.repeat(
+        [OWN, VIEW, OWN], [len(updates) + len(release_ops), len(values.op), len(named_ops) + 2 * len(loss)]
+    )
+    persistent, reuse = np.r_[persistent, state_bytes, [0] * 2 * len(loss)], np.r_[reuse, reuse_of_added_ops]
     if outputs.bytes:
         keeper = next(iter(loss.values()), outputs.first)
         persistent[keeper] += outputs.bytes
@@ -215,17 +219,17 @@ def layer_graph(
             *(f"{names[i]}/backward" for i in backward),
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
-            *(f"{names[i]}/updated" for i in released),
+            *(f"{names[i]}/updated" for i in release_ops),
             *values.names(),
-            *(f"{names[i]}/named" for i in named),
+            *(f"{names[i]}/named" for i in named_ops),
             *([name, f"{name}/backward"] if loss else []),
         ),
         op_types=(
             *forward_types,
             *(f"{types[i]}Backward" for i in backward_calls),
-            *(UPDATE for _ in (*updates, *released)),
+            *(UPDATE for _ in (*updates, *release_ops)),
             *(PARTS_TYPE for _ in values.op),
-            *(NAMED for _ in named),
+            *(NAMED for _ in named_ops),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile)[: len(forward_of)],
@@ -265,10 +269,10 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """Returns float64[ops of the graph], the microseconds of calls, their backward ops and their updates."""
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
-    named = _named_ops(profile, backward, 0)
-    released, values = _release_ops(profile, updates), _value_tensors(profile, len(profile.trace.calls))
-    update = np.zeros(len(updates) + len(released) + len(values.op) + len(named))
-    recomputed = np.zeros(len(recomputed_ops(profile.trace, values, backward)))
+    named_ops = _named_ops(profile, backward, 0)
+    release_ops, values = _release_ops(profile, updates), _value_tensors(profile, len(profile.trace.calls))
+    update = np.zeros(len(updates) + len(release_ops) + len(values.op) + len(named_ops))
+    recomputed_us = np.zeros(len(recomputed_ops(profile.trace, values, backward)))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
     backward_us, calls, weights_us = profile.backward_us, np.array(list(backward), dtype=np.int64), np.zeros(0)
@@ -276,7 +280,7 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
         backward_us = np.where(profile.halves.split, profile.halves.inputs_us, backward_us)
         weights_us = profile.halves.weights_us[np.array(list(weight_ops(profile, backward)), dtype=np.int64)]
     loss = [] if profile.loss is None else [profile.loss.forward_us, profile.loss.backward_us]
-    return np.r_[profile.forward_us, backward_us[calls], weights_us, update, loss, recomputed]
+    return np.r_[profile.forward_us, backward_us[calls], weights_us, update, loss, recomputed_us]
 
 
 def backward_ops(trace: Trace) -> dict[int, int]:
@@ -336,17 +340,19 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
         return _Outputs()
     last = next(iter(backward))
     loss_call = last if profile.loss is None else profile.loss.call
-    colocated = {loss_call, *(i for group in trace.groups if loss_call in group for i in group)}
+    ops_with_loss = {loss_call, *(i for group in trace.groups if loss_call in group for i in group)}
     size: dict[int, int] = {}
     for value in trace.values:
         size[value.storage] = max(size.get(value.storage, 0), value.size_bytes)
     readers = _readers(profile, backward)
-    saved = {v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))}
+    saved_storages = {
+        v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))
+    }
     storages: set[int] = set()
     own_readers: dict[int, int] = {}
     for k in {*trace.returned, *trace.held_values}:
         storage, producer = trace.values[k].storage, trace.values[k].producer
-        is_kept = producer in colocated or (storage not in saved and producer not in backward)
+        is_kept = producer in ops_with_loss or (storage not in saved_storages and producer not in backward)
         if is_kept and profile.outputs_named:
             storages.add(storage)
         elif producer in backward:
@@ -374,16 +380,20 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
         return []
     readers = _readers(profile, backward)
     last: dict[int, int] = {}  # of a storage, the last call that reads it
-    saved: set[int] = set()
+    saved_storages: set[int] = set()
     for k, ops in readers.items():
         storage = trace.values[k].storage
         last[storage] = max(last.get(storage, -1), *(op for op in ops if op < len(trace.calls)), -1)
-        saved |= {storage for op in ops if op >= len(trace.calls)}
+        saved_storages |= {storage for op in ops if op >= len(trace.calls)}
     least, end = max((v.size_bytes for v in trace.values), default=0) / 100, len(trace.calls) - 1
     named_values: dict[tuple[int, int], tuple[int, int]] = {}
     for k, value in enumerate(trace.values):
         until = profile.named.get((value.producer, value.position), -1)
-        if until == end > last.get(value.storage, end) and value.size_bytes >= least and value.storage in saved:
+        if (
+            until == end > last.get(value.storage, end)
+            and value.size_bytes >= least
+            and value.storage in saved_storages
+        ):
             named_values[value.producer, value.storage] = (value.producer, k)
     for k in outputs:
         if (value := trace.values[k]).size_bytes >= least:
@@ -395,8 +405,10 @@ def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
     """Returns int64[calls], the optimizer's states of each call: as measured, or `count` tensors of the parameters' size."""
     if count is not None:
         return profile.trained * count
-    measured: NDArray[np.int64] = np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
-    return measured.copy()
+    state_bytes: NDArray[np.int64] = (
+        np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
+    )
+    return state_bytes.copy()
 
 
 def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[int]]:
@@ -410,10 +422,10 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
     for i, call in enumerate(trace.calls):
         memory, released_by = profile.memory[i], backward.get(i, call.graph_until)
         # What is saved holds all of its memory, and other views of it that the call reads are saved as well.
-        saved = {trace.values[k].storage for k in call.reads if call.read_at.get(k) in memory.saves_inputs}
+        saved_storages = {trace.values[k].storage for k in call.reads if call.read_at.get(k) in memory.saves_inputs}
         for k in call.reads:
             readers.setdefault(k, set()).add(i)
-            if released_by > i and trace.values[k].storage in saved:
+            if released_by > i and trace.values[k].storage in saved_storages:
                 readers[k].add(released_by)
         if released_by > i and memory.saves_outputs:
             for k in outputs_of.get(i, ()):
@@ -469,14 +481,14 @@ class _TensorWriter:
                 if value.requires_grad and value.producer in self.backward:
                     self.table.add(op, f"gradient:{k}", value.size_bytes, self._backward_ops_of(value.producer))
 
-    def add_updates(self, updates: dict[int, int], released: dict[int, int]) -> None:
+    def add_updates(self, updates: dict[int, int], release_ops: dict[int, int]) -> None:
         """Makes updates wait for the ends of the backward pass, and keeps what an update holds until its last overlap."""
         gradients = {producer for producer, label in self.table.rows if label.startswith("gradient:")}
         for op in (*self.backward.values(), *self.weights.values()) if updates else ():
             if op not in gradients:
                 self.table.add(op, "control", CONTROL_BYTES, updates.values())
         order = list(updates)
-        for i, op in released.items():
+        for i, op in release_ops.items():
             held_bytes, until = int(self.profile.update.held_bytes[i]), int(self.profile.update.until[i])  # type: ignore[union-attr]
             self.table.add(updates[i], "held", held_bytes, [op])
             self.table.add(updates[until], "control", CONTROL_BYTES, [op])
@@ -565,8 +577,8 @@ def _groups(
         ops_of_call.setdefault(call, []).append(op)
     alone = ops_of_call.keys() | (set() if loss is None else {loss.call})
     alone -= {m for g in trace.groups for m in g}
-    grouped = [*trace.groups, *((i,) for i in sorted(alone))]
-    for group in sorted(grouped):
+    groups = [*trace.groups, *((i,) for i in sorted(alone))]
+    for group in sorted(groups):
         members = [*group, *(op for i in group for op in ops_of_call.get(i, ()))]
         colocation[members] = len(names)
         names.append(trace.calls[group[0]].key)

@@ -119,10 +119,10 @@ def profile_layers(
                     lambda: run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss)),
                     training,
                 )
-                named = {}
+                tensors_by_name = {}
                 if has_loss or has_lost_graphs(model_trace):
-                    named = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
-                    model_trace = hold_named_graphs(model_trace, named)
+                    tensors_by_name = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
+                    model_trace = hold_named_graphs(model_trace, tensors_by_name)
                 gradients = gradient_bytes(model)
                 update = None
                 if make is not None and training:
@@ -138,23 +138,23 @@ def profile_layers(
                 interceptor.remove()
     recomputed_us = timer.forward[:-1] / runs * recomputations(model_trace, memory)
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
-    added = timer.added[:-1] / runs if accumulate else np.zeros(len(model_trace.calls))
+    added_us = timer.added[:-1] / runs if accumulate else np.zeros(len(model_trace.calls))
     name, calls = type(model).__name__.lower(), [call.key for call in model_trace.calls]
     op_names = [*calls, *(f"{key}/backward" for key in calls)]
-    measured = summarize_repeats(op_names, timer.run_us(), other_programs.share(), torch.get_num_threads())
-    warn_if_disturbed(name, measured)
+    repeats_summary = summarize_repeats(op_names, timer.run_us(), other_programs.share(), torch.get_num_threads())
+    warn_if_disturbed(name, repeats_summary)
     loss_costs, half_times = None, None
     if loss is not None and training and model_trace.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         loss_costs = Loss(model_trace.results[0], *us, memory[-1], timer.loss_of)
     if halves.split.any():
         inputs_us = halves.inputs_us / runs + np.where(halves.split, recomputed_us, 0.0)
-        half_times = Halves(halves.split, inputs_us, halves.weights_us / runs + added)
+        half_times = Halves(halves.split, inputs_us, halves.weights_us / runs + added_us)
     return LayerProfile(
         model_trace,
         "training" if training else "inference",
         forward,
-        backward + recomputed_us + added,
+        backward + recomputed_us + added_us,
         *call_bytes(model, model_trace, training, gradients),
         memory[:-1],
         name=name,
@@ -164,8 +164,8 @@ def profile_layers(
         batch_bytes=distinct_bytes((args, kwargs) if batch is None else batch),
         outputs_named=loss is not None,
         loss_returned=has_loss,
-        named=named if has_loss else {},
-        info={"measured": measured},
+        named=tensors_by_name if has_loss else {},
+        info={"measured": repeats_summary},
     )
 
 
@@ -239,14 +239,14 @@ class Timer(Handler):
 
     def _hook(self, node: Node, calls: list[int], column: NDArray[np.float64] | None = None) -> None:
         """Times a node and adds equal shares to `calls` in `column`, by default `backward`."""
-        started = [0.0]
+        start_seconds = [0.0]
         column = self.backward if column is None else column
 
         def before(gradients: object) -> None:
-            started[0] = now_us()
+            start_seconds[0] = now_us()
 
         def after(into: object, outof: object) -> None:
-            column[calls] += (now_us() - started[0]) / len(calls)
+            column[calls] += (now_us() - start_seconds[0]) / len(calls)
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -350,8 +350,8 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
         return bool(model.training)
     if not isinstance(mode, str) or mode not in MODES:
         is_way_to_profile = isinstance(mode, str) and mode in ("estimated", "measured")
-        estimated = " (what is estimated says hardware=)" if is_way_to_profile else ""
-        raise InvalidInput(f"mode is {in_short(mode)}; it must be one of {', '.join(MODES)}{estimated}")
+        hint = " (what is estimated says hardware=)" if is_way_to_profile else ""
+        raise InvalidInput(f"mode is {in_short(mode)}; it must be one of {', '.join(MODES)}{hint}")
     return mode == "training"
 
 

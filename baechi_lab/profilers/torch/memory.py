@@ -169,11 +169,11 @@ class MemoryWatch(Handler):
                 return run(*args, **kwargs)
         stop = inputs_of((args, kwargs))
         arguments = list(tensors((args, kwargs)))
-        saved: list[torch.Tensor] = []
-        with saved_tensors_hooks(partial(self.record_saved, op, saved), lambda t: t), self.window("f", op):
+        saved_tensors: list[torch.Tensor] = []
+        with saved_tensors_hooks(partial(self.record_saved, op, saved_tensors), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
-        self._classify(op, arguments, list(tensors(outputs)), saved)
-        saved.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
+        self._classify(op, arguments, list(tensors(outputs)), saved_tensors)
+        saved_tensors.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         if self.training:
             for tensor in arguments if not self.cuda else ():
                 # The gradient of a view that no call made belongs to the call of its base.
@@ -185,17 +185,17 @@ class MemoryWatch(Handler):
                 for view in views if node is not None else ():
                     view.metadata[_OWNER] = node.metadata[_OWNER]
                     self._hook(view, node.metadata[_OWNER], "v")
-            written = [t for t in arguments if t.grad_fn is not None and t.grad_fn not in stop]
-            for node in nodes_between((outputs, written), stop):
+            written_tensors = [t for t in arguments if t.grad_fn is not None and t.grad_fn not in stop]
+            for node in nodes_between((outputs, written_tensors), stop):
                 self._hook(node, op)
-            _set_owner((outputs, written), op)
+            _set_owner((outputs, written_tensors), op)
         return outputs
 
-    def record_saved(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-        """Adds a tensor that call `op` saves to `saved`; -1 stands for no call. Returns it without its graph."""
+    def record_saved(self, op: int, saved_tensors: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Adds a tensor that call `op` saves to `saved_tensors`; -1 stands for no call. Returns it without its graph."""
         if op >= 0:
             self.memory[op].saves = True
-        saved.append(tensor.detach())
+        saved_tensors.append(tensor.detach())
         return tensor.detach()
 
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
@@ -207,9 +207,13 @@ class MemoryWatch(Handler):
                 return run(*args, **kwargs)
         outer, self.function_calls = self.function_calls, []
         stop = inputs_of((args, kwargs))
-        saved: list[torch.Tensor] = []
+        saved_tensors: list[torch.Tensor] = []
         try:
-            keep = lambda t: self.record_saved(self.function_calls[-1].op if self.function_calls else -1, saved, t)  # noqa: E731
+
+            def keep(tensor: torch.Tensor) -> torch.Tensor:
+                op = self.function_calls[-1].op if self.function_calls else -1
+                return self.record_saved(op, saved_tensors, tensor)
+
             with saved_tensors_hooks(keep, lambda t: t):
                 outputs = run(*args, **kwargs)
         finally:
@@ -218,7 +222,7 @@ class MemoryWatch(Handler):
             # A tensor that a Function saves belongs to the last of its calls that took or made it, else to its last call.
             self.parameter_storages |= {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
             other_bytes: dict[int, int] = {}
-            for tensor in saved:
+            for tensor in saved_tensors:
                 storage = storage_key(tensor)
                 if storage in self.parameter_storages:
                     continue
@@ -235,7 +239,7 @@ class MemoryWatch(Handler):
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, last_op)
             _set_owner(outputs, last_op)
-        saved.clear()  # as in `call`
+        saved_tensors.clear()  # as in `call`
         return outputs
 
     def _classify(
@@ -243,16 +247,16 @@ class MemoryWatch(Handler):
         op: int,
         arguments: list[torch.Tensor],
         outputs: list[torch.Tensor],
-        saved: list[torch.Tensor],
+        saved_tensors: list[torch.Tensor],
     ) -> None:
-        """Records which inputs and outputs call `op` saves, and the bytes of the other tensors in `saved`."""
+        """Records which inputs and outputs call `op` saves, and the bytes of the other tensors in `saved_tensors`."""
         activations = [(k, t) for k, t in enumerate(arguments) if not isinstance(t, nn.Parameter)]
         positions = {storage_key(t): k for k, t in reversed(activations)}
         results = {storage_key(t) for t in outputs}
         self.parameter_storages |= {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
         read_positions, saved_inputs = self.read_positions[op], set()
         other_bytes: dict[int, int] = {}
-        for tensor in saved:
+        for tensor in saved_tensors:
             storage = storage_key(tensor)
             if storage in results:
                 self.memory[op].saves_outputs = True
@@ -370,8 +374,8 @@ class MemoryWatch(Handler):
 
     def read_events(self, profiler: torch.profiler.profile) -> None:
         """CPU: reads the peak of every window from the allocator's events."""
-        changes, marked = read_marked_changes(profiler, _LABEL)
-        for label, start, end in marked:
+        changes, marks = read_marked_changes(profiler, _LABEL)
+        for label, start, end in marks:
             kind, op = label[0], int(label[1:])
             self.add_temporary(kind, op, temporary_peak(changes[start:end]))
             self.add_window(kind, op, start)
@@ -400,12 +404,12 @@ def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[l
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     times = [t for t, _ in changes]
-    marked = []
+    marks = []
     for event in sorted(events, key=lambda event: int(event.start_ns())):
         if event.name().startswith(label):
             start, end = event.start_ns(), event.start_ns() + event.duration_ns()
-            marked.append((event.name()[len(label) :], bisect_left(times, start), bisect_right(times, end)))
-    return [size for _, size in changes], marked
+            marks.append((event.name()[len(label) :], bisect_left(times, start), bisect_right(times, end)))
+    return [size for _, size in changes], marks
 
 
 def temporary_peak(changes: list[int]) -> int:

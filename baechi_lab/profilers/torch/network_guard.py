@@ -26,17 +26,17 @@ def offline() -> Iterator[None]:
 
         return call
 
-    guarded: list[tuple[object, str]] = [
+    guarded_functions: list[tuple[object, str]] = [
         (socket, "getaddrinfo"),
         (socket.socket, "connect"),
         (socket.socket, "connect_ex"),
     ]
-    before = [(place, name, getattr(place, name)) for place, name in guarded]
+    before = [(place, name, getattr(place, name)) for place, name in guarded_functions]
     hub = sys.modules.get("huggingface_hub.constants")
     if hasattr(hub, "HF_HUB_OFFLINE"):
         before.append((hub, "HF_HUB_OFFLINE", hub.HF_HUB_OFFLINE))  # type: ignore[union-attr]
         hub.HF_HUB_OFFLINE = True  # type: ignore[union-attr]
-    for place, name, function in before[: len(guarded)]:
+    for place, name, function in before[: len(guarded_functions)]:
         setattr(place, name, refused_here(name, function))
     try:
         yield

@@ -109,15 +109,15 @@ class Counter(OperatorObserver):
             kernel = self.precision.kernel(self.kernel_of(func, args, kwargs, out))
             self.rows.append((self.owner, kernel))
             input_storages = {storage_key(t) for t in tensors((args, kwargs))}
-            overwritten = self._overwritten(func, args, out)
+            overwritten_memory = self._overwritten(func, args, out)
             for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
                 key = storage._cdata
                 if key not in input_storages and key not in self.alive:
                     self.made_by_node[key] = func.overloadpacket.__name__
-                    if overwritten is None:
+                    if overwritten_memory is None:
                         self.changes.append(storage.nbytes())
                     else:
-                        overwritten.detach()
+                        overwritten_memory.detach()
                     self.alive[key] = weakref.finalize(storage, self._record_release, key, storage.nbytes())
             scratch_bytes = self.scratch_bytes(func, args, out, kernel)
             if scratch_bytes:
@@ -332,18 +332,18 @@ def _copied_weight_bytes(args: Args) -> int:
     dilation, or deeper than 1 run as a product of the unfolded windows of a sample: its scratch memory has `PRODUCT_COPIES` of
     the weight's size.
     """
-    gradient, tensor, weight, strides, dilation, transposed = args[0], args[1], args[2], args[4], args[6], args[7]
+    gradient, tensor, weight, strides, dilation, is_transposed = args[0], args[1], args[2], args[4], args[6], args[7]
     window, depthwise = weight.shape[2:], weight.shape[1] == 1 < args[9]
     if depthwise or _is_product(weight, strides):
         return 0
     height = (window[-2] - 1) * dilation[-2] + 1 if len(window) > 1 else 1
     is_high = len(window) > 1 and (height > tensor.shape[-2] or (len(window) == 3 and window[0] > 1))
-    if window[-1] > LARGEST_WINDOW or (is_high and not transposed):
-        positions = (tensor if transposed else gradient).shape[2:][-2:]
+    if window[-1] > LARGEST_WINDOW or (is_high and not is_transposed):
+        positions = (tensor if is_transposed else gradient).shape[2:][-2:]
         unfolded_bytes = int(weight[0].numel() * prod(positions) * tensor.itemsize)
         return PRODUCT_COPIES * int(weight.nbytes) + unfolded_bytes
-    blocked = [_round_up(channels, BLOCK) if channels >= BLOCK else channels for channels in weight.shape[:2]]
-    return int(prod(blocked) * prod(window) * weight.itemsize)
+    blocked_channels = [_round_up(channels, BLOCK) if channels >= BLOCK else channels for channels in weight.shape[:2]]
+    return int(prod(blocked_channels) * prod(window) * weight.itemsize)
 
 
 def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -371,9 +371,9 @@ class WorkWatch(MemoryWatch):
         self.rows_at_save: dict[int, int] = {}
         """Call -> the kernels that had run when it saved its last tensor for the backward pass."""
 
-    def record_saved(self, op: int, saved: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    def record_saved(self, op: int, saved_tensors: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         self.rows_at_save[op] = len(self.counter.rows)
-        return super().record_saved(op, saved, tensor)
+        return super().record_saved(op, saved_tensors, tensor)
 
     def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         outputs = super().call(frame, key, run, args, kwargs, module)

@@ -139,9 +139,9 @@ class Recorder(Counter):
                 self._tensor(memory).add(index)
             if memory.state:
                 self.users.setdefault(memory.state, []).append(index)
-        written = outputs.keys() & inputs.keys() if func._schema.is_mutable else set()
+        written_values = outputs.keys() & inputs.keys() if func._schema.is_mutable else set()
         for key, tensor in outputs.items():
-            if key in written:
+            if key in written_values:
                 before = self.memory[key]
                 for reader in before.readers - {index}:
                     self.edges.setdefault((reader, "control"), (CONTROL_BYTES, set()))[1].add(index)

@@ -60,7 +60,7 @@ def _kernels(
         return twins[id(tensor)]
 
     kernels: list[Kernel] = []
-    written: list[torch.Tensor] = []
+    written_tensors: list[torch.Tensor] = []
     forward, backward = _KernelRecorder(), _KernelRecorder()
     fake, training = FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(bool(targets))
     with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), training, fake, use_fused_kernels():
@@ -72,9 +72,9 @@ def _kernels(
             gradients = [torch.ones_like(t) for t in roots]
             with backward:
                 torch.autograd.grad(roots, [twins[id(t)] for t in targets], gradients, allow_unused=True)
-        written = list(tensors(out))
+        written_tensors = list(tensors(out))
         kernels = (backward if targets else forward).kernels or [Kernel(metadata=True)]
-    for output, tensor in zip(outputs, written, strict=False):
+    for output, tensor in zip(outputs, written_tensors, strict=False):
         output.data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=output.dtype, device="meta")
     return tuple(k for k in kernels if not k.metadata) or tuple(kernels[:1])
 
@@ -176,8 +176,8 @@ class OpenSizes:
     def symbol(self, label: str, value: str, position: int) -> int:
         """Returns the size of a symbol: by name, else the batch size if its first occurrence is a first dimension."""
         if label not in self.size_of_symbol:
-            described = f"value {value!r:.80}"
-            size = size_of_open_dimension(label, described, position, self.batch_size, self.sizes)
+            description = f"value {value!r:.80}"
+            size = size_of_open_dimension(label, description, position, self.batch_size, self.sizes)
             self.size_of_symbol[label] = size
         return self.size_of_symbol[label]
 

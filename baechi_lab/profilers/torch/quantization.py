@@ -50,8 +50,8 @@ class Scheme:
 
 def stored_bytes(tensor: torch.Tensor) -> int:
     """Returns the bytes of a tensor in memory; for a quantized parameter its stored bytes."""
-    stored: int | None = getattr(tensor, "stored_bytes", None)
-    return tensor_bytes(tensor) if stored is None else stored
+    size: int | None = getattr(tensor, "stored_bytes", None)
+    return tensor_bytes(tensor) if size is None else size
 
 
 def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> None:
@@ -80,8 +80,8 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         return
     try:
         schemes = list(_SCHEMES[method](config, model.dtype))
-        unquantized = _modules_to_keep(model, config, method)
-        count = sum(_store(name, module, schemes, unquantized) for name, module in model.named_modules())
+        modules_to_keep = _modules_to_keep(model, config, method)
+        count = sum(_store(name, module, schemes, modules_to_keep) for name, module in model.named_modules())
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, re.error) as error:
         raise InvalidInput(
             f"{field} of {source} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
@@ -90,10 +90,10 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         raise InvalidInput(f"{field} of {source} ({method}) quantizes no weight of {type(model).__name__}")
 
 
-def _store(name: str, module: nn.Module, schemes: list[Scheme], unquantized: set[str]) -> int:
+def _store(name: str, module: nn.Module, schemes: list[Scheme], modules_to_keep: set[str]) -> int:
     """Sets the stored bytes of a module's weights by the first scheme that applies; returns the number of weights."""
     scheme = next((s for s in schemes if s.applies(name)), None)
-    if scheme is None or any(_matches(name, key) for key in unquantized):
+    if scheme is None or any(_matches(name, key) for key in modules_to_keep):
         return 0
     weights = list(_weights(name, module, scheme))
     for parameter, rows, columns in weights:
@@ -104,13 +104,13 @@ def _store(name: str, module: nn.Module, schemes: list[Scheme], unquantized: set
 
 def quantization_facts(model: nn.Module) -> str | None:
     """Describes the quantized modules; None if there are none."""
-    quantized = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
-    if not quantized:
+    quantized_parameters = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
+    if not quantized_parameters:
         return None
-    bits = 8 * sum(map(stored_bytes, quantized)) / sum(p.numel() for p in quantized)
+    bits = 8 * sum(map(stored_bytes, quantized_parameters)) / sum(p.numel() for p in quantized_parameters)
     return (
-        f"{len(quantized)} weights of {bits:.3g} bits per number, scales among them; their products are estimated in the type of "
-        "the activations"
+        f"{len(quantized_parameters)} weights of {bits:.3g} bits per number, scales among them; their products are estimated in "
+        "the type of the activations"
     )
 
 
@@ -124,8 +124,8 @@ def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.
     elif scheme.experts and name.rpartition(".")[2] == "experts":
         for parameter in module.parameters(recurse=False):
             if parameter.dim() == 3:
-                transposed = getattr(module, "is_transposed", False)
-                rows, columns = reversed(parameter.shape[1:]) if transposed else parameter.shape[1:]
+                is_transposed = getattr(module, "is_transposed", False)
+                rows, columns = reversed(parameter.shape[1:]) if is_transposed else parameter.shape[1:]
                 yield parameter, rows, columns
 
 
@@ -133,15 +133,15 @@ def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str
     """Returns names, or patterns of names, of modules that are not quantized."""
     keys = ("modules_to_not_convert", "llm_int8_skip_modules")
     module_names = next((config[key] for key in keys if config.get(key) is not None), None)
-    unquantized = set(_model_names(model, module_names or ()))
-    unquantized |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    modules_to_keep = set(_model_names(model, module_names or ()))
+    modules_to_keep |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if method == "compressed-tensors":  # it names all that it leaves out
-        return unquantized
+        return modules_to_keep
     if module_names is None or method == "awq":  # the head and what comes last
         head = model.get_output_embeddings()
-        unquantized |= {name for name, module in model.named_modules() if module is head}
-        unquantized.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
-    return unquantized
+        modules_to_keep |= {name for name, module in model.named_modules() if module is head}
+        modules_to_keep.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
+    return modules_to_keep
 
 
 def _model_names(model: nn.Module, names: Iterable[str]) -> list[str]:
@@ -150,13 +150,13 @@ def _model_names(model: nn.Module, names: Iterable[str]) -> list[str]:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
         return list(names)
-    renamings, renamed = get_model_conversion_mapping(model), []
+    renamings, new_names = get_model_conversion_mapping(model), []
     for name in names:
         key = f"{name}."
         for renaming in renamings:
             key = renaming.rename_source_key(key)[0]
-        renamed.append(key.removesuffix("."))
-    return [*names, *renamed]
+        new_names.append(key.removesuffix("."))
+    return [*names, *new_names]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -217,8 +217,8 @@ def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[
 
     def size(rows: int, columns: int) -> int:
         scales = ceil(rows * columns / _BITSANDBYTES_BLOCK)
-        nested = scales + _FLOAT32 * (ceil(scales / _NESTED_BLOCK) + 1) + _NESTED_CODE_BYTES
-        return ceil(rows * columns / 2) + _CODE_BYTES + (nested if nests_scales else _FLOAT32 * scales)
+        nested_bytes = scales + _FLOAT32 * (ceil(scales / _NESTED_BLOCK) + 1) + _NESTED_CODE_BYTES
+        return ceil(rows * columns / 2) + _CODE_BYTES + (nested_bytes if nests_scales else _FLOAT32 * scales)
 
     yield Scheme(size, experts=False)
 
@@ -276,8 +276,8 @@ def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme
         format_name = value.get("format") if isinstance(value, Mapping) else value
         if format_name and ("sparse" in format_name or "24" in format_name):
             raise ValueError(f"{key} {format_name}")
-    ignored = list(config.get("ignore") or ())
-    yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_is_targeted, ignored))
+    ignored_modules = list(config.get("ignore") or ())
+    yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_is_targeted, ignored_modules))
     for group in config["config_groups"].values():
         weights, targets = group.get("weights"), list(group["targets"])
         if weights is not None:
@@ -306,17 +306,17 @@ def _compressed_weight_size(weights: Settings, packing: str, scale_bytes: int, s
         return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 32))
     if packing not in ("pack-quantized", "naive-quantized", "int-quantized", "float-quantized"):
         raise ValueError(f"format {packing}")
-    packed, zeros = packing == "pack-quantized", not weights.get("symmetric", True)
-    order = packed and weights.get("actorder") in ("group", True)
+    is_packed, zeros = packing == "pack-quantized", not weights.get("symmetric", True)
+    order = is_packed and weights.get("actorder") in ("group", True)
 
     if strategy not in ("tensor", "channel", "group", "tensor_group", "block"):
         raise ValueError(f"strategy {strategy}")
 
     def size(rows: int, columns: int) -> int:
-        grouped = (1, group or columns)
+        group_shape = (1, group or columns)
         blocks = {"channel": (1, columns), "block": weights.get("block_structure"), "tensor": None}
-        scales = _blocks(rows, columns, blocks.get(strategy, grouped))
-        if not packed:
+        scales = _blocks(rows, columns, blocks.get(strategy, group_shape))
+        if not is_packed:
             return rows * columns + scales * (scale_bytes + zeros) + scale_bytes * static
         numbers = 4 * ceil(columns * bits / 32) * rows + 4 * order * columns
         shape = 2 * 8  # of the weight before it was packed, two int64

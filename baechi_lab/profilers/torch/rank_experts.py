@@ -90,13 +90,15 @@ class RankExperts(nn.Module):
             hidden_states = _SumBackward.apply(hidden_states, self.tp_group)
         rows = -(-top_k_index.numel() // self.experts)  # of this rank for each expert
         order = torch.empty(self.experts * rows, dtype=torch.int64, device=hidden_states.device)
-        routed = self._exchange(hidden_states.index_select(0, order))
-        routed = routed.view(self.ep, -1, rows, self.hidden).transpose(0, 1).reshape(-1, self.ep * rows, self.hidden)
-        gate, up = torch.bmm(routed, self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
-        routed = torch.bmm(self.act_fn(gate) * up, self.down_proj.transpose(1, 2))
-        routed = routed.view(-1, self.ep, rows, self.hidden).transpose(0, 1).reshape(-1, self.hidden)
-        routed = self._exchange(routed) * top_k_weights.reshape(-1, 1).index_select(0, order)
-        outputs = torch.zeros_like(hidden_states).index_add(0, order, routed.to(hidden_states.dtype))
+        routed_states = self._exchange(hidden_states.index_select(0, order))
+        routed_states = (
+            routed_states.view(self.ep, -1, rows, self.hidden).transpose(0, 1).reshape(-1, self.ep * rows, self.hidden)
+        )
+        gate, up = torch.bmm(routed_states, self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
+        routed_states = torch.bmm(self.act_fn(gate) * up, self.down_proj.transpose(1, 2))
+        routed_states = routed_states.view(-1, self.ep, rows, self.hidden).transpose(0, 1).reshape(-1, self.hidden)
+        routed_states = self._exchange(routed_states) * top_k_weights.reshape(-1, 1).index_select(0, order)
+        outputs = torch.zeros_like(hidden_states).index_add(0, order, routed_states.to(hidden_states.dtype))
         return _SumForward.apply(outputs, self.tp_group) if self.tp_group else outputs
 
     def _exchange(self, rows: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,8 @@ RegionOf = dict[int, int]
 
 def recomputed_ops(trace: Trace, values: ValueTensors, backward: Mapping[int, int]) -> RegionOf:
     """Returns the ops of the regions that have a backward pass: their calls, and the ops of parts of what these make."""
-    trained = {trace.calls[i].region for i in backward} - {-1}
-    calls = {i: call.region for i, call in enumerate(trace.calls) if call.region in trained}
+    trained_regions = {trace.calls[i].region for i in backward} - {-1}
+    calls = {i: call.region for i, call in enumerate(trace.calls) if call.region in trained_regions}
     return calls | {op: calls[producer] for (producer, _), op in values.op.items() if producer in calls}
 
 

@@ -146,8 +146,8 @@ def _in_pages(size: int) -> int:
 
 def _padded_length(numbers: int) -> int:
     """Returns the length of a row in oneDNN's recurrent layers: whole cache lines, and one more against aliasing."""
-    rounded = -(-numbers // _LINE) * _LINE
-    return rounded + _LINE * (rounded % 256 == 0)
+    whole_lines = -(-numbers // _LINE) * _LINE
+    return whole_lines + _LINE * (whole_lines % 256 == 0)
 
 
 def run_layers(function: Callable[..., T], on_cpu: bool, *args: Any) -> T | tuple[torch.Tensor, ...]:

@@ -91,8 +91,8 @@ class StorageTracker:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield
         self.by_events = False
-        changes, marked = read_marked_changes(profiler, _LABEL)
-        for label, start, end in marked:
+        changes, marks = read_marked_changes(profiler, _LABEL)
+        for label, start, end in marks:
             peak = max(0, *accumulate(changes[start:end], initial=0))
             if peak > max(sum(changes[start:end]), 0):
                 self.operator_records[int(label)].size = peak
@@ -140,10 +140,10 @@ class StorageTracker:
             at = bisect_right(running, block.start_ns, key=lambda row: row[0]) - 1
             node = bisect_right(nodes, block.start_ns - ahead, key=lambda row: row[0]) - 1
             if node >= 0 and (at < 0 or block.start_ns > running[at][1]):
-                ended = block.end_ns - ahead if block.end_ns >= 0 else -1
+                end_ns = block.end_ns - ahead if block.end_ns >= 0 else -1
                 _, device, op = nodes[node]
-                started = block.start_ns - ahead
-                self.records.append(StorageRecord(device, block.size, op, started, ended, persistent=ended < 0))
+                start_ns = block.start_ns - ahead
+                self.records.append(StorageRecord(device, block.size, op, start_ns, end_ns, persistent=end_ns < 0))
 
     def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
         """Marks tracked tensors that are alive as persistent from their start."""
@@ -218,8 +218,8 @@ class StorageTracker:
             with self.lock:
                 if not self.by_events and self._record_of(tensor) is not None:
                     continue
-                record_device, started = current_device if device is None else device, time.perf_counter_ns()
-                record = StorageRecord(record_device, tensor.nbytes, op, started, -1, persistent, received)
+                record_device, start_ns = current_device if device is None else device, time.perf_counter_ns()
+                record = StorageRecord(record_device, tensor.nbytes, op, start_ns, -1, persistent, received)
                 self.records.append(record)
                 self.at[address] = record
                 if self.by_events:

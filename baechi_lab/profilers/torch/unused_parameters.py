@@ -35,13 +35,13 @@ def warn_about_unused_parameters(model: nn.Module, trace: Trace) -> None:
         return
     # The module with the most parameters of which none is read; the outermost of equal ones.
     total_elements: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
+    unused_counts: Counter[str] = Counter()
     for name, elements in size.items():
         path = name.split(".")
         for k in range(1, len(path) + 1):
             total_elements[".".join(path[:k])] += elements
-            missed[".".join(path[:k])] += elements * (name in unread)
-    modules = (p for p in total_elements if missed[p] == total_elements[p])
+            unused_counts[".".join(path[:k])] += elements * (name in unread)
+    modules = (p for p in total_elements if unused_counts[p] == total_elements[p])
     largest_module = max(modules, key=lambda p: (total_elements[p], -len(p)))
     warnings.warn(
         f"{share:.0%} of the parameters of {type(model).__name__} are read by no op of the graph, most of them in "

@@ -58,21 +58,21 @@ def skip_value_checks() -> Iterator[None]:
     """
     log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SKIP_CHECKS_VARIABLE)
     disabled, log.disabled, os.environ[_SKIP_CHECKS_VARIABLE] = log.disabled, True, "1"
-    validated, Distribution._validate_args = Distribution._validate_args, False
+    validate_args, Distribution._validate_args = Distribution._validate_args, False
     swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _replace_data  # within `module.to(...)`
     try:
         yield
     finally:
-        log.disabled, torch.utils.swap_tensors, Distribution._validate_args = disabled, swap, validated
+        log.disabled, torch.utils.swap_tensors, Distribution._validate_args = disabled, swap, validate_args
         if before is None:
             del os.environ[_SKIP_CHECKS_VARIABLE]
         else:
             os.environ[_SKIP_CHECKS_VARIABLE] = before
 
 
-def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
+def _replace_data(parameter: torch.Tensor, new_tensor: torch.Tensor) -> None:
     """Replaces a parameter's data by the converted tensor, as for a real parameter."""
-    parameter.data = converted.data
+    parameter.data = new_tensor.data
 
 
 def hook_without_values(
