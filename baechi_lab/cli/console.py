@@ -35,21 +35,21 @@ def progress(text: str) -> Iterator[Status]:
     if not shows_progress():
         yield status
         return
-    finished = threading.Event()
-    thread = threading.Thread(target=_show, args=(status, finished), daemon=True)
+    finish_event = threading.Event()
+    thread = threading.Thread(target=_show, args=(status, finish_event), daemon=True)
     thread.start()
     try:
         yield status
     finally:
-        finished.set()
+        finish_event.set()
         thread.join()
 
 
-def _show(status: Status, finished: threading.Event) -> None:
-    began, shown = time.monotonic(), False
+def _show(status: Status, finish_event: threading.Event) -> None:
+    began, is_shown = time.monotonic(), False
     wait = DELAY_SECONDS
-    while not finished.wait(wait):
+    while not finish_event.wait(wait):
         print(f"\r\x1b[K{status.line(time.monotonic() - began)}", end="", file=sys.stderr, flush=True)
-        shown, wait = True, REFRESH_SECONDS
-    if shown:
+        is_shown, wait = True, REFRESH_SECONDS
+    if is_shown:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

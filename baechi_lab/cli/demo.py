@@ -105,15 +105,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InfeasiblePlacement(f"no placer found a placement that fits: {reasons}")
     best = str(feasible.loc[feasible["makespan_us"].astype(float).idxmin(), "placer"])
     result = optimize.replace(place=Place(best), simulate=Simulate()).run(graph, cluster)
-    placement, simulated = cast("Placement", result.placement), cast("Timeline", result.timeline)
+    placement, timeline = cast("Placement", result.placement), cast("Timeline", result.timeline)
     with narrator(f"running the placement of {best} for real, {count} steps"):
         measured_run = execute(step, placement, steps=count, cluster=cluster, graph=graph)
     if measured_run.status != "ok":
         raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
     measured_us = measured_run.median_seconds * 1e6
-    narrator.line(
-        f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured_us)} (median)"
-    )
+    narrator.line(f"step time: simulated {format_us(timeline.makespan_us)}, measured {format_us(measured_us)} (median)")
     narrator.line(below_bound(measured_us, bounds(graph, cluster).best, graph))
     narrator.line(sharing(cluster, cores()))
     with narrator(f"exporting to {arguments.output}/"):
@@ -128,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "devices": list(cluster.names),
                 "comparison": output.rows_of(table),
                 "best": best,
-                "simulated_us": simulated.makespan_us,
+                "simulated_us": timeline.makespan_us,
                 "measured_us": measured_us,
                 "steps": len(measured_run.step_seconds),
                 "folder": arguments.output,
@@ -175,7 +173,7 @@ class _Narrator:
     def __call__(self, text: str) -> Iterator[None]:
         """Prints a stage before it starts and its seconds after it ends."""
         self.line(f"- {text}")
-        started = time.perf_counter()
+        start_seconds = time.perf_counter()
         yield
         if not self.quiet:
-            print(f"  ({time.perf_counter() - started:.1f} s)", file=sys.stderr, flush=True)
+            print(f"  ({time.perf_counter() - start_seconds:.1f} s)", file=sys.stderr, flush=True)

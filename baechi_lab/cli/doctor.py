@@ -34,11 +34,11 @@ class Extra:
         ('onnx>=1.16',)
         """
         try:
-            declared = metadata.requires("baechi-lab") or []
+            requirement_lines = metadata.requires("baechi-lab") or []
         except metadata.PackageNotFoundError:  # a checkout that was not installed
-            declared = []
+            requirement_lines = []
         texts: list[str] = []
-        for text in declared:
+        for text in requirement_lines:
             requirement, _, extra = re.sub(r" and (?=extra ==)", "; ", text).partition("; extra == ")
             if extra.strip("'\"") == self.name and not requirement.startswith("baechi-lab["):
                 texts.append(requirement)

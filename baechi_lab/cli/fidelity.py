@@ -80,15 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
     }
     limit = options.seconds(arguments.wait, "--wait")
     wait = None if arguments.busy else limit
-    printed: dict[str, object] = {}
+    printed_record: dict[str, object] = {}
     costs = None
     if "study" in sections:
         report = _study(arguments, names, settings, wait)
-        printed, costs = report.to_dict(), report.calibration
+        printed_record, costs = report.to_dict(), report.calibration
     if "speedup" in sections:
-        printed["speed_up"] = _speed_up(arguments, settings, costs, wait)
+        printed_record["speed_up"] = _speed_up(arguments, settings, costs, wait)
     if arguments.json:
-        output.print_json(printed)
+        output.print_json(printed_record)
     return 0
 
 

@@ -54,7 +54,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict
     if arguments.execution_trace:
         raise InvalidInput("--execution-trace goes with a Kineto trace, not with a model by configuration")
     states = arguments.optimizer_states
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     try:
         from ..profilers.torch.hugging_face import GIVE_INPUTS, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
@@ -94,7 +94,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict
         "parameters": sum(p.numel() for p in model.parameters()),
         "mode": "estimated",
         "device": hardware if isinstance(hardware, str) else ", ".join(hardware),
-        "seconds": time.perf_counter() - started,
+        "seconds": time.perf_counter() - start_seconds,
     }
     quantization = graph.info["estimate"].get("quantization")
     return graph, facts if quantization is None else {"quantization": quantization, **facts}

@@ -121,11 +121,11 @@ def _simulate_layouts(arguments: argparse.Namespace) -> Layouts:
 
 def _print_table(table: Layouts, count: int) -> None:
     """Prints `count` layouts, with a column for every axis that one of them uses, and sentences on all layouts."""
-    shown, default = table.rows[:count], Layout()
-    fields = [key for key in _FIELDS if any(getattr(row.layout, key) != getattr(default, key) for row in shown)]
-    output.print_rows((*fields, "step", "peak", "fits", "busy"), [_cells(row, fields) for row in shown])
-    reduced = "half precision" if table.reduce_precision == "half" else table.reduce_precision
-    print(f"\n{_counts(table)}\nData parallelism reduces gradients in {reduced}.")
+    printed_rows, default = table.rows[:count], Layout()
+    fields = [key for key in _FIELDS if any(getattr(row.layout, key) != getattr(default, key) for row in printed_rows)]
+    output.print_rows((*fields, "step", "peak", "fits", "busy"), [_cells(row, fields) for row in printed_rows])
+    reduce_precision = "half precision" if table.reduce_precision == "half" else table.reduce_precision
+    print(f"\n{_counts(table)}\nData parallelism reduces gradients in {reduce_precision}.")
     if table.rows[0].fits:
         print(table.accuracy)
         print(f"best: {table.best.layout!r}")
@@ -155,14 +155,14 @@ def _write_files(layout: Layout, table: Layouts, arguments: argparse.Namespace) 
 
 def _counts(table: Layouts) -> str:
     """Returns a sentence on the numbers of layouts that were simulated, that are slower, and that do not fit."""
-    simulated = sum(row.fits and row.step_us is not None for row in table.rows)
+    simulated_count = sum(row.fits and row.step_us is not None for row in table.rows)
     slower = sum(row.fits and row.step_us is None for row in table.rows)
-    counts = [f"{simulated} fit and are simulated"]
+    counts = [f"{simulated_count} fit and are simulated"]
     if slower:
         counts.append(f"{slower} are slower than the best by their lower bounds")
-    if simulated + slower < len(table):
+    if simulated_count + slower < len(table):
         counts.append(
-            f"{len(table) - simulated - slower} need more than the {format_bytes(table.memory_bytes)} of a device"
+            f"{len(table) - simulated_count - slower} need more than the {format_bytes(table.memory_bytes)} of a device"
         )
     return f"{len(table)} legal layouts: {', '.join(counts)}."
 

@@ -101,8 +101,10 @@ def random_start_order(draw: np.random.Generator, count: int) -> list[int]:
     """Returns the numbers below `count`, cut into up to `PIECES` runs that are shuffled and reversed at random."""
     cuts = np.sort(draw.integers(0, count + 1, draw.integers(PIECES)))
     pieces = np.split(np.arange(count), cuts)
-    turned = (pieces[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(pieces)).tolist())
-    return [number for piece in turned for number in piece.tolist()]
+    pieces_in_either_direction = (
+        pieces[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(pieces)).tolist()
+    )
+    return [number for piece in pieces_in_either_direction for number in piece.tolist()]
 
 
 @dataclass

@@ -59,15 +59,16 @@ def measured_apart(
     device = np.zeros(graph.n, dtype=np.int32)
     device[forward] = 1
     duration_us, temporary = np.zeros((traces, graph.n)), np.zeros(graph.n, dtype=np.int64)
-    replaced: dict[str, str] = {}
+    replacing_types: dict[str, str] = {}
     for row in duration_us:
-        timeline, replaced = traced_step(step, Placement(device=device), local, worker, graph, warmup)
+        timeline, replacing_types = traced_step(step, Placement(device=device), local, worker, graph, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
         temporary = np.maximum(temporary, temporary_bytes(timeline, graph.n))
-    changed = np.array([replaced.get(graph.names[i]) != graph.op_types[i] for i in op.tolist()])
-    op, forward = op[changed], forward[changed]
+    has_other_type = np.array([replacing_types.get(graph.names[i]) != graph.op_types[i] for i in op.tolist()])
+    op, forward = op[has_other_type], forward[has_other_type]
     kinds = tuple(
-        replaced.get(graph.names[i], graph.op_types[i].removeprefix(ONEDNN).removeprefix("Native")) for i in op.tolist()
+        replacing_types.get(graph.names[i], graph.op_types[i].removeprefix(ONEDNN).removeprefix("Native"))
+        for i in op.tolist()
     )
     return Pairs(op, forward, np.median(duration_us, axis=0)[op], temporary[op], kinds) if len(op) else None
 

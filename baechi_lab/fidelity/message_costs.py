@@ -132,8 +132,8 @@ def share_beside_others(
         until = np.maximum.accumulate(end_us[other_ops])
         since = np.maximum(start_us[other_ops], np.concatenate([[-np.inf], until[:-1]]))
         times = np.stack([since, until], axis=1).ravel()
-        worked = np.cumsum(np.stack([np.zeros(len(other_ops)), until - since], axis=1).ravel())
-        busy_us = np.interp(end_us[own_ops], times, worked) - np.interp(start_us[own_ops], times, worked)
+        worked_us = np.cumsum(np.stack([np.zeros(len(other_ops)), until - since], axis=1).ravel())
+        busy_us = np.interp(end_us[own_ops], times, worked_us) - np.interp(start_us[own_ops], times, worked_us)
         share[own_ops] = busy_us / np.maximum(end_us[own_ops] - start_us[own_ops], 1e-9)
     return share
 

@@ -41,9 +41,9 @@ def measured_graph(
     traced_us, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
     types = shape.op_types
     for row in traced_us:
-        timeline, replaced = traced_step(step, alone, local, worker, shape, warmup)
+        timeline, replacing_types = traced_step(step, alone, local, worker, shape, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
-        types = tuple(replaced.get(name, kind) for name, kind in zip(shape.names, shape.op_types, strict=True))
+        types = tuple(replacing_types.get(name, kind) for name, kind in zip(shape.names, shape.op_types, strict=True))
         temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
     return shape.replace(
         duration_us=_typical_durations(traced_us), duration_by_kind={}, temp_bytes=temporary, op_types=types

@@ -96,9 +96,9 @@ def speed_up(
         speed_ups = []
         for name, passes in placers:
             placement = place_for(name, graph, local, costs, passes=passes)
-            measured = interleaved(partial(run, alone), partial(run, placement), rounds)
+            run_comparison = interleaved(partial(run, alone), partial(run, placement), rounds)
             placed_graph, placed_on_graph, longer_us = graph_under_placement(graph, placement, pairs, busy_us)
             share = predicted_us(placed_graph, placed_on_graph, costs, longer_us) / single_us
             messages = len(crossing(graph, placement.on(graph).device)[0])
-            speed_ups.append(SpeedUp(case.name, name, tuple(passes), graph.n, messages, share, measured))
+            speed_ups.append(SpeedUp(case.name, name, tuple(passes), graph.n, messages, share, run_comparison))
     return tuple(speed_ups), costs

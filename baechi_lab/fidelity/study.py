@@ -179,7 +179,7 @@ def _measure(
     pairs_of_rounds: list[Pairs | None] = []
     placement_of: dict[str, Placement] = {}
     runs_by_placement: dict[str, list[Run]] = {name: [] for name in placements}
-    share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
+    share, disturbance = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
     own_seconds = own_processes([*local.pids, worker.pid])
     bar = tqdm(total=rounds * len(placements), desc=case.name, unit="run", disable=not progress, leave=False)
     with bar:
@@ -200,9 +200,9 @@ def _measure(
                 other_programs = OtherPrograms(own_seconds)
                 before = [process_seconds(pid) for pid in local.pids]
                 run = run_placed(case.step, placement_of[name], local, worker, steps, profiles[0], warmup)
-                spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
-                share[name] = min(share[name], spent / max(seconds_of_all_steps(run), 1e-9))
-                disturbed[name] = max(disturbed[name], other_programs.share())
+                busy_seconds = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
+                share[name] = min(share[name], busy_seconds / max(seconds_of_all_steps(run), 1e-9))
+                disturbance[name] = max(disturbance[name], other_programs.share())
                 runs_by_placement[name].append(run)
                 bar.update()
     busy_us = np.mean(busy_us_of_rounds, axis=0) if busy_us_of_rounds else None
@@ -217,7 +217,7 @@ def _measure(
         placement_of=placement_of,
         runs_by_placement=runs_by_placement,
         busy_share=share,
-        others_share=disturbed,
+        others_share=disturbance,
         drift=drift,
         costs=mean,
     )

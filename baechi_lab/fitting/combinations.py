@@ -105,9 +105,9 @@ def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: BestOfPl
     if has_only_hosts(cluster):
         return
     try:
-        for keyword, recomputed in recompute_variants(subject.graph, cluster, count_computing(cluster)):
+        for keyword, recomputed_graph in recompute_variants(subject.graph, cluster, count_computing(cluster)):
             code = f"bl.recompute({subject.original}, {format_arguments(keyword)})"
-            for option in try_offloading(Subject(recomputed, subject.batch_size, None, code), cluster, placing):
+            for option in try_offloading(Subject(recomputed_graph, subject.batch_size, None, code), cluster, placing):
                 options.append(replace(option, kind=OFFLOADING, choice=f"{format_arguments(keyword)}, {option.choice}"))
     except BaechiLabError as error:
         yield FitOption(OFFLOADING, "any", error=str(error))

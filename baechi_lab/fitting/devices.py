@@ -57,9 +57,12 @@ def try_more_devices(
 def _try_devices(
     subject: Subject, cluster: Cluster, placing: BestOfPlacers, count: int, earlier: FitOption | None
 ) -> FitOption:
-    added = count - count_computing(cluster)
+    added_count = count - count_computing(cluster)
     option = FitOption(
-        "more devices", f"{count} devices", f"{added} more device" + "s" * (added > 1), batch_size=subject.batch_size
+        "more devices",
+        f"{count} devices",
+        f"{added_count} more device" + "s" * (added_count > 1),
+        batch_size=subject.batch_size,
     )
     larger, code = cluster.with_devices(count), f"cluster.with_devices({count})"
     return place_option(option, subject.graph, larger, placing, subject.original, code, earlier)

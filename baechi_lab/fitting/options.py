@@ -150,11 +150,11 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
             "offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them"
         )
         return
-    assumed = not any(device.kind == HOST for device in cluster.devices)
+    assumes_host = not any(device.kind == HOST for device in cluster.devices)
     # The assumed host has four times the memory of all devices, limited to 62 bits.
     device_bytes = int(cluster.memory_bytes.sum())
     capacity_bytes = min(4 * device_bytes, (1 << 62) - device_bytes)
-    if assumed:
+    if assumes_host:
         name = "host"
         while name in cluster.names:
             name += "'"
@@ -164,21 +164,21 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
             cluster = cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
     host = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     host = host or next(d.name for d in cluster.devices if d.kind == HOST)
-    at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumed else "cluster"
+    at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumes_host else "cluster"
     least_overflowing, placing = placing.least_overflowing(subject.graph, cluster), replace(placing, repairs=False)
     last: FitOption | None = None
-    for keyword, offloaded in offload_variants(subject.graph, cluster, host):
+    for keyword, offloaded_graph in offload_variants(subject.graph, cluster, host):
         share = keyword["share"]
         outputs = f"{share:.0%} of the outputs that wait" if share else ""
         words = " and ".join(x for x in (outputs, "optimizer state" if keyword["state"] else "") if x)
-        template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded, cluster=cluster)
+        template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded_graph, cluster=cluster)
         code = f"bl.offload({subject.original}, {at}, {format_arguments(keyword)})"
         last = _offloading_option(
-            template, offloaded, cluster, placing, least_overflowing, (subject.original, at, code)
+            template, offloaded_graph, cluster, placing, least_overflowing, (subject.original, at, code)
         )
         if last.timeline is not None:
             needs = int(last.timeline.peak_bytes[cluster.index(host)])
-            assumes = ", assumed behind the devices' link" if assumed else ""
+            assumes = ", assumed behind the devices' link" if assumes_host else ""
             last = replace(last, gives_up=f"{format_bytes(needs)} of a host{assumes}")
         if last.fits:
             break
@@ -189,7 +189,7 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
 
 def _offloading_option(
     template: FitOption,
-    offloaded: OpGraph,
+    offloaded_graph: OpGraph,
     cluster: Cluster,
     placing: BestOfPlacers,
     least_overflowing: PlacedTimeline | None,
@@ -197,16 +197,16 @@ def _offloading_option(
 ) -> FitOption:
     """Returns the option under the placement of the original step; where that does not fit, placed again."""
     original, at, offload_code = code
-    reused = replace(template, error="no placement of the step as it is was found")
+    option = replace(template, error="no placement of the step as it is was found")
     if least_overflowing is not None:
-        placement = extended_placement(least_overflowing.placement, offloaded, cluster)
-        timeline = simulate(offloaded, cluster, placement)
+        placement = extended_placement(least_overflowing.placement, offloaded_graph, cluster)
+        timeline = simulate(offloaded_graph, cluster, placement)
         error = timeline.violations[0].message if timeline.violations else ""
         placer = least_overflowing.placement.placer
         placed_code = f"bl.place(bl.optimize(g := {original}, {at}), {at}.with_memory(1 << 50), {placer!r}).on(g)"
         command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
-        reused = replace(template, placement=placement, timeline=timeline, error=error, command=command)
-    if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
-        return reused
-    placed_again = place_option(template, offloaded, cluster, placing, offload_code, at)
-    return placed_again if placed_again.fits else reused
+        option = replace(template, placement=placement, timeline=timeline, error=error, command=command)
+    if option.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
+        return option
+    placed_again = place_option(template, offloaded_graph, cluster, placing, offload_code, at)
+    return placed_again if placed_again.fits else option

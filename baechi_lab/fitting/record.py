@@ -207,11 +207,11 @@ class Fit:
 
     def pareto(self) -> tuple[FitOption, ...]:
         """Returns options that no other one beats in both time per sample and peak of the fullest device that computes."""
-        simulated = sorted(
+        simulated_options = sorted(
             (w for w in self.options if w.timeline), key=lambda w: (w.time_per_sample_us, fullest_device_bytes(w))
         )
         front: list[FitOption] = []
-        for option in simulated:
+        for option in simulated_options:
             if not front or fullest_device_bytes(option) < fullest_device_bytes(front[-1]):
                 front.append(option)
         return tuple(front)

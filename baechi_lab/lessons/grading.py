@@ -105,7 +105,7 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
     grade = grade.remark(*(f"{text}; the answers were judged without it" for text in submission.tampering))
     with tempfile.TemporaryDirectory() as folder, NotebookRun(folder, seconds) as run:
         try:
-            judged = grade
+            grading = grade
             values = run.values(submission)
             if submission.lesson is not None:
                 checks = lesson(submission.lesson)
@@ -113,27 +113,29 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                 verdicts = {
                     k: checks(k, answer_from(values.get(str(k), {"missing": True}), run)) for k in checks.checks
                 }
-                unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked_exercises]
+                unanswered_exercises = [
+                    k for k, verdict in verdicts.items() if verdict.right is None and k in asked_exercises
+                ]
                 remarks = [
                     f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
                     for k, verdict in verdicts.items()
                     if verdict.right is False
                 ]
                 for word, numbers in (
-                    ("not answered", unanswered),
+                    ("not answered", unanswered_exercises),
                     ("missing", [k for k in verdicts if k not in asked_exercises]),
                 ):
                     if numbers:
                         plural = "s" if len(numbers) > 1 else ""
                         remarks.append(f"exercise{plural} {', '.join(map(str, numbers))}: {word}")
                 right = sum(verdict.right is True for verdict in verdicts.values())
-                judged = replace(judged, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
+                grading = replace(grading, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
             if submission.is_homework:
-                judged = _with_homework(judged, values.get("student", {}), values.get("placement", {}))
+                grading = _with_homework(grading, values.get("student", {}), values.get("placement", {}))
         except (AttributeError, LookupError, TypeError, ValueError):
             # A notebook wrote into the pipe.
             return grade.remark("what its process sent is no answer")
-        return replace(judged, remarks=(*grade.remarks, *run.remarks, *judged.remarks[len(grade.remarks) :]))
+        return replace(grading, remarks=(*grade.remarks, *run.remarks, *grading.remarks[len(grade.remarks) :]))
 
 
 def _with_homework(grade: Grade, student: Mapping[str, object], answer: Mapping[str, Any]) -> Grade:

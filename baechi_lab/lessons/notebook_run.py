@@ -126,11 +126,11 @@ class NotebookRun:
             return answer_from(reply, self)
 
         if parameters is not None:
-            described = [
+            variables = [
                 inspect.Parameter(name, PARAMETER_KINDS[kind], default=None if has_default else inspect.Parameter.empty)
                 for name, kind, has_default in parameters
             ]
-            call.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
+            call.__signature__ = inspect.Signature(variables)  # type: ignore[attr-defined]
         return call
 
     def ask(self, request: Mapping[str, object], seconds: float = math.inf) -> dict[str, Any] | None:

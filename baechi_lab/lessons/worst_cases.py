@@ -38,10 +38,10 @@ def time_of(placer: str, graph: OpGraph, cluster: Cluster) -> float:
     return simulate(graph, cluster, place(graph, cluster, placer), scheduler).makespan_us
 
 
-def ratio(instance: Instance, attacked: str, reference: str) -> float:
-    """Returns the step of placer `attacked` as a multiple of that of `other`."""
+def ratio(instance: Instance, placer: str, reference: str) -> float:
+    """Returns the step of placer `placer` as a multiple of that of `other`."""
     graph, cluster = instance.records()
-    return time_of(attacked, graph, cluster) / time_of(reference, graph, cluster)
+    return time_of(placer, graph, cluster) / time_of(reference, graph, cluster)
 
 
 def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:

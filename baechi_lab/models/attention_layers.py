@@ -95,8 +95,8 @@ class _Attention:
             value = self._heads(memory, self.value)
             scores = tf.matmul(query, key, transpose_b=True) * width**-0.5
             scores = scores if self.mask is None else scores + self.mask
-            mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
-            return self.norm(x + tf.matmul(tf.reshape(mixed, [-1, self.model.units]), self.out))
+            attended = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
+            return self.norm(x + tf.matmul(tf.reshape(attended, [-1, self.model.units]), self.out))
 
     def _heads(self, x: tf.Tensor, kernel: tf.Variable) -> tf.Tensor:
         """Returns float32[batch, heads, steps, width]."""
@@ -112,6 +112,6 @@ class _Norm:
         self.gain, self.shift = make.ones(f"{scope}/gain", units), make.zeros(f"{scope}/shift", units)
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        centred = x - tf.reduce_mean(x, 1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), 1, keepdims=True)
-        return centred * tf.math.rsqrt(variance + 1e-6) * self.gain + self.shift
+        deviation = x - tf.reduce_mean(x, 1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(deviation), 1, keepdims=True)
+        return deviation * tf.math.rsqrt(variance + 1e-6) * self.gain + self.shift

@@ -74,5 +74,5 @@ def to_snake_case(class_name: str) -> str:
     >>> to_snake_case("BatchNormalization"), to_snake_case("Conv2D"), to_snake_case("MaxPooling2D")
     ('batch_normalization', 'conv2d', 'max_pooling2d')
     """
-    spaced = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower()
+    words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()

@@ -63,8 +63,8 @@ class Sgd(Optimizer):
 
     def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         if isinstance(gradient, tf.IndexedSlices):
-            scaled = gradient.values * self.rate
-            tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=gradient.indices, updates=scaled)
+            step_size = gradient.values * self.rate
+            tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=gradient.indices, updates=step_size)
         else:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=self.rate, delta=gradient)
 
@@ -157,12 +157,12 @@ def clip_by_global_norm(
             halves.append(tf.nn.l2_loss(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
     with tf.name_scope("optimizer/clip"):
         scale = limit / tf.maximum(tf.sqrt(2.0 * tf.add_n(halves)), limit)
-    clipped: list[Gradient] = []
+    clipped_gradients: list[Gradient] = []
     for gradient, variable in zip(gradients, variables, strict=True):
         with tf.name_scope(f"optimizer/{plain_name(variable)}/clip"):
             if isinstance(gradient, tf.IndexedSlices):
                 rows = gradient.values * scale
-                clipped.append(tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape))
+                clipped_gradients.append(tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape))
             else:
-                clipped.append(gradient * scale)
-    return clipped
+                clipped_gradients.append(gradient * scale)
+    return clipped_gradients

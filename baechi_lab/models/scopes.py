@@ -109,9 +109,9 @@ def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
         return
     votes = np.zeros((len(graph.colocation_names), int(device.max()) + 1), dtype=np.int64)
     np.add.at(votes, (graph.colocation[votes_for_group], device[votes_for_group]), 1)
-    voted = np.flatnonzero(votes.any(axis=1))
-    decided = np.isin(graph.colocation, voted)
-    device[decided] = votes.argmax(axis=1)[graph.colocation[decided]]
+    voting_groups = np.flatnonzero(votes.any(axis=1))
+    is_decided = np.isin(graph.colocation, voting_groups)
+    device[is_decided] = votes.argmax(axis=1)[graph.colocation[is_decided]]
 
 
 def _follow(

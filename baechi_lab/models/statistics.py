@@ -98,11 +98,11 @@ def table() -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def store(path: Path, listed: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:
+def store(path: Path, models: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:
     """Traces the listed models and writes their records."""
     from tqdm.auto import tqdm
 
-    rows = [describe(name, **params) for name, params in tqdm(list(listed), desc="trace")]
+    rows = [describe(name, **params) for name, params in tqdm(list(models), desc="trace")]
     text = "[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n"
     path.write_text(text, encoding="utf-8")
 

@@ -160,13 +160,13 @@ def sweep(
                 graph_keys[size] = graph_key(subject, size, profiling)
             except Unidentified as reason:  # a function without identity is called, and its graph identified
                 graph_keys[size] = _key_of_result(subject, size, reason, store)
-        keyed = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
+        cells_with_keys = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
         with open_calls(executor, len(grid)) as workers:
             run = _SweepRun(
                 subject, profiling, placing, store, graph_keys, workers, on_row, cancel or threading.Event(), progress
             )
-            run.answer_missing_rows(keyed)
-        table = pd.DataFrame([run.rows[key] for _, key in keyed if key in run.rows], columns=list(COLUMNS))
+            run.answer_missing_rows(cells_with_keys)
+        table = pd.DataFrame([run.rows[key] for _, key in cells_with_keys if key in run.rows], columns=list(COLUMNS))
     finally:
         store.close()
     return table.astype({"feasible": bool})
@@ -230,16 +230,18 @@ class _SweepRun:
     building: dict[Future[Any], int | None] = field(default_factory=dict)
     answering: dict[Future[object], _PendingRow] = field(default_factory=dict)
 
-    def answer_missing_rows(self, keyed: list[tuple[Cell, str]]) -> None:
+    def answer_missing_rows(self, cells_with_keys: list[tuple[Cell, str]]) -> None:
         """Computes the rows that are not in the file."""
         from tqdm.auto import tqdm
 
-        self.rows = self.store.rows(key for _, key in keyed)
-        missing = [(cell, key) for cell, key in keyed if key not in self.rows]
+        self.rows = self.store.rows(key for _, key in cells_with_keys)
+        missing = [(cell, key) for cell, key in cells_with_keys if key not in self.rows]
         for cell, key in ((cell, key) for cell, key in missing if not cell.error):
             self.waiting.setdefault(cell.batch_size, []).append((cell, key))
-        stored_rows = len(keyed) - len(missing)
-        with tqdm(total=len(keyed), initial=stored_rows, desc="sweep", delay=1, disable=not self.progress) as self.bar:
+        stored_rows = len(cells_with_keys) - len(missing)
+        with tqdm(
+            total=len(cells_with_keys), initial=stored_rows, desc="sweep", delay=1, disable=not self.progress
+        ) as self.bar:
             try:
                 for cell, key in missing:
                     if cell.error:
@@ -284,8 +286,8 @@ class _SweepRun:
 
     def _collect_finished(self, seconds: float = 0.2) -> None:
         """Processes finished calls, after waiting up to `seconds` for one."""
-        finished, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
-        for future in finished:
+        finished_futures, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
+        for future in finished_futures:
             if future not in self.answering and future not in self.building:
                 continue  # already processed while the rows of another graph were submitted
             error = CancelledError() if future.cancelled() else future.exception()
@@ -321,11 +323,11 @@ class _SweepRun:
         self._submit(size, data)
 
     def _submit(self, size: int | None, data: bytes) -> None:
-        shared = self.workers.share(data)
+        shared_data = self.workers.share(data)
         for cell, key in self.waiting.pop(size):
             if self.cancel.is_set():
                 return
-            self._send(_PendingRow(cell, key, shared))
+            self._send(_PendingRow(cell, key, shared_data))
             self._collect_finished(seconds=0.0)  # an executor may already have finished it: write it before the next
 
     def _send(self, row: _PendingRow) -> None:

@@ -167,8 +167,8 @@ class Store:
             rows_by_key = {key: values for key, *values in self._database.execute("SELECT * FROM rows")}
         present = [key for key in dict.fromkeys(keys) if key in rows_by_key]
         intact = [key for key in present if _digest(key, rows_by_key[key]) in digests]
-        if damaged := len(present) - len(intact):
-            rows_text, verb = (f"{damaged} rows", "are") if damaged > 1 else ("1 row", "is")
+        if damaged_count := len(present) - len(intact):
+            rows_text, verb = (f"{damaged_count} rows", "are") if damaged_count > 1 else ("1 row", "is")
             warnings.warn(
                 f"{rows_text} of {self.path} {verb} not what was written there, and {verb} computed again",
                 ComputedAgain,

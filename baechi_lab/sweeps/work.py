@@ -70,8 +70,8 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(InvalidInput("devices is 0")), is_transient(MemoryError())
     (False, True)
     """
-    determined = isinstance(error, (InfeasiblePlacement, InvalidInput))
-    return not determined or isinstance(error, (FormatError, UnknownNameError))
+    is_determined = isinstance(error, (InfeasiblePlacement, InvalidInput))
+    return not is_determined or isinstance(error, (FormatError, UnknownNameError))
 
 
 def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, object]:

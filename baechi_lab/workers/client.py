@@ -208,11 +208,11 @@ def worker_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "true", **os.environ, **(extra or {})}
 
 
-def refusal(failed: Message) -> BaechiLabError:
-    """Returns the error of a `failed` message: of the class that the worker raised where it is in `baechi_lab.errors`."""
-    cls = getattr(errors, str(failed.header.get("error", "")), ExecutionError)
+def refusal(message: Message) -> BaechiLabError:
+    """Returns the error of a `message` message: of the class that the worker raised where it is in `baechi_lab.errors`."""
+    cls = getattr(errors, str(message.header.get("error", "")), ExecutionError)
     ours = isinstance(cls, type) and issubclass(cls, BaechiLabError)
-    error: BaechiLabError = (cls if ours else ExecutionError)(failed.header["message"])
+    error: BaechiLabError = (cls if ours else ExecutionError)(message.header["message"])
     return error
 
 

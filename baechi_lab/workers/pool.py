@@ -79,8 +79,8 @@ class Pool(Executor):
         if self._closed.is_set():
             raise RuntimeError("the pool is closed")
         future: Future[Any] = Future()
-        shared = tuple(a for a in args if isinstance(a, Shared))
-        self._jobs.put((future, pickle.dumps((fn, args, kwargs)), shared))
+        shared_values = tuple(a for a in args if isinstance(a, Shared))
+        self._jobs.put((future, pickle.dumps((fn, args, kwargs)), shared_values))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -114,13 +114,13 @@ class Pool(Executor):
                 process.worker.close()
 
     def _answer(
-        self, process: _Process | None, future: Future[object], task: bytes, shared: tuple[Shared, ...]
+        self, process: _Process | None, future: Future[object], task: bytes, shared_values: tuple[Shared, ...]
     ) -> _Process | None:
         """Sets the future's result or error; returns the process for the next task, or None if it has ended."""
         for retries_left in reversed(range(self._tries)):
             try:
                 process = process or _Process(self._imports_main, self._imports)
-                succeeded, value = process.answer(task, shared, self._shared_data, self._killed)
+                has_value, value = process.answer(task, shared_values, self._shared_data, self._killed)
             except WorkerEnded as ended:
                 if process is not None:
                     process.worker.close()
@@ -132,7 +132,7 @@ class Pool(Executor):
                 future.set_exception(BrokenExecutor(f"no process can be started: {error.strerror or error}"))
                 break
             else:
-                (future.set_result if succeeded else future.set_exception)(value)
+                (future.set_result if has_value else future.set_exception)(value)
                 break
         return process
 
@@ -146,16 +146,16 @@ class _Process:
         self.prepared = not imports_main
 
     def answer(
-        self, task: bytes, shared: tuple[Shared, ...], shared_data: dict[str, bytes], killed: threading.Event
+        self, task: bytes, shared_values: tuple[Shared, ...], shared_data: dict[str, bytes], kill_event: threading.Event
     ) -> tuple[bool, Any]:
         """Returns whether the call succeeded, and its value or its error."""
-        new_keys = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent_keys]
+        new_keys = [s.key for s in dict.fromkeys(shared_values) if s.key not in self.sent_keys]
         first = [] if self.prepared else [pickle.dumps(_preparation())]
         header = {"keep": new_keys, "prepare": not self.prepared}
         arrays = tuple(
             np.frombuffer(data, np.uint8) for data in (task, *first, *(shared_data[key] for key in new_keys))
         )
-        with closing(self.worker.exchange(Message("task", header, arrays), {"result"}, cancel=killed)) as answers:
+        with closing(self.worker.exchange(Message("task", header, arrays), {"result"}, cancel=kill_event)) as answers:
             *_, last = answers
         self.prepared = True
         self.sent_keys.update(new_keys)

@@ -46,8 +46,8 @@ class RayExecutor(Executor):
         reference = self._remote[fn].remote(*args, **kwargs)
         future: Future[object] = reference.future()
 
-        def cancel(ended: Future[object]) -> None:
-            if ended.cancelled():
+        def cancel(future: Future[object]) -> None:
+            if future.cancelled():
                 self._ray.cancel(reference)
 
         future.add_done_callback(cancel)

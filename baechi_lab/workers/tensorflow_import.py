@@ -72,12 +72,12 @@ def without_notices() -> Iterator[None]:
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
-        failed = True
+        has_failed = True
         try:
             yield
-            failed = False
+            has_failed = False
         except KeyboardInterrupt:  # no failure of TensorFlow's
-            failed = False
+            has_failed = False
             raise
         finally:
             sys.stderr.flush()
@@ -85,5 +85,5 @@ def without_notices() -> Iterator[None]:
             os.close(before)
             file.seek(0)
             for line in file:
-                if failed or not _NOTICE.match(line):  # after a failure the notices may say why
+                if has_failed or not _NOTICE.match(line):  # after a failure the notices may say why
                     os.write(2, line)
