@@ -128,7 +128,7 @@ def chain():
     metadata.received(task(0), task(1), "edge_1_a", 100, 12, 24)
     metadata.received(task(1), task(0), "edge_2_b", 40, 45, 58)
     trace = read_trace(metadata.run_metadata, graph.names, np.array([0, 1, 0]), [task(0), task(1)])
-    return to_timeline(trace, graph, ["x", "y"], [1000, 1000], [(0, 0, 500), (1, 1, 7)], copied=True)
+    return to_timeline(trace, graph, ["x", "y"], [1000, 1000], [(0, 0, 500), (1, 1, 7)], has_copies=True)
 
 
 def test_memory_of_a_chain(chain):
