@@ -162,7 +162,7 @@ class RecomputePlans:
             chain = Chain(self.training, group_count)
             if chain.count and (not tables or chain.count < tables[-1].chain.count):
                 tables.append(Table(chain))
-            if chain.count == len(chain.ops) and not chain.pinned.any():
+            if chain.count == len(chain.ops) and not chain.is_pinned.any():
                 break
         return tables
 
@@ -236,7 +236,7 @@ class RecomputePlans:
     def is_chain(self) -> bool:
         """Whether the ops that may be repeated form a chain, which the dynamic program solves exactly."""
         chain = self.chains[0].chain if self.chains else None
-        return chain is None or (chain.count == len(chain.ops) and not chain.pinned.any())
+        return chain is None or (chain.count == len(chain.ops) and not chain.is_pinned.any())
 
     def best_of_chain(self, table: Table, budget: int) -> OpSequence | None:
         """Returns the plan of least work of a chain within the budget, among the first levels and those just before."""

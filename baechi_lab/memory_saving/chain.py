@@ -111,21 +111,21 @@ class Chain:
             self.stages = max(int(np.count_nonzero(highest >= 0)), 1)
             self.stage = self.stages - stage_number
         self.own, self.input_read = is_read_by_backward_op(training)[self.ops], np.zeros(self.count, dtype=np.bool_)
-        self.pinned = np.zeros(len(self.ops), dtype=np.bool_)
+        self.is_pinned = np.zeros(len(self.ops), dtype=np.bool_)
         for stage, positions in zip(self.stage.tolist() if self.pin else [], read, strict=False):
             for p in positions:
-                self.pinned[p] |= self.group[p] < stage - 1
+                self.is_pinned[p] |= self.group[p] < stage - 1
                 self.input_read[stage] |= self.group[p] == stage - 1
-        self.own &= ~self.pinned
+        self.own &= ~self.is_pinned
         self.read = read
         self._bytes_of_backward_ops()
         if self.pin:
             # Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds.
             m = self.count
-            self.held, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
+            self.live_bytes, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
             self.cost = np.zeros((3, m, m))
             self.runs_by_mode: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
-            self._pinned, self._size, self._us = self.pinned.tolist(), self.size.tolist(), self.us.tolist()
+            self._is_pinned_list, self._size, self._us = self.is_pinned.tolist(), self.size.tolist(), self.us.tolist()
             self._readers = [r.tolist() for r in self.readers]
             for k in range(m):
                 for mode in range(3):
@@ -143,10 +143,10 @@ class Chain:
         live, last = live_bytes(graph, rank, graph.tensor_bytes, is_backward), last_use(graph, rank)[is_backward]
         free = np.zeros(graph.n, dtype=np.bool_)  # forward ops whose outputs the plan does not decide on
         free[training.ordered[:first_backward]] = True
-        free[self.ops[~self.pinned]] = False
+        free[self.ops[~self.is_pinned]] = False
         data = np.flatnonzero(free[graph.tensor_producer] & (graph.tensor_bytes > CONTROL_BYTES))
         until, self.start_bytes = np.zeros(count, dtype=np.int64), 0  # the latter are read by the first group alone
-        self.undecided: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.undroppable_bytes: dict[tuple[int, tuple[int, ...]], int] = {}
         for t in data.tolist():
             readers = graph.tensor_consumers(t)
             stages = [*self.group[self.place[readers[self.place[readers] >= 0]]].tolist()]
@@ -157,7 +157,9 @@ class Chain:
                 self._count_undropped(t, until)
             if stages and max(stages) == 0 and not training.is_backward[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
-        kept_bytes = self.kept = np.cumsum(until)  # alive in stage j: what is needed in a stage of at most j
+        kept_bytes = self.live_forward_bytes = np.cumsum(
+            until
+        )  # alive in stage j: what is needed in a stage of at most j
         # Bytes while each backward op runs.
         self.backward_op_bytes = live[first_backward:] + graph.temp_bytes[self.backward_ops]
         self.due, self.backward = kept_bytes.copy(), kept_bytes.copy()
@@ -172,7 +174,7 @@ class Chain:
     def _count_undropped(self, t: int, until: Ints) -> None:
         """Counts tensor `t`, which no plan drops: it is held for its backward readers, and for groups until they run again.
 
-        `undecided` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
+        `undroppable_bytes` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
         """
         training, readers = self.training, self.training.graph.tensor_consumers(t)
         first_backward = self.training.graph.n - len(self.backward_ops)
@@ -184,7 +186,7 @@ class Chain:
             until[stage] += self.training.graph.tensor_bytes[t]
         key = stage, tuple(groups.tolist())
         if key[1]:
-            self.undecided[key] = self.undecided.get(key, 0) + int(self.training.graph.tensor_bytes[t])
+            self.undroppable_bytes[key] = self.undroppable_bytes.get(key, 0) + int(self.training.graph.tensor_bytes[t])
 
     def targets(self, k: int, mode: int) -> NDArray[np.bool_]:
         """Returns bool[ops up to the end of group k]: the outputs that are held after a run up to group k.
@@ -195,7 +197,7 @@ class Chain:
         crosses_end = self.reach[:end] >= end if mode < 2 else np.zeros(end, dtype=np.bool_)
         if mode:
             crosses_end |= self.own[:end] & (self.group[:end] == k)
-        return crosses_end & ~self.pinned[:end]
+        return crosses_end & ~self.is_pinned[:end]
 
     def needed_ops(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
         """Returns bool[ops up to the end of group k]: the ops of groups first..k that run for the targets."""
@@ -206,7 +208,7 @@ class Chain:
         """Fills the tables for runs that end with group k, from the last op to the first."""
         end = int(self.group_ends[k])
         target = self.targets(k, mode).tolist()
-        is_needed, is_pinned, readers, size = list(target), self._pinned, self._readers, self._size
+        is_needed, is_pinned, readers, size = list(target), self._is_pinned_list, self._readers, self._size
         temp, cost, live_bytes = self.training.graph.temp_bytes[self.ops[:end]], 0.0, 0
         grows = np.zeros(end + 1, dtype=np.int64)  # bytes under way, as changes
         top = end
@@ -224,7 +226,7 @@ class Chain:
                     live_bytes += size[p] if target[p] else 0
                     cost += self._us[p]
             running = (temp[start:] + np.cumsum(grows[start:end]))[np.array(is_needed[start:], dtype=np.bool_)]
-            self.held[mode, first, k], self.cost[mode, first, k] = live_bytes, cost
+            self.live_bytes[mode, first, k], self.cost[mode, first, k] = live_bytes, cost
             self.under_way[mode, first, k] = running.max(initial=0)
             top = start
         self.runs_by_mode[mode].append(np.array(is_needed, dtype=np.bool_))
@@ -244,15 +246,15 @@ class Table:
         self.chain, m = chain, chain.count
         everything = int(chain.size.sum()) + int(chain.backward.max(initial=0)) + int(chain.due.max(initial=0))
         self.most = everything + int(chain.training.graph.temp_bytes[chain.ops].max(initial=0))
-        sizes = np.concatenate([chain.held.ravel(), chain.under_way.ravel(), chain.due, chain.backward])
+        sizes = np.concatenate([chain.live_bytes.ravel(), chain.under_way.ravel(), chain.due, chain.backward])
         common = int(np.gcd.reduce(sizes)) if len(sizes) else 1
         allowed = min(max(CELLS * 6 // max(m, 1) ** 3, 20), MOST_UNITS)
         self.unit = max(common, 1) if self.most // max(common, 1) <= allowed else -(-self.most // allowed)
         self.units = -(-self.most // self.unit)
         in_units = lambda sizes: -(-sizes // self.unit)  # noqa: E731
-        self.held, self.under_way = in_units(chain.held), in_units(chain.under_way)
+        self.live_bytes, self.under_way = in_units(chain.live_bytes), in_units(chain.under_way)
         self.due, self.backward = in_units(chain.due), in_units(chain.backward)
-        self.own = self.held[KEEP_OWN].diagonal()
+        self.own = self.live_bytes[KEEP_OWN].diagonal()
         self.memory = np.arange(self.units + 1)
         # [j, i, M], so that the parts that end at one j lie side by side
         self.C = np.full((m, m, self.units + 1), np.inf)
@@ -285,7 +287,7 @@ class Table:
     @property
     def first_held(self) -> int:
         """Units of the first group if it is held throughout, less those of the values that only it reads."""
-        return int(self.held[KEEP_GROUP, 0, 0]) - self.chain.start_bytes // self.unit
+        return int(self.live_bytes[KEEP_GROUP, 0, 0]) - self.chain.start_bytes // self.unit
 
     def _split_costs(
         self, i: int, j: int, mode: int, tables: tuple[Floats, Floats], extra_units: int, memory: Ints
@@ -294,7 +296,7 @@ class Table:
         ks, (inner, outer) = slice(i, j), tables
         enough = memory[None, :] >= (self.under_way[mode, i, ks] + self.due[j] + extra_units)[:, None]
         first = j == self.chain.count - 1 and inner is self.C  # the forward pass, which is no repeated work
-        remaining = memory[None, :] - self.held[mode, i, ks][:, None]
+        remaining = memory[None, :] - self.live_bytes[mode, i, ks][:, None]
         inner_cost = np.take_along_axis(inner[j, i + 1 : j + 1], np.maximum(remaining, 0), axis=1)
         total = np.where(remaining >= 0, inner_cost, np.inf) + self._at(outer[ks, i], memory)
         return np.where(enough, total + self.chain.cost[mode, i, ks][:, None] * (not first), np.inf)
@@ -308,7 +310,7 @@ class Table:
         if j > i:
             by_cut = self._split_costs(i, j, KEEP_GROUP, (self.C, self.D), 0, memory)
             costs += [(2 * (i + d), row) for d, row in enumerate(by_cut)]
-            lacking = chain.held[KEEP_GROUP, i, i:j] > chain.held[KEEP_BOUNDARY, i, i:j]
+            lacking = chain.live_bytes[KEEP_GROUP, i, i:j] > chain.live_bytes[KEEP_BOUNDARY, i, i:j]
             if (bare := np.flatnonzero(lacking & ~chain.input_read[i + 1 : j + 1])).size:
                 rows = self._split_costs(i, j, KEEP_BOUNDARY, (self.C, self.C), 0, memory)
                 costs += [(2 * (i + d) + 1, rows[d]) for d in bare.tolist()]
@@ -345,7 +347,7 @@ class _PlanReader:
 
     def __init__(self, table: Table):
         self.table, self.chain = table, table.chain
-        self.reached, self.sequences = -1, []  # type: int, list[Ints]
+        self.last_stage, self.sequences = -1, []  # type: int, list[Ints]
 
     def sequence(self, units: int) -> Ints:
         training = self.chain.training
@@ -379,7 +381,7 @@ class _PlanReader:
             return [("D", i, j, memory)]
         k, mode = code // 2, KEEP_BOUNDARY if code % 2 else KEEP_GROUP
         self._run(i, k, mode)
-        inside = memory - int(table.held[mode, i, k])
+        inside = memory - int(table.live_bytes[mode, i, k])
         return [("C", k + 1, j, inside), ("C" if code % 2 else "D", i, k, memory)]
 
     def _read_D(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
@@ -391,11 +393,11 @@ class _PlanReader:
             return [("back", j, j, 0), *([("C", i, j - 1, memory)] if j > i else [])]
         k = code // 2
         self._run(i, k, KEEP_GROUP)
-        return [("D", k + 1, j, memory - int(table.held[KEEP_GROUP, i, k])), ("D", i, k, memory)]
+        return [("D", k + 1, j, memory - int(table.live_bytes[KEEP_GROUP, i, k])), ("D", i, k, memory)]
 
     def _run(self, i: int, k: int, mode: int) -> None:
         """Appends copies of the ops that ran before; those that run for the first time are in the forward pass."""
         is_repeated = self.chain.needed_ops(i, k, mode)
-        is_repeated &= self.chain.group[: len(is_repeated)] <= self.reached
+        is_repeated &= self.chain.group[: len(is_repeated)] <= self.last_stage
         self.sequences.append(self.chain.ops[: len(is_repeated)][is_repeated])
-        self.reached = max(self.reached, k)
+        self.last_stage = max(self.last_stage, k)

@@ -287,7 +287,7 @@ class MemoryRows:
         """Adds all rows."""
         # Rows (5): values that no plan drops are held for groups that run again.
         program, rows = self.program, self.rows
-        for after, groups, byte_count in self.groups.undecided:
+        for after, groups, byte_count in self.groups.undroppable_bytes:
             column = -1
             for t in range(max((program.until[g] for g in groups), default=-1), after, -1):
                 following, column = column, rows.column()
@@ -355,7 +355,7 @@ class MemoryRows:
 
     def _add_backward_rows(self, t: int, level: Terms) -> None:
         """Adds rows for the bytes live in the backward ops of stage t: each group that they read is held until its last read."""
-        backward_budget = self.budget_units - float(self.groups.kept[t]) / self.unit
+        backward_budget = self.budget_units - float(self.groups.live_forward_bytes[t]) / self.unit
         for finished_groups, other_bytes in self.groups.backward_levels(t):
             finished_size = sum(self.size[i] for i in finished_groups)
             finished_terms = [

@@ -204,7 +204,7 @@ class _OffloadBuilder:
         self.new_tensors: list[tuple[int, int, str]] = []  # producer, bytes, name of each new tensor
         self.reads: list[tuple[int, int]] = []  # (tensor, reader); tensors of the graph first
         # Edges of the graph that read the copy on the host instead.
-        self.dropped = np.zeros(graph.edge_count, dtype=np.bool_)
+        self.is_dropped = np.zeros(graph.edge_count, dtype=np.bool_)
         self.moved_bytes = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
         self.temporary, self.size = graph.temp_bytes.copy(), graph.tensor_bytes.copy()
         self.layers: list[int] = []  # updates that keep their state themselves
@@ -293,7 +293,7 @@ class _OffloadBuilder:
             self._add_wait(trigger, op)
         fetched_tensor = self._add_tensor(op, size, "0")
         self.reads += [(fetched_tensor, int(reader)) for reader in readers]
-        self.dropped[edges] = True
+        self.is_dropped[edges] = True
 
     def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
         """Finds the ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
@@ -351,7 +351,7 @@ class _OffloadBuilder:
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
         size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
         labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
-        is_kept = ~self.dropped
+        is_kept = ~self.is_dropped
         tensor = np.concatenate([graph.edge_tensor[is_kept], [r[0] for r in self.reads]]).astype(np.int64)
         reader = np.concatenate([graph.consumers[is_kept], [r[1] for r in self.reads]]).astype(np.int64)
         return OpGraph(

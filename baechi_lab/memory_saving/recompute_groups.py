@@ -32,8 +32,9 @@ class RecomputeGroups:
     - `us`, `bytes`, `inner`: per group, its time, the bytes that others read of it, and its other bytes while it runs.
     - `reads`, `readers`: per group, the groups that it reads and those that read it, ascending.
     - `needs`: per stage, the groups that it reads, ascending.
-    - `due`, `kept`: per stage, the bytes of other tensors while groups run, and those of forward values in its backward ops.
-    - `undecided`: forward values that no plan drops, as (the last stage that reads them, -1 for none; groups that read
+    - `due`, `live_forward_bytes`: per stage, the bytes of other tensors while groups run, and of forward values in its
+      backward ops.
+    - `undroppable_bytes`: forward values that no plan drops, as (the last stage that reads them, -1 for none; groups that read
       them; bytes). After that stage they are held only for those groups.
 
     >>> from baechi_lab import generators
@@ -67,10 +68,10 @@ class RecomputeGroups:
                 self.ops[last - stage].append(k)
                 self.needs[last - stage] += [int(self.group[p]) for p in positions]
         self.needs = [sorted(set(needed_groups)) for needed_groups in self.needs]
-        self.due, self.kept = chain.due[::-1], chain.kept[::-1]
-        self.undecided = [
+        self.due, self.live_forward_bytes = chain.due[::-1], chain.live_forward_bytes[::-1]
+        self.undroppable_bytes = [
             (last - stage, sorted({int(self.group[p]) for p in positions}), count)
-            for (stage, positions), count in chain.undecided.items()
+            for (stage, positions), count in chain.undroppable_bytes.items()
         ]
 
     def _set_sizes(self) -> None:
@@ -117,7 +118,7 @@ class RecomputeGroups:
             last[needed_groups] = stage
         level = [
             int(self.bytes[last >= stage].sum() - self.bytes[[g for g in finished_groups if last[g] == stage]].sum())
-            + int(self.kept[stage])
+            + int(self.live_forward_bytes[stage])
             + other_bytes
             for stage in range(self.stages)
             for finished_groups, other_bytes in self.backward_levels(stage)

@@ -72,11 +72,11 @@ class StateSearch:
         self.us = us + max(float(us.max(initial=0.0)), 1.0) * 1e-9
         cost = np.full(len(self.masks), np.inf)
         cost[0] = 0.0
-        self.entered, self.settled = [], []  # type: list[Floats], list[Floats]
+        self.entry_costs, self.settled_costs = [], []  # type: list[Floats], list[Floats]
         for k, op in enumerate(states.steps):
-            self.entered.append(cost)
+            self.entry_costs.append(cost)
             settled = self._settle(k, cost.copy())
-            self.settled.append(settled)
+            self.settled_costs.append(settled)
             cost = np.full(len(self.masks), np.inf)
             states_before, after = self._run(k, op, settled, 0.0)
             cost[states_before | states.makes[op]] = after
@@ -120,7 +120,7 @@ class StateSearch:
             op = self.states.steps[k]
             ops.append(op)
             state &= ~self.states.makes[op]
-            cost, entry_cost = self.settled[k], self.entered[k]
+            cost, entry_cost = self.settled_costs[k], self.entry_costs[k]
             while entry_cost[state] != cost[state]:
                 state = self._undo_step(k, state, cost, ops)
         return np.array(ops[::-1], dtype=np.int64)
