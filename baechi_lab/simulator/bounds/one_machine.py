@@ -16,9 +16,9 @@ SLACK = 1e-9
 
 @njit(cache=True)
 def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[Ints, Ints]) -> bool:
-    """Rules 3, 4 and 7: fills `deductions.big` (root -> row, -1) and `deductions.separated`; False on a contradiction."""
+    """Rules 3, 4 and 7: fills `deductions.big` (root -> row, -1) and `deductions.are_separated`; False on a contradiction."""
     p, persistent_bytes, memory, (pointer, members) = x.p, x.persistent_bytes, x.memory, units
-    head, tail, big, are_separated = deductions.head, deductions.tail, deductions.big, deductions.separated
+    head, tail, big, are_separated = deductions.head, deductions.tail, deductions.big, deductions.are_separated
     n = len(p)
     load = np.zeros(n)
     for u in range(n):

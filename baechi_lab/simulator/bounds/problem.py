@@ -40,7 +40,7 @@ class MergeProblem(NamedTuple):
         ancestors, descendants: uint8[n, n], or empty for large graphs.
         devices: their number.
         memory: bytes of the largest device.
-        queued: whether transfers wait for each other.
+        has_queues: whether transfers wait for each other.
     """
 
     order: NDArray[np.int32]
@@ -53,7 +53,7 @@ class MergeProblem(NamedTuple):
     descendants: NDArray[np.uint8]
     devices: int
     memory: float
-    queued: bool
+    has_queues: bool
 
     def reversed(self) -> MergeProblem:
         """Returns the graph with every edge turned round: its heads are the tails of this one."""
@@ -98,7 +98,7 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
         descendants=np.ascontiguousarray(ancestors.T),
         devices=cluster.n,
         memory=float(cluster.memory_bytes.max()),
-        queued=has_queues,
+        has_queues=has_queues,
     )
 
 

@@ -21,7 +21,7 @@ def propagate(limit: float, x: MergeProblem, deductions: Deductions, rounds: int
     Returns IMPOSSIBLE (no schedule is within `limit`), STABLE (nothing changes any more) or OPEN.
     """
     p, out_ptr, out_near, out_cost, out_edge = x.p, x.after.pointer, x.after.near, x.after.cost, x.after.edge
-    unit, is_paid, head, tail = deductions.unit, deductions.paid, deductions.head, deductions.tail
+    unit, is_paid, head, tail = deductions.unit, deductions.is_paid, deductions.head, deductions.tail
     n, state = len(p), OPEN
     limit_with_slack = limit * (1.0 + SLACK)
     for _ in range(rounds):

@@ -22,18 +22,18 @@ class Deductions(NamedTuple):
 
     Args:
         unit: int32[n], a union-find.
-        paid: int8[E], 1 if an edge must cross devices.
+        is_paid: int8[E], 1 if an edge must cross devices.
         head, tail: float64[n].
-        big: int64[n], the row of each heavy unit in `separated`; -1 for others.
-        separated: bool[BIG, BIG], which units are on different devices.
+        big: int64[n], the row of each heavy unit in `are_separated`; -1 for others.
+        are_separated: bool[BIG, BIG], which units are on different devices.
     """
 
     unit: NDArray[np.int32]
-    paid: NDArray[np.int8]
+    is_paid: NDArray[np.int8]
     head: Floats
     tail: Floats
     big: Ints
-    separated: Bools
+    are_separated: Bools
 
 
 def no_deductions(unit: NDArray[np.int32], is_paid: NDArray[np.int8], head: Floats, tail: Floats) -> Deductions:
@@ -59,8 +59,8 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
 
     `units` are the members of each unit, as `group_units` gives them.
     """
-    order, p, has_queues, (mates_ptr, mates) = x.order, x.p, x.queued, units
-    unit, is_paid, big, are_separated = deductions.unit, deductions.paid, deductions.big, deductions.separated
+    order, p, has_queues, (mates_ptr, mates) = x.order, x.p, x.has_queues, units
+    unit, is_paid, big, are_separated = deductions.unit, deductions.is_paid, deductions.big, deductions.are_separated
     head, reach = (deductions.tail, x.descendants) if backwards else (deductions.head, x.ancestors)
     pointer, near, cost, edge = x.after if backwards else x.before
     n = len(p)
