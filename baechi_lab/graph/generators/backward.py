@@ -99,7 +99,7 @@ class _Plan:
     gradient: Ints
     by_reader: Ints
     """Row pointers: the gradient ops of forward op f are rows `by_reader[f]:by_reader[f + 1]`."""
-    summed: Ints
+    tensors_to_sum: Ints
     """Tensors with several gradients; `sum[t]` adds those of tensor t (-1 where there is one or none)."""
     sum: Ints
     variable: Ints
@@ -144,7 +144,7 @@ def _names_and_types(forward: OpGraph, plan: _Plan) -> tuple[list[str], list[str
     for row, f, k, many in zip((plan.gradient - n).tolist(), plan.reader.tolist(), number, several, strict=True):
         names[row] = f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
         types[row] = f"{forward.op_types[f]}Grad"
-    for row, t in zip((plan.sum[plan.summed] - n).tolist(), plan.summed.tolist(), strict=True):
+    for row, t in zip((plan.sum[plan.tensors_to_sum] - n).tolist(), plan.tensors_to_sum.tolist(), strict=True):
         names[row] = f"sum/{forward.tensor_label(t)}"
     for row, v in zip((plan.update - n).tolist(), plan.variable.tolist(), strict=True):
         names[row], types[row] = f"update/{forward.names[v]}", "Update"
@@ -155,12 +155,14 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     """Producer and bytes of every tensor, and (tensor, reader) of every edge."""
     first = forward.tensor_count
     one, total_of = plan.sum[plan.tensor] < 0, first + len(plan.gradient)
-    producer = np.concatenate([forward.tensor_producer, plan.gradient, plan.sum[plan.summed]])
-    size = np.concatenate([forward.tensor_bytes, forward.tensor_bytes[plan.tensor], forward.tensor_bytes[plan.summed]])
+    producer = np.concatenate([forward.tensor_producer, plan.gradient, plan.sum[plan.tensors_to_sum]])
+    size = np.concatenate(
+        [forward.tensor_bytes, forward.tensor_bytes[plan.tensor], forward.tensor_bytes[plan.tensors_to_sum]]
+    )
     gradient = first + np.arange(len(plan.gradient))
     # The tensor that holds the whole gradient of each forward tensor is read by its producer's gradient ops.
-    full_gradients = np.concatenate([gradient[one], total_of + np.arange(len(plan.summed))])
-    target = forward.tensor_producer[np.concatenate([plan.tensor[one], plan.summed])]
+    full_gradients = np.concatenate([gradient[one], total_of + np.arange(len(plan.tensors_to_sum))])
+    target = forward.tensor_producer[np.concatenate([plan.tensor[one], plan.tensors_to_sum])]
     count, readers = gather(plan.by_reader, plan.gradient, target)
     update_of = np.full(forward.n, -1, dtype=np.int64)
     update_of[plan.variable] = plan.update
@@ -200,7 +202,9 @@ def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: fl
     width = np.diff(forward.inputs[0])[plan.reader]
     with np.errstate(over="ignore"):  # the graph refuses what is infinite
         added_us[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
-    gradients = np.bincount(plan.tensor, minlength=forward.tensor_count)[plan.summed]
-    added_us[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
+    gradients = np.bincount(plan.tensor, minlength=forward.tensor_count)[plan.tensors_to_sum]
+    added_us[plan.sum[plan.tensors_to_sum] - forward.n] = (
+        (gradients + 1) * forward.tensor_bytes[plan.tensors_to_sum] / _BYTES_PER_US
+    )
     added_us[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US
     return added_us

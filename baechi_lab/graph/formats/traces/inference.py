@@ -59,4 +59,4 @@ def chain(
 
 def _side(event: Event) -> str:
     """Returns the kind of the event's device if the trace has the launches of the host, else an empty text."""
-    return event.kind if event.fixed else ""
+    return event.kind if event.keeps_device else ""

@@ -189,7 +189,7 @@ class _EventBuilder:
         self.events: list[Event] = []
         self.on_device = on_device
         self.first: dict[int, int] = {}  # op (by id) -> its first event on the host
-        self.launched: dict[object, tuple[int, _Op]] = {}
+        self.launches: dict[object, tuple[int, _Op]] = {}
         self.launch_of: dict[int, int] = {}  # event on a device -> the event on the host that launched it
         self.of_op: dict[int, list[int]] = {}
         self.waits: list[tuple[float, int]] = []
@@ -204,14 +204,14 @@ class _EventBuilder:
             # A call that launches and waits, such as a blocking copy, has launched as soon as it begins.
             if cut is None and before >= 0 and end - start < CLOCK_US / 10 and not pending:
                 break
-            k = self._add(Event(op.name, op.name, op.thread, start, end, "cpu", fixed=self.on_device))
+            k = self._add(Event(op.name, op.name, op.thread, start, end, "cpu", keeps_device=self.on_device))
             self.input_bytes[k] = op.input_bytes
             if before >= 0:
                 self.events[k].after.add(before)
             if pending:
                 self.waits.append((start, k))
             if cut is not None and cut.launches:
-                self.launched[cut.correlation] = (k, op)
+                self.launches[cut.correlation] = (k, op)
             start = end if cut is None or not cut.waits else min(max(end, cut.end_us), op.end_us)
             before, pending = k, cut is not None and cut.waits
             self.first.setdefault(id(op), k)
@@ -222,10 +222,10 @@ class _EventBuilder:
 
     def kernel(self, row: Row) -> None:
         """Adds an event on a stream, after the part of the op that launched it."""
-        k = self._add(Event(row.name, row.category, _lane(row), row.start_us, row.end_us, "gpu", fixed=True))
-        if row.correlation is None or row.correlation not in self.launched:
+        k = self._add(Event(row.name, row.category, _lane(row), row.start_us, row.end_us, "gpu", keeps_device=True))
+        if row.correlation is None or row.correlation not in self.launches:
             return
-        launch, op = self.launched[row.correlation]
+        launch, op = self.launches[row.correlation]
         event = self.events[launch]
         if event.end_us > row.start_us:  # the device began before the call returned
             event.end_us = max(event.start_us, row.start_us)

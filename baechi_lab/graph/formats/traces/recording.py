@@ -48,7 +48,7 @@ class Event:
     after: set[int] = field(default_factory=set)
     persistent_bytes: int = 0
     group: str = ""
-    fixed: bool = False
+    keeps_device: bool = False
     tie_order: int = 0
 
 
@@ -263,7 +263,7 @@ def _notes(dropped_count: int, waited_us: float, lanes_us: float, separated_coun
 
 def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, group: list[str], name: str) -> OpGraph:
     groups = {g: k for k, g in enumerate(dict.fromkeys(filter(None, group)))}
-    kinds = sorted({e.kind for e in events if e.fixed})
+    kinds = sorted({e.kind for e in events if e.keeps_device})
     return OpGraph(
         names=_distinct([e.name for e in events]),
         op_types=tuple(e.op_type or "op" for e in events),
@@ -271,7 +271,7 @@ def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, g
         persistent_bytes=[e.persistent_bytes for e in events],  # type: ignore[arg-type]
         colocation=[groups.get(g, -1) for g in group],  # type: ignore[arg-type]
         colocation_names=tuple(groups),
-        allowed=[kinds.index(e.kind) if e.fixed else -1 for e in events],  # type: ignore[arg-type]
+        allowed=[kinds.index(e.kind) if e.keeps_device else -1 for e in events],  # type: ignore[arg-type]
         allowed_sets=tuple((k,) for k in kinds),
         name=name,
         **table.columns(),

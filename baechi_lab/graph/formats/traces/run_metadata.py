@@ -80,7 +80,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
         )
     events = [event for event, _ in rows]
     # A kernel waits for the op of its name that launched it, if that began before.
-    host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
+    host = {event.name: k for k, (event, _) in enumerate(rows) if event.keeps_device}
     for event, _ in rows:
         if event.kind != "cpu" and (launcher := host.get(op_name(event.name))) is not None:
             if rows[launcher][0].end_us <= event.start_us:
@@ -169,7 +169,7 @@ def _rows(devices: Any) -> Iterator[_Row]:
                 end_us=base + max(end, start),
                 kind=kind,
                 persistent_bytes=max(0, min(stats.memory_stats.persistent_memory_size, MOST_BYTES)),
-                fixed=host,
+                keeps_device=host,
             )
             yield event, stats
 
@@ -189,7 +189,7 @@ def _latest(rows: list[_Row]) -> dict[str, list[int]]:
     rows_of: dict[str, list[int]] = {}
     for k in sorted(range(len(rows)), key=lambda k: rows[k][0].end_us):
         event = rows[k][0]
-        if not (event.fixed and op_name(event.name) in kernels):
+        if not (event.keeps_device and op_name(event.name) in kernels):
             rows_of.setdefault(op_name(event.name), []).append(k)
     return rows_of
 
@@ -214,7 +214,7 @@ def _by_label(rows: list[_Row]) -> bool:
     labels = {op_name(stats.node_name): m for _, stats in rows if (m := _LABEL.match(stats.timeline_label))}
     for k, (event, _) in enumerate(rows):
         label = labels.get(op_name(event.name))
-        if label is None or event.fixed:
+        if label is None or event.keeps_device:
             continue
         for reference in filter(None, (reference_text.strip() for reference_text in label["inputs"].split(","))):
             name, _, slot = reference.lstrip("^").partition(":")
@@ -230,7 +230,7 @@ def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
     by_name = {node.name: node for node in graph.node}
     for k, (event, _) in enumerate(rows):
         node = by_name.get(op_name(event.name))
-        if node is None or event.fixed:
+        if node is None or event.keeps_device:
             continue
         pairs = [(i.preceding_node, i.preceding_port) for i in node.input_info] + [(c, -1) for c in node.control_input]
         for source, port in pairs:
