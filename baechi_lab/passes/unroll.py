@@ -190,7 +190,7 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     batch[numbering.copies] = np.arange(numbering.count, dtype=np.int32)[:, None]
     micro, tensor = np.nonzero(numbering.additions >= 0)
     number = numbering.additions[micro, tensor]
-    origin[number], batch[number] = graph.tensor_producer[numbering.summed[tensor]], micro
+    origin[number], batch[number] = graph.tensor_producer[numbering.tensors_to_sum[tensor]], micro
     ring = slice(numbering.ring_start, numbering.ring_start + numbering.rings.ops)
     origin[ring], batch[ring] = numbering.rings.origin, -1 - numbering.rings.replica
     is_added = np.zeros(numbering.total, dtype=np.bool_)
@@ -252,7 +252,8 @@ def _names(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
     first_output = graph.output_ptr[graph.tensor_producer]
     # The position, since a tensor's name may not be valid as an op's name.
     sum_names = [
-        f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first_output[t]}" for t in numbering.summed.tolist()
+        f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first_output[t]}"
+        for t in numbering.tensors_to_sum.tolist()
     ]
     for k in range(numbering.count):
         names += [f"{name}/mb{k}" for name in repeated_names]
@@ -277,7 +278,7 @@ def _durations(graph: OpGraph, numbering: OpNumbering, us: NDArray[np.float64], 
     """Returns the durations of all ops of the step; `us` float64[n] are those of the micro-batch's ops."""
     durations = us[origin]
     micro, tensor = np.nonzero(numbering.additions >= 0)
-    addition_us = 3 * graph.tensor_bytes[numbering.summed] * us_per_byte_moved(graph, us, numbering.updates)
+    addition_us = 3 * graph.tensor_bytes[numbering.tensors_to_sum] * us_per_byte_moved(graph, us, numbering.updates)
     durations[numbering.additions[micro, tensor]] = addition_us[tensor]
     durations[numbering.ring_start : numbering.ring_start + numbering.rings.ops] = 0.0
     return durations

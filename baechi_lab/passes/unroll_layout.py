@@ -17,7 +17,8 @@ class OpNumbering:
     - `setup`, `repeated_ops`, `update`: the ops that run once before, once per micro-batch, and once after.
     - `width` int64[n]: the number of replicas of an op's stage; `replica_group` int64[n]: the group of these replicas, or -1.
     - `first` int64[n]: the number of an op's only or first copy; `shift` int64[micro-batches]: what later copies add to it.
-    - `summed`: the tensors that are added up; `additions` int64[micro-batches, summed]: the op that adds each, or -1.
+    - `tensors_to_sum`: the tensors that are added up; `additions` int64[micro-batches, tensors_to_sum]: the op that adds
+      each, or -1.
     """
 
     def __init__(self, graph: OpGraph, role: NDArray[np.int8], count: int, placement: Placement | None = None):
@@ -34,9 +35,9 @@ class OpNumbering:
         self.updates = role == UPDATE
         is_read = np.zeros(graph.tensor_count, dtype=np.bool_)
         is_read[graph.edge_tensor[self.updates[graph.consumers] & self.is_repeated[graph.edge_source]]] = True
-        self.summed = np.flatnonzero(is_read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
+        self.tensors_to_sum = np.flatnonzero(is_read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
         # A replica adds the gradients of every `sum_stride`-th micro-batch.
-        self.sum_stride = self.width[graph.tensor_producer[self.summed]]
+        self.sum_stride = self.width[graph.tensor_producer[self.tensors_to_sum]]
         # The first micro-batch of every replica needs no addition.
         needs_addition = np.arange(count)[:, None] >= self.sum_stride[None, :]
         setup, block = int(self.width[self.setup].sum()), len(self.repeated_ops) + needs_addition.sum(axis=1)

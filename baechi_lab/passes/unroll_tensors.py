@@ -29,7 +29,11 @@ def unrolled_tensor_columns(graph: OpGraph, numbering: OpNumbering) -> dict[str,
     row_of_sum[micro, tensor] = first_row[-1] + np.arange(len(micro))
     producer = np.concatenate([producer, numbering.additions[micro, tensor], numbering.rings.producer])
     size = np.concatenate(
-        [graph.tensor_bytes[original_tensor], graph.tensor_bytes[numbering.summed[tensor]], numbering.rings.size]
+        [
+            graph.tensor_bytes[original_tensor],
+            graph.tensor_bytes[numbering.tensors_to_sum[tensor]],
+            numbering.rings.size,
+        ]
     )
     row, reader = _edges(graph, numbering, first_row, row_of_sum)
     ring_rows, ring_readers, ring_producers = _ring_edges(
@@ -49,7 +53,7 @@ def _edges(graph: OpGraph, numbering: OpNumbering, first_row: Ints, row_of_sum: 
     source = graph.edge_source
     produced_per_batch, read_per_batch = numbering.is_repeated[source], numbering.is_repeated[reader]
     is_summed = np.zeros(graph.tensor_count, dtype=np.bool_)
-    is_summed[numbering.summed] = True
+    is_summed[numbering.tensors_to_sum] = True
     to_sum = produced_per_batch & numbering.updates[reader] & is_summed[tensor]
     on_same_replicas = (numbering.replica_group[source] == numbering.replica_group[reader]) & (
         numbering.replica_group[source] >= 0
@@ -80,17 +84,20 @@ def _edges(graph: OpGraph, numbering: OpNumbering, first_row: Ints, row_of_sum: 
     edge = np.flatnonzero(produced_per_batch & ~read_per_batch & ~to_sum)
     reader_replica = np.where(on_same_replicas[edge], step % width[edge], 0)
     add(first_row[tensor[edge]] + step + 0 * reader_replica, numbering.first[reader[edge]] + reader_replica)
-    if len(numbering.summed):
+    if len(numbering.tensors_to_sum):
         # Inputs of additions: the micro-batch's gradient, and the previous sum or gradient on the same replica.
         micro, number_of_sum = np.nonzero(numbering.additions >= 0)
         number = numbering.additions[micro, number_of_sum]
         earlier_batch = micro - numbering.sum_stride[number_of_sum]
-        add(first_row[numbering.summed[number_of_sum]] + micro, number)
+        add(first_row[numbering.tensors_to_sum[number_of_sum]] + micro, number)
         earlier_sum = row_of_sum[earlier_batch, number_of_sum]
-        add(np.where(earlier_sum >= 0, earlier_sum, first_row[numbering.summed[number_of_sum]] + earlier_batch), number)
+        add(
+            np.where(earlier_sum >= 0, earlier_sum, first_row[numbering.tensors_to_sum[number_of_sum]] + earlier_batch),
+            number,
+        )
         edge, replica = per_replica(np.flatnonzero(to_sum))
         sum_of_tensor = np.empty(graph.tensor_count, dtype=np.int64)
-        sum_of_tensor[numbering.summed] = np.arange(len(numbering.summed))
+        sum_of_tensor[numbering.tensors_to_sum] = np.arange(len(numbering.tensors_to_sum))
         at_sum = sum_of_tensor[tensor[edge]]
         sum_replica = np.where(on_same_replicas[edge], replica, 0)
         add(_last_row(numbering, first_row, row_of_sum, at_sum, sum_replica), numbering.first[reader[edge]] + replica)
@@ -101,7 +108,7 @@ def _last_row(numbering: OpNumbering, first_row: Ints, row_of_sum: Ints, sum_num
     """Returns the row of the complete sum of summed tensor `sum_number` on a replica."""
     last = numbering.count - 1 - (numbering.count - 1 - replica) % numbering.sum_stride[sum_number]
     sums = row_of_sum[last, sum_number]
-    return np.where(sums >= 0, sums, first_row[numbering.summed[sum_number]] + last)
+    return np.where(sums >= 0, sums, first_row[numbering.tensors_to_sum[sum_number]] + last)
 
 
 def _ring_edges(
@@ -114,8 +121,10 @@ def _ring_edges(
     rows, readers = [ring_row + numbering.rings.edge_tensor], [numbering.rings.edge_reader]
     producers: list[int] = []
     for ring in numbering.rings.rings:
-        group_sums = np.flatnonzero(numbering.replica_group[graph.tensor_producer[numbering.summed]] == ring.group)
-        updates = [op for op in numbering.update.tolist() if _reads(graph, op, numbering.summed[group_sums])]
+        group_sums = np.flatnonzero(
+            numbering.replica_group[graph.tensor_producer[numbering.tensors_to_sum]] == ring.group
+        )
+        updates = [op for op in numbering.update.tolist() if _reads(graph, op, numbering.tensors_to_sum[group_sums])]
         for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
             row = _last_row(numbering, first_row, row_of_sum, group_sums, np.full(len(group_sums), k))
             if not len(group_sums):
