@@ -203,7 +203,7 @@ def part_times(
         if op.axis:
             lasts = collective_us(op)
             collectives += lasts
-            in_pieces = overlap_products and op.axis == "tp" and op.awaited
+            in_pieces = overlap_products and op.axis == "tp" and op.is_awaited
             gathers = in_pieces and op.op_type == "all_gather" and next_op is not None and next_op.op_type == "matmul"
             if op.op_type == "send_recv" or gathers:
                 ring_us, rounds = lasts, width(op)
@@ -212,7 +212,7 @@ def part_times(
             if in_pieces and op.op_type == "reduce_scatter" and op.phase == FORWARD:
                 lasts -= min(lasts, product_us * (width(op) - 1) / width(op))
             lane_free = max(lane_free, chain) + lasts
-            if op.awaited:
+            if op.is_awaited:
                 lane_free += efficiency.collective_host_us
                 chain = lane_free
                 weights_ready = weights_ready if overlap_tensor and op.axis == "tp" else chain

@@ -52,7 +52,7 @@ class RankOp:
         kernel: the work of the kernel; empty for a collective.
         axis: for a collective, the axis of the layout whose devices take part.
         message_bytes: for a collective, the bytes of the whole tensor, before a reduction or after a gathering.
-        awaited: whether the next op of its chain waits for it.
+        is_awaited: whether the next op of its chain waits for it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class RankOp:
     kernel: Kernel = field(default_factory=Kernel)
     axis: str = ""
     message_bytes: int = 0
-    awaited: bool = True
+    is_awaited: bool = True
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class _PartWriter:
                 self.layout.sequence_parallel and forward.op_type == "all_gather" and forward.axis == "tp"
             )
             if gathers_sequence:  # the gathered input is not kept; the gradient of the weight needs it again
-                second_gather = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
+                second_gather = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, is_awaited=False)
                 products = [k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"]
                 backward.insert(max(products, default=0), second_gather)
         # Gradients of weights move behind the collective after the gradient of the input, so that both overlap.
