@@ -62,8 +62,8 @@ class ActivationSources:
                 self.last_run[producer] = max(self.last_run.get(producer, 0), source)
         # (call, training) -> buffers that the call was seen to leave unchanged
         self.unchanged_buffers: dict[tuple[int, bool], set[str]] = {}
-        self.involved = {reader for reader, _, _ in self.backward} | set(self.last_run)
-        self.involved |= {producer for _, _, producer in self.backward}
+        self.involved_calls = {reader for reader, _, _ in self.backward} | set(self.last_run)
+        self.involved_calls |= {producer for _, _, producer in self.backward}
 
 
 class ActivationPolicy:
@@ -75,7 +75,7 @@ class ActivationPolicy:
         self.sources, self.observer, self.host_copier = sources, observer, host_copier or HostCopier()
         self.lock = threading.RLock()
         self.producers: dict[StorageWeakRef, Producer] = {}
-        self.hosted: dict[StorageWeakRef, HostedStorage] = {}
+        self.hosted_storages: dict[StorageWeakRef, HostedStorage] = {}
         # copy on another device -> its original, and whether both cover their storages
         self.received_copies: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
         self.record_numbers = itertools.count()
@@ -84,7 +84,7 @@ class ActivationPolicy:
         self, op: int, run: Callable[..., object], module: nn.Module | None, /, *args: object, **kwargs: object
     ) -> object:
         """Runs a call and returns its outputs. The tensors that its backward pass needs are kept or dropped as planned."""
-        if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
+        if op not in self.sources.involved_calls or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
         with self.lock:
             record = self._record_call(op, run, args, kwargs, module) if op in self.sources.last_run else None
@@ -199,11 +199,13 @@ class ActivationPolicy:
         kind, producer = (SAVED, op) if owner is None else (OUTPUT, owner.op)
         source = self.sources.backward.get((op, kind, producer), 0)
         if source == HOST:
-            if storage not in self.hosted:
+            if storage not in self.hosted_storages:
                 origin, covers_storage = self.received_copies.get(storage, (storage, True))
-                hosted_origin = self.hosted.get(origin) if covers_storage else None
-                self.hosted[storage] = HostedStorage(pack.tensor, op, self.lock, self.host_copier, hosted_origin)
-            pack.drop(StorageView(self.hosted[storage], 0, pack.tensor))
+                hosted_origin = self.hosted_storages.get(origin) if covers_storage else None
+                self.hosted_storages[storage] = HostedStorage(
+                    pack.tensor, op, self.lock, self.host_copier, hosted_origin
+                )
+            pack.drop(StorageView(self.hosted_storages[storage], 0, pack.tensor))
         elif source > 0:
             record, position = (own_record, ~index) if owner is None else (owner.record, owner.position)
             if record is not None:

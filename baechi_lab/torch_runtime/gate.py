@@ -40,8 +40,8 @@ class Gate:
 
     def __init__(self, order: Order):
         self.order = order
-        self.settled = Settled(order.blockers, order.dependents)
-        self.reached = [False] * order.n
+        self.settled_ops = Settled(order.blockers, order.dependents)
+        self.is_reached = [False] * order.n
         self.submitted = [False] * order.n
         self.free = False  # the order is dropped; dependencies on reached ops stay
         self.lock = threading.Lock()
@@ -49,8 +49,8 @@ class Gate:
 
     def reach(self, op: int) -> bool:
         """Notes that the host has reached `op`. Returns whether the host may submit it."""
-        self.reached[op] = True
-        return self.settled.reach(op) or self.free
+        self.is_reached[op] = True
+        return self.settled_ops.reach(op) or self.free
 
     def wait(self, op: int) -> None:
         """Blocks until every blocker of `op` is submitted or the order is dropped."""
@@ -88,7 +88,7 @@ class Gate:
         stack, visited = list(self.order.parents[op]), set(self.order.parents[op])
         while stack:
             parent = stack.pop()
-            if self.reached[parent]:
+            if self.is_reached[parent]:
                 if not self.submitted[parent]:
                     blockers.add(parent)
                 continue

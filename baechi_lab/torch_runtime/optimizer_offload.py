@@ -61,7 +61,7 @@ class OffloadedOptimizerState:
         """Copies a tensor on devices where nothing must move, so that an observer can follow the copy."""
         self.host_copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         # id of a device copy -> the device copy, and its host copy
-        self.brought: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.device_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.plain_step = optimizer.step
         # Learning-rate schedulers read attributes of `step` and require a method.
         method = functools.wraps(self.plain_step)(lambda _, *args, **kwargs: self.step(*args, **kwargs))
@@ -124,7 +124,7 @@ class OffloadedOptimizerState:
             yield
         finally:
             self._move_state(parameters, self._send_back)
-            self.brought.clear()
+            self.device_copies.clear()
 
     def _move_state(self, parameters: Sequence[nn.Parameter], change: Copy) -> None:
         state_dicts = [d for d in vars(self.optimizer).values() if isinstance(d, dict)]
@@ -139,12 +139,12 @@ class OffloadedOptimizerState:
             device_copy = tensor.to(p.device, non_blocking=True)
         else:
             return tensor
-        self.brought[id(device_copy)] = device_copy, tensor
+        self.device_copies[id(device_copy)] = device_copy, tensor
         return device_copy
 
     def _send_back(self, tensor: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
-        if id(tensor) in self.brought:
-            host_copy = self.brought[id(tensor)][1]
+        if id(tensor) in self.device_copies:
+            host_copy = self.device_copies[id(tensor)][1]
         elif tensor.device.type == "cpu" or tensor.numel() <= 1:
             return tensor
         else:

@@ -105,7 +105,7 @@ class CallRecord:
         self.input_index: list[int] = []  # which of `inputs` each tensor among the arguments is
         self.arguments: Any = ()
         self.readers: dict[int, dict[tuple[int, int], set[int]]] = {}  # run -> readers, and the results that each reads
-        self.requested: set[int] = set()  # positions of outputs, ~index of other saved tensors
+        self.requested_results: set[int] = set()  # positions of outputs, ~index of other saved tensors
         self.pending_readers: dict[tuple[int, int], set[int]] = {}  # those that have not read the last run's results
         self.results: dict[int, torch.Tensor] = {}  # by position or ~index
         self.runs_done = self.packs = 0
@@ -113,7 +113,7 @@ class CallRecord:
 
     def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
         """Registers `reader`, which will read a result after run number `run`."""
-        self.requested.add(position)
+        self.requested_results.add(position)
         self.readers.setdefault(run, {}).setdefault(reader, set()).add(position)
 
     def keep_arguments(self) -> None:
@@ -161,7 +161,7 @@ class CallRecord:
         count, saved_tensors = itertools.count(), {}
 
         def pack(tensor: torch.Tensor) -> None:
-            if ~(index := next(count)) in self.requested:
+            if ~(index := next(count)) in self.requested_results:
                 saved_tensors[~index] = tensor.detach()
 
         for weight, before in self.weights:
@@ -180,8 +180,8 @@ class CallRecord:
                 "inputs alone to be computed again: keep its output"
             )
         output_tensors = enumerate(t for t in tensors(outputs) if is_plain(t))
-        self.results = {k: t.detach() for k, t in output_tensors if k in self.requested} | saved_tensors
-        self.pending_readers = dict(self.readers.get(self.runs_done, {})) or {(-1, -1): self.requested}
+        self.results = {k: t.detach() for k, t in output_tensors if k in self.requested_results} | saved_tensors
+        self.pending_readers = dict(self.readers.get(self.runs_done, {})) or {(-1, -1): self.requested_results}
         for argument in self.inputs:
             if isinstance(argument, StorageView):
                 argument.record.release((self.number, self.runs_done))

@@ -144,7 +144,7 @@ class Session(Handler):
     def end(self, frame: Frame, outputs: object) -> object:
         state: ForwardState = frame.state
         if state.jobs:
-            if state.gate is not None and not all(state.gate.reached):
+            if state.gate is not None and not all(state.gate.is_reached):
                 state.gate.release()  # the code took another path and left calls out
             state.join()
             outputs = resolve(outputs)
