@@ -118,7 +118,7 @@ class Contiguous(Placer):
                         yield make_pipeline_cut(
                             units.unit, units.n, packed_stages, sequence.devices, f"{name} line", cost
                         )
-                if sequence.replicated and len(lines_cut) == 1 and self.objective == "step":
+                if sequence.with_replicas and len(lines_cut) == 1 and self.objective == "step":
                     max_replicas = min(int(chain.run[0]), self.micro_batches)
                     yield from data_parallel_cuts(units.unit, units.n, sequence.devices, max_replicas)
             if self.replicas:

@@ -85,7 +85,7 @@ class Ideals(Placer):
                         yield make_pipeline_cut(
                             units.unit, units.n, packed_stages, sequence.devices, "closed sets", cost
                         )
-                if sequence.replicated and self.objective == "step":
+                if sequence.with_replicas and self.objective == "step":
                     max_replicas = min(int(chain.run[0]), self.micro_batches)
                     yield from data_parallel_cuts(units.unit, units.n, sequence.devices, max_replicas)
             if self.replicas:

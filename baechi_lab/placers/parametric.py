@@ -110,7 +110,7 @@ class ListScheduler(Placer):
         """Returns the schedule of every op; `careful` counts outputs and temporaries as bytes needed throughout the step."""
         self.validate()
         problem = make_problem(graph, cluster)
-        need = problem.promised
+        need = problem.promised_bytes
         if careful:
             need = need + np.bincount(problem.group, graph.output_bytes + graph.temp_bytes, minlength=len(need)).astype(
                 np.int64

@@ -23,7 +23,7 @@ class Problem(NamedTuple):
         allowed: bool[n, D].
         group: int32[n], the group of every op.
         group_size, member_ptr, members: int64, the ops of each group, in CSR form.
-        promised: int64[groups], persistent bytes.
+        promised_bytes: int64[groups], persistent bytes.
         reserve: int64[groups], largest temporary plus largest output (paper B section 4.2); 0 without reservation.
         output_bytes, temp: int64[n], bytes.
         limit: int64[D], bytes.
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
     group_size: NDArray[np.int64]
     member_ptr: NDArray[np.int64]
     members: NDArray[np.int64]
-    promised: NDArray[np.int64]
+    promised_bytes: NDArray[np.int64]
     reserve: NDArray[np.int64]
     output_bytes: NDArray[np.int64]
     temp: NDArray[np.int64]

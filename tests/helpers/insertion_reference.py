@@ -72,15 +72,15 @@ class _Scheduler:
         """Devices, and whether they have the promised bytes."""
         if g in self.unit_device:
             return [self.unit_device[g]], True
-        promised, limit = self.problem.promised, self.problem.limit
+        promised, limit = self.problem.promised_bytes, self.problem.limit
         allowed_devices = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
-        holds = [d for d in allowed_devices if self.promised(d, promised) + int(promised[g]) <= limit[d]]
-        roomy = [d for d in holds if self.promised(d, self.need) + self.need[g] <= limit[d]]
+        holds = [d for d in allowed_devices if self.promised_bytes(d, promised) + int(promised[g]) <= limit[d]]
+        roomy = [d for d in holds if self.promised_bytes(d, self.need) + self.need[g] <= limit[d]]
         if roomy:
             return roomy, True
 
         def level(d: int) -> tuple[float, int]:
-            return (self.promised(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
+            return (self.promised_bytes(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
 
         return [min(holds or allowed_devices, key=level)], bool(holds)
 

@@ -331,7 +331,7 @@ def test_devices_wait_for_the_last_launch_of_an_awaited_collective() -> None:
     """The host takes 40 us, for which the device waits before the 100 us; 0.3 * 40 us are waited for in any case."""
     host = Efficiency(host_us=0.0, collective_host_us=40.0, drift_us=0.0)
     for awaited, us in ((True, 152.0), (False, 112.0)):
-        op = RankOp("block/all_reduce", "all_reduce", axis="tp", message_bytes=8, awaited=awaited)
+        op = RankOp("block/all_reduce", "all_reduce", axis="tp", message_bytes=8, is_awaited=awaited)
         assert part_times([op], Hardware.named("a100"), host, lambda op: 100.0, lambda op: 2).us == pytest.approx(us)
 
 

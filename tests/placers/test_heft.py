@@ -121,7 +121,7 @@ def test_kernel_agrees_with_its_readable_twin(seed):
     modes = {"ready-time": "ready-time", "earliest-start": "earliest-start"}
     for priority, choice, insertion in itertools.product(PRIORITIES, CHOICES, (False, True)):
         scheduler, careful = bl.ListScheduler(priority, choice, insertion), bool(rng.integers(0, 2))
-        need = problem.promised.copy()
+        need = problem.promised_bytes.copy()
         if careful:
             np.add.at(need, problem.group, graph.output_bytes + graph.temp_bytes)
         plan = scheduler.plan(graph, cluster, careful)

@@ -107,7 +107,7 @@ def test_results_are_those_of_the_plain_optimizer(name):
 def counted(optimizer):
     """How many tensors are brought at once, at most."""
     (lent, parameter_counts) = offloaded_state_of(optimizer), []
-    lent.copy = lambda state, parameter: parameter_counts.append(len(lent.brought) + 1) or state.clone()
+    lent.copy = lambda state, parameter: parameter_counts.append(len(lent.device_copies) + 1) or state.clone()
     return parameter_counts
 
 

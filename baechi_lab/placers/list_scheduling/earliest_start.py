@@ -228,7 +228,7 @@ def _lacks_memory(op: int, p: int, state: ScheduleState, fetches: Records, relea
         copied_bytes += tensors[fetches[k].tensor].size_bytes
         arrives_early = arrives_early or fetches[k].receive < devices[p].free
     g = ops[op].group
-    promise = groups[g].promised + groups[g].reserve if groups[g].device < 0 else 0
+    promise = groups[g].promised_bytes + groups[g].reserve if groups[g].device < 0 else 0
     own_bytes = max(ops[op].output_bytes + ops[op].temp_bytes - groups[g].reserve, 0)
     if arrives_early and devices[p].last_op >= 0:
         own_bytes = max(own_bytes, ops[devices[p].last_op].temp_bytes)  # the copy comes in while the last op still runs
@@ -268,7 +268,7 @@ def _commit(op: int, p: int, step: int, state: ScheduleState, fetches: Records, 
     g = ops[op].group
     if groups[g].device < 0:
         groups[g].device = p
-        devices[p].used_bytes += groups[g].promised + groups[g].reserve
+        devices[p].used_bytes += groups[g].promised_bytes + groups[g].reserve
     groups[g].unplaced -= 1
     if groups[g].unplaced == 0:
         _schedule_release(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, releases)

@@ -64,14 +64,14 @@ class ReferenceState:
         self.order: list[int] = []
         self.free, self.last_op = [0.0] * devices, [-1] * devices
         self.queues = [[0.0] * devices, [0.0] * devices]  # of sending, or of both; of receiving
-        self.group_device = [-1] * len(self.problem.promised)
+        self.group_device = [-1] * len(self.problem.promised_bytes)
         self.copy_arrival: dict[tuple[int, int], float] = {}  # (tensor, device) -> arrival of the cached copy
         self.used_bytes = [0] * devices
         self.releases: list[tuple[float, int, int]] = []  # heap of (time, device, bytes)
         self.unread = [int(k) for k in np.diff(self.problem.consumer_ptr)]
         self.last_use: dict[tuple[int, int], float] = {}
         self.unplaced_members = [int(k) for k in self.problem.group_size]
-        self.dropped: dict[tuple[int, int], str] = {}
+        self.dropped_pairs: dict[tuple[int, int], str] = {}
 
     def arrival(self, op: int, p: int) -> tuple[float, list[Fetch], list[list[float]]]:
         """Returns when all inputs of `op` are on `p`, the transfers, and the queues after them."""
@@ -103,7 +103,7 @@ class ReferenceState:
     def may_run(self, op: int, p: int) -> bool:
         """Whether device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped."""
         group_device = self.group_device[self.problem.group[op]]
-        return bool(self.problem.allowed[op, p]) and group_device in (-1, p) and (op, p) not in self.dropped
+        return bool(self.problem.allowed[op, p]) and group_device in (-1, p) and (op, p) not in self.dropped_pairs
 
     def awake_for(self, p: int, ready: list[int]) -> int:
         """Returns the favourite child that device `p` waits for: ready, unscheduled, and first to start here; -1 for none."""
@@ -129,7 +129,7 @@ class ReferenceState:
             self.used_bytes[d] -= size
         g = q.group[op]
         copied_bytes = sum(int(q.size_bytes[fetch.tensor]) for fetch in fetches)
-        promise = int(q.promised[g] + q.reserve[g]) if self.group_device[g] < 0 else 0
+        promise = int(q.promised_bytes[g] + q.reserve[g]) if self.group_device[g] < 0 else 0
         own_bytes = max(int(q.output_bytes[op] + q.temp[op] - q.reserve[g]), 0)
         if self.last_op[p] >= 0 and any(fetch.receive < self.free[p] for fetch in fetches):
             own_bytes = max(own_bytes, int(q.temp[self.last_op[p]]))  # the copy arrives while the last op still runs
@@ -153,9 +153,9 @@ class ReferenceState:
         g = int(q.group[op])
         if self.group_device[g] < 0:
             self.group_device[g] = p
-            self.used_bytes[p] += int(q.promised[g] + q.reserve[g])
+            self.used_bytes[p] += int(q.promised_bytes[g] + q.reserve[g])
             for i in np.flatnonzero(q.group == g).tolist():
-                self.dropped.pop((i, p), None)  # the memory is promised now
+                self.dropped_pairs.pop((i, p), None)  # the memory is promised now
         self.unplaced_members[g] -= 1
         if self.unplaced_members[g] == 0:
             self.schedule_release(self.finish[op], p, int(q.reserve[g]))
@@ -212,7 +212,7 @@ def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Ca
                 reason += ", urgent on a device that is awake for another op"
             candidates = [Candidate(pair.op, pair.device, pair.start_us) for pair in pairs[len(not_urgent) :]]
             return Candidate(op, p, start), [*candidates, *not_urgent, *without_memory], reason, False
-        state.dropped[op, p] = lack
+        state.dropped_pairs[op, p] = lack
         without_memory.append(Candidate(op, p, start, lack))
         if not any(state.may_run(op, q) for q in range(len(state.free))):
             # The device with most free bytes of those that are allowed for `op`.

@@ -258,12 +258,12 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
     producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr
     consumer_ptr, consumers = problem.consumer_ptr, problem.consumers
     sources = Sources(producer, problem.size_bytes, input_ptr, inputs, problem.latency, problem.per_byte)
-    n, devices, groups = len(key), len(problem.limit), len(problem.promised)
+    n, devices, groups = len(key), len(problem.limit), len(problem.promised_bytes)
     device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
     group_allowed, unit_device = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
     used_persistent, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_persistent, used, unit_device)
+    memory = DeviceUsage(group_allowed, problem.promised_bytes, need, problem.limit, used_persistent, used, unit_device)
     width = 16
     busy_start, busy_end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
     busy = Busy(busy_start, busy_end, count)

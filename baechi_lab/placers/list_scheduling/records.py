@@ -26,8 +26,8 @@ OP = record_type(
 """`missing_inputs` counts producers not yet placed; `child` and `parent` are favourites; `position` is that in the plan."""
 TENSOR = record_type("producer:i4 unread:i4 size_bytes:i8 first_consumer:i8")
 """`unread` counts the consumers that are not placed yet."""
-GROUP = record_type("device:i4 unplaced:i4 promised:i8 reserve:i8 first_member:i8")
-"""`promised` bytes last for the whole step, `reserve` until all members, of which `unplaced` are not placed, have run."""
+GROUP = record_type("device:i4 unplaced:i4 promised_bytes:i8 reserve:i8 first_member:i8")
+"""`promised_bytes` last for the whole step, `reserve` until all members, of which `unplaced` are not placed, have run."""
 DEVICE = record_type("free:f8 last_op:i4 out_queue:f8 in_queue:f8 limit:i8 used_bytes:i8 first_start:f8 first_op:i8")
 """`free` and the queues are times; (`first_start`, `first_op`) is a lower bound of the device's next pair."""
 PAIR = record_type("bound:f8 queued:f8 duration:f8 heap_position:i4 state:i1 exact:b1 allowed:b1 dropped:b1")
@@ -94,7 +94,7 @@ class Schedule(NamedTuple):
 def make_state(problem: Problem) -> ScheduleState:
     """Returns the state before the first op is scheduled, without favourites."""
     n, count = problem.table.shape
-    t, g = len(problem.producer), len(problem.promised)
+    t, g = len(problem.producer), len(problem.promised_bytes)
     ops, tensors, groups = np.zeros(n + 1, OP), np.zeros(t + 1, TENSOR), np.zeros(g + 1, GROUP)
     devices, pairs = np.zeros(count, DEVICE), np.zeros((count, n), PAIR)
     copies, links = np.empty((t, count), COPY), np.empty((count, count), LINK)
@@ -105,7 +105,7 @@ def make_state(problem: Problem) -> ScheduleState:
     tensors["producer"][:t], tensors["size_bytes"][:t] = problem.producer, problem.size_bytes
     tensors["unread"][:t], tensors["first_consumer"] = np.diff(problem.consumer_ptr), problem.consumer_ptr
     groups["device"], groups["unplaced"][:g], groups["first_member"] = -1, problem.group_size, problem.member_ptr
-    groups["promised"][:g], groups["reserve"][:g] = problem.promised, problem.reserve
+    groups["promised_bytes"][:g], groups["reserve"][:g] = problem.promised_bytes, problem.reserve
     devices["last_op"], devices["limit"] = -1, problem.limit
     pairs["duration"], pairs["allowed"] = problem.table.T, problem.allowed.T
     copies["arrival"], copies["last_use"] = np.nan, -1.0

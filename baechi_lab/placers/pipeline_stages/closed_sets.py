@@ -75,7 +75,7 @@ def cut_sets(
     scaled_work = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders
     order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ scaled_work))
     sets, bits = np.ascontiguousarray(sets[order]), bits[order]
-    step = (np.diff(column, axis=0) for column in (chain.work, chain.communication, chain.barred))
+    step = (np.diff(column, axis=0) for column in (chain.work, chain.communication, chain.barred_units))
     work, communication, barred_units = (np.ascontiguousarray(bits @ column) for column in step)
     persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
     readers = np.zeros((len(units.producer), sets.shape[1]), dtype=np.uint64)

@@ -44,7 +44,7 @@ class DeviceChain(NamedTuple):
     Args:
         kind: int32[D], the device's column in the sums.
         work, communication: float64, sums of microseconds of computing and of collectives.
-        barred: int64, sums of the units that may not run on a device of the kind.
+        barred_units: int64, sums of the units that may not run on a device of the kind.
         memory: int64[D], bytes.
         latency, per_byte: float64[D + 1], the link between the devices before and at a place; 0 at both ends.
         run: int64[D], the number of equal devices from here on.
@@ -58,7 +58,7 @@ class DeviceChain(NamedTuple):
     kind: NDArray[np.int32]
     work: NDArray[np.float64]
     communication: NDArray[np.float64]
-    barred: NDArray[np.int64]
+    barred_units: NDArray[np.int64]
     memory: NDArray[np.int64]
     latency: NDArray[np.float64]
     per_byte: NDArray[np.float64]
@@ -109,7 +109,7 @@ def make_device_chain(
         kind=kind.astype(np.int32),
         work=prefix_sums(work[:, first]),
         communication=prefix_sums(communication[:, first]),
-        barred=prefix_sums(is_barred.astype(np.int64)),
+        barred_units=prefix_sums(is_barred.astype(np.int64)),
         memory=cluster.memory_bytes[device_indices],
         latency=_neighbour_link(cluster.latency_us, device_indices),
         per_byte=_neighbour_link(cluster.us_per_byte, device_indices),

@@ -72,10 +72,10 @@ def _islands(cluster: Cluster) -> list[list[int]]:
 
 
 class DeviceSequence(NamedTuple):
-    """`devices` in the order of the stages; `replicated`: equal devices may share a stage; `use_all`: each must have a stage."""
+    """`devices` in the order of the stages; `with_replicas`: equal devices may share a stage; `use_all`: each has a stage."""
 
     devices: tuple[int, ...]
-    replicated: bool
+    with_replicas: bool
     use_all: bool
 
 
@@ -112,7 +112,7 @@ def chain_along(sequence: DeviceSequence, units: PipelineUnits, cluster: Cluster
         cluster,
         sequence.devices,
         sum=objective.sum,
-        replicas=sequence.replicated,
+        replicas=sequence.with_replicas,
         once=objective.name == "step",
         use_all=sequence.use_all,
         separate_lanes=objective.name == "throughput",

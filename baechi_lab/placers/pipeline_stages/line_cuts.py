@@ -48,7 +48,7 @@ def cut_lines(
         sums = (
             chain.work[places],
             chain.communication[places],
-            chain.barred[places],
+            chain.barred_units[places],
             prefix_sums(units.persistent_bytes)[places],
             prefix_sums(units.gradient)[places],
         )

@@ -40,11 +40,11 @@ class Trials:
         self.starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
         self.count = max(p.layer_trials, chains) if self.layers else len(self.starts)
         self.share = p.layer_trials_share if self.layers else p.trial_share
-        self.made, self.best, self.least = 0, 0, np.inf
+        self.trial_count, self.best, self.least = 0, 0, np.inf
 
     def next(self) -> Trial:
         """Returns the next trial."""
-        k, self.made = self.made, self.made + 1
+        k, self.trial_count = self.trial_count, self.trial_count + 1
         if not self.layers:
             return Trial(self.starts[k % len(self.starts)], self.levels, -1)
         layer = k if k < len(self.layers) else self.best
