@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulates, prints, writes."""
+    """Simulates, prints and writes; returns the exit status."""
     from ..graph.formats.files import load_placement, save
     from ..simulator import simulate
     from ..simulator.bounds import bounds
@@ -37,13 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     graph = options.graph_from(arguments.graph)
     cluster = options.cluster_from(arguments, graph)
     pipeline = options.pipeline_from(arguments)
-    count = pipeline.get("micro_batches")
-    size = options.batch_size_from(arguments, count or 1)
+    micro_batches = pipeline.get("micro_batches")
+    batch_size = options.batch_size_from(arguments, micro_batches or 1)
     placement = load_placement(arguments.placement)
     with console.progress("simulating"):
         timeline = simulate(graph, cluster, placement, arguments.scheduler, **pipeline)
-        bound = bounds(graph, cluster, micro_batches=count).best
-    facts = output.timeline_facts(timeline, bound, size)
+        bound = bounds(graph, cluster, micro_batches=micro_batches).best
+    facts = output.timeline_facts(timeline, bound, batch_size)
     if arguments.trace:
         timeline.to_chrome_trace(arguments.trace)
     if arguments.figure:

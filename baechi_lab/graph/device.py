@@ -74,7 +74,7 @@ class Device:
         if self.memory_bytes < 0:
             raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
         speed = finite(self.speed)
-        if speed is None or not 1 / MOST_US <= speed <= MOST_US:
+        if speed is None or not 1 / MOST_US <= speed <= MOST_US:  # durations are divided by it, and must stay finite
             raise InvalidInput(
                 f"speed of device {self.name!r} is {in_short(self.speed)}; it must be finite and above 0, "
                 f"from {1 / MOST_US:g} to {MOST_US:g}"

@@ -87,7 +87,10 @@ def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]
 
 
 def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDArray[np.bool_]) -> Ints:
-    """Returns int64[n]: the op that each op joins; forward ops, and ops that reach none, join themselves."""
+    """Returns int64[n]: the op that each op joins; forward ops, and ops that reach none, join themselves.
+
+    `descends` are the ops of `backward_ops`; `backward` are these and their helpers.
+    """
     # Ops of a colocation group join as one unit, so that joining a producer never connects two groups.
     groups = len(graph.colocation_names)
     unit = np.where(graph.colocation >= 0, graph.colocation, groups + np.arange(graph.n)).astype(np.int64)

@@ -1,4 +1,8 @@
-"""The tensors of an unrolled step and their readers (`unroll`)."""
+"""The tensors of an unrolled step and their readers (`unroll`).
+
+`OpNumbering` numbers the ops of the unrolled step. Here a *row* is the number of one of its tensors: first the copies of each
+tensor of the micro-batch's graph, then the sums of gradients, then what the rings of all-reduces send.
+"""
 
 from __future__ import annotations
 

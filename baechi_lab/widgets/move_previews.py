@@ -13,7 +13,7 @@ from ..graph import allowed_devices
 from ..memo import Memo
 from ..step_summary import change_in_words, from_to_in_words
 from .compute import Outcome, simulate_under, with_moves_and_replicas
-from .moves import move, together
+from .moves import move, with_colocated_ops
 
 SECONDS = 4.0
 """Seconds for all previews; devices that are not simulated by then have none."""
@@ -37,7 +37,7 @@ def preview_moves(
     setting, graph, began = outcome.setting, outcome.graph, time.monotonic()
     base = move(outcome.base, graph, setting.share, setting.moves)
     allowed = allowed_devices(graph, setting.share)
-    moved_ops = together(graph, np.asarray(ops, dtype=np.int64))
+    moved_ops = with_colocated_ops(graph, np.asarray(ops, dtype=np.int64))
     previews: dict[str, MovePreview] = {}
     for index, name in enumerate(setting.share.names):
         if time.monotonic() - began > SECONDS:

@@ -47,7 +47,7 @@ def move(
         return op_placement
     device, allowed = op_placement.device.copy(), allowed_devices(graph, cluster)
     for name, target in pairs:
-        ops = together(graph, named_ops(graph, name, placement.group_of))
+        ops = with_colocated_ops(graph, named_ops(graph, name, placement.group_of))
         device_index = cluster.index(target)
         not_allowed = ops[~allowed[ops, device_index]]
         if len(not_allowed):
@@ -75,18 +75,18 @@ def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = No
     return np.array(inside)
 
 
-def together(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
+def with_colocated_ops(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns `ops` and all ops of their colocation groups, ascending."""
     groups = np.unique(graph.colocation[ops])
     mates = np.flatnonzero(np.isin(graph.colocation, groups[groups >= 0]))
     return np.union1d(ops, mates)
 
 
-def moving(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
+def all_moving_ops(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
     """Returns `ops` and all ops that move with them: those of their groups in the coarse graph, and colocated ones."""
     op_indices = np.unique(np.fromiter(ops, dtype=np.int64))
     while True:
-        moved_along = together(graph, op_indices)
+        moved_along = with_colocated_ops(graph, op_indices)
         if group_of is not None and len(moved_along):
             moved_along = np.flatnonzero(np.isin(group_of, np.unique(group_of[moved_along])))
         if len(moved_along) == len(op_indices):

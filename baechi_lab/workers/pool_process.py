@@ -1,4 +1,9 @@
-"""A process of a `Pool`: it runs pickled calls from its caller's pipe, one at a time."""
+"""A process of a `Pool`: it runs pickled calls from its caller's pipe, one at a time.
+
+A request has the pickled call, what a process prepares itself by if its header says `prepare` (only the first request does), and
+shared data whose keys its header lists as `keep`. The answer is a pickled pair: whether the call succeeded, and its value or its
+error.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import baechi_lab as bl
 from baechi_lab.viz.nested.scene import build_paint, build_scene
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.columns import pack, pack_texts
-from baechi_lab.widgets.moves import in_words, moving
+from baechi_lab.widgets.moves import all_moving_ops, in_words
 from baechi_lab.widgets.scene_columns import paint_columns, scene_columns
 
 
@@ -41,7 +41,9 @@ def test_what_moves_along_is_closed_under_groups_and_colocation():
     # 0 and 1 are colocated, 1 and 2 are one group of the coarse graph: moving 0 moves all three.
     graph = bl.OpGraph.from_edges([1] * 4, colocation=[0, 0, -1, -1], colocation_names=("w",))
     group_of = np.array([0, 1, 1, 2])
-    assert moving(graph, [0], group_of).tolist() == [0, 1, 2] and moving(graph, [3], group_of).tolist() == [3]
+    assert all_moving_ops(graph, [0], group_of).tolist() == [0, 1, 2] and all_moving_ops(
+        graph, [3], group_of
+    ).tolist() == [3]
     tree = build_tree(graph)
     text = in_words(graph, tree, np.array([0]), np.array([0, 1, 2]), group_of)
     assert text == "op0 and its group of 3 ops (colocation w)"

@@ -11,7 +11,7 @@ class Clock:
     """Adds up the time of compilation; kernels that a kernel calls are compiled within its compilation."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.depth = 0  # how many compilations are under way, one within the other
         # Total, and begin of the present one: one value, as other threads read it.
         self.state: tuple[float, float | None] = 0.0, None
 

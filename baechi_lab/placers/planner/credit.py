@@ -17,13 +17,13 @@ Credit = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], baseline: float) -> Credit:
-    """`reward - baseline`, a grouping for the mean of its placements; 0 where `counts` bool[m, k] is false."""
+    """`reward - baseline` per placement, and its mean per grouping; 0 where `counts` bool[m, k] is false."""
     placement = np.where(counts, reward - baseline, 0.0)
     return placement.mean(axis=1), placement
 
 
 def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
-    """`reward` minus the mean of the other samples that count; 0 for those that do not, or that have no others.
+    """`reward` float64[m, k] minus the mean of the other samples that count; 0 for those that do not, or that have no others.
 
     The only placement of a grouping is compared with those of the other groupings.
     """
@@ -33,10 +33,10 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
     sum_of_others = np.where(alone, counted_reward.sum(), total[:, None]) - counted_reward
     size = np.where(alone, number.sum(), number[:, None]) - 1
     placement = np.where(counts & (size > 0), reward - sum_of_others / np.maximum(size, 1), 0.0)
-    has_others = number > 0
-    mean = np.where(has_others, total / np.maximum(number, 1), 0.0)
-    groupings = int(has_others.sum()) - 1
-    grouping = np.where(has_others & (groupings > 0), mean - (mean.sum() - mean) / max(groupings, 1), 0.0)
+    has_samples = number > 0
+    mean = np.where(has_samples, total / np.maximum(number, 1), 0.0)
+    other_groupings = int(has_samples.sum()) - 1
+    grouping = np.where(has_samples & (other_groupings > 0), mean - (mean.sum() - mean) / max(other_groupings, 1), 0.0)
     return grouping, placement
 
 

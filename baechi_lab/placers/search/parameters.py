@@ -21,6 +21,15 @@ Level = tuple[int | NDArray[np.int64], float, float]
 class SearchParameters(EvaluationParameters):
     """Parameters of `placers.search`, including those of the evaluation.
 
+    What they name:
+
+    - A *unit* is a set of ops that one move sends to another device. A *structure* labels every op, such as by its name scope;
+      ops with one label may become one unit. It is *coarse* if it has few labels.
+    - A *chain* is one candidate that is annealed. A *level* anneals it with units of about one number, from a first to a last
+      temperature. A *cycle* goes through levels from few large units to single ops.
+    - *Trials* are the first cycles, from different starts. *Rounds* follow: in each, every chain runs a cycle and then learns
+      the best candidates of the others. An *island* is a search of its own in another process or machine.
+
     `dataclasses.replace(SEARCH, rounds=8)` changes one; `describe` lists all with units, meanings and origins.
 
     >>> name, value, unit, meaning, origin = SearchParameters().describe()[-1]

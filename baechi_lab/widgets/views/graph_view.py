@@ -15,7 +15,7 @@ from ...viz.nested.tree import ROOT, Tree, build_tree
 from ..columns import pack, pack_texts
 from ..heat import HEATS, MEANINGS, HeatSource, format_heat
 from ..move_previews import MovePreview
-from ..moves import in_words, moving, together
+from ..moves import all_moving_ops, in_words, with_colocated_ops
 from ..pictures import graph_picture, page
 from ..scene_columns import paint_columns, scene_columns
 from .base import CanvasView, Message, source
@@ -177,7 +177,7 @@ class GraphView(CanvasView):
     @property
     def moved_ops(self) -> list[int]:
         """The ops that a move of the selection moves: the selected ones and those of their colocation groups, ascending."""
-        return self.selected_ops if self.graph is None else together(self.graph, self._ops).tolist()
+        return self.selected_ops if self.graph is None else with_colocated_ops(self.graph, self._ops).tolist()
 
     def _select_boxes(self, change: Any) -> None:
         """Selects the ops of boxes that were selected in the browser, and the ops that move with them.
@@ -199,7 +199,7 @@ class GraphView(CanvasView):
     def choose(self, ops: Iterable[int]) -> None:
         """Selects ops and those that move with them, and describes these."""
         if self.graph is not None:
-            self._set_ops(moving(self.graph, ops, self.group_of), ops)
+            self._set_ops(all_moving_ops(self.graph, ops, self.group_of), ops)
 
     def select_ops(self, ops: Iterable[int]) -> None:
         """Selects exactly these ops."""
@@ -254,7 +254,7 @@ class GraphView(CanvasView):
             (self._hit_index + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
         self._hits = hits
-        along = len(moving(self.graph, hits, self.group_of))
+        along = len(all_moving_ops(self.graph, hits, self.group_of))
         matches = [[i, self.graph.names[i]] for i in hits[:MOST_HITS]]
         hit_index = self._hit_index if following and hits else -1
         self.found = (
