@@ -688,7 +688,7 @@ def test_bug_shapes_behind_operators_of_onnx_runtime_were_not_known():
     projection, attention = 2 * 32 * 64, 2 * 2 * 4 * 8 * (9 + 1)  # queries of 4 heads of 8 numbers, keys and values
     assert [op.kernels[0].flops for op in program.ops] == [projection, attention, projection, 2 * 64 * 16]
     assert program.ops[1].output_shapes == "f32[1,1,32], f32[1,2,10,8], f32[1,2,10,8]"
-    assert program.ops[3].output_shapes == "f32[1,1,16]" and not program.guessed
+    assert program.ops[3].output_shapes == "f32[1,1,16]" and not program.reasons_of_guesses
     assert {op.kernels[0].precision for op in program.ops} == {"fp32"}
 
 
@@ -732,7 +732,7 @@ def test_bug_shapes_behind_fused_and_quantized_operators_of_onnx_runtime_were_no
         "f32[2,7]",
     ]
     assert [op.output_shapes for op in program.ops] == [*shapes, "f32[4,5,7]"]
-    assert UNKNOWN_SHAPES not in program.guessed.values()
+    assert UNKNOWN_SHAPES not in program.reasons_of_guesses.values()
     flops = {op.name: op.kernels[0].flops for op in program.ops if op.is_product}
     assert flops == {
         "FusedConv_c": 2 * (2 * 5 * 4 * 4) * 27,

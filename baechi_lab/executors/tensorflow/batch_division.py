@@ -49,8 +49,8 @@ _LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
 class BatchDivision:
     """A step whose batch is divided: the analysis of one micro-batch, and what it says about the undivided batch.
 
-    `repeated` are the ops that run once per micro-batch, `once` the others. `rows` are tensors of looked-up rows. `forward` are
-    the ops before the backward pass. `values` is the analysis of their tensors, and `reduction` says whether gradients of the
+    `repeated_ops` are the ops that run once per micro-batch, `once` the others. `rows` are tensors of looked-up rows. `forward`
+    are the ops before the backward pass. `values` is the analysis of their tensors, and `reduction` says whether gradients of the
     loss are averaged over micro-batches or added up.
     """
 
@@ -68,7 +68,7 @@ class BatchDivision:
         self.count = max([1, *(k + 1 for k in batch)])
         self.source_def = parse_graph(step.graph_def)
         self.nodes = {node.name: node for node in self.source_def.node}
-        self.repeated = {
+        self.repeated_ops = {
             graph.names[i]
             for i, k, kind in zip(
                 np.asarray(unrolled_graph.copy_of).tolist(), batch, unrolled_graph.op_types, strict=True
@@ -76,12 +76,12 @@ class BatchDivision:
             if k >= 0 and kind != ACCUMULATE
         }
         self.roles = roles(graph)
-        self.warned = False
+        self.has_warned = False
         self.unproven: list[str] = []  # warnings that are withdrawn if gradients turn out to be the undivided batch's
         self._refuse_early_updates()
-        self.once = [name for name in self.nodes if name not in self.repeated]
+        self.once = [name for name in self.nodes if name not in self.repeated_ops]
         self.rows = rows_tensors(
-            self.nodes, self.once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
+            self.nodes, self.once, self.repeated_ops, {f.signature.name: f for f in self.source_def.library.function}
         )
         self._read_batch(axes, reduction)
         self._refuse_samples()
@@ -95,7 +95,7 @@ class BatchDivision:
 
         if self.count == 1:
             return
-        for name in self.repeated:
+        for name in self.repeated_ops:
             for op in variable_writes(self.source_def, self.nodes[name]):
                 kind = tf.dtypes.as_dtype(op.attr["dtype"].type or op.attr["T"].type)
                 if kind.is_floating or kind.is_complex:
@@ -144,7 +144,7 @@ class BatchDivision:
         powers = {value.power if isinstance(value, Total) and value.exact else None for value in loss.terms.values()}
         self.reduction = reduction or ("sum" if powers == {1} and not loss.unclear else "mean")
         if self.count == 1:
-            self.values.shared.clear()
+            self.values.shared_totals.clear()
         elif loss.terms and self.source.updates:
             self._warn_of_reduction(loss, powers, reduction)
             self._warn_of_mixing_gradients(loss, axes)
@@ -224,7 +224,7 @@ class BatchDivision:
         weights = {tuple(spec.shape) for spec in self.source.variables}
         for name in self.once:
             for tensor in data_inputs(self.nodes[name]):
-                if tensor in self.rows or tensor[0] not in self.repeated:
+                if tensor in self.rows or tensor[0] not in self.repeated_ops:
                     continue
                 value, shape = self.values.of(tensor), self.values.shape(tensor)
                 of_samples = isinstance(value, Samples) and (
@@ -244,7 +244,7 @@ class BatchDivision:
         read = {
             tensor: name for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward
         }
-        tensors = [t for t in read if t[0] in self.repeated and t not in self.rows and t[0] not in self.loss_terms]
+        tensors = [t for t in read if t[0] in self.repeated_ops and t not in self.rows and t[0] not in self.loss_terms]
         if self.count == 1 or not tensors:
             return
         forward = list(self.forward)
@@ -289,7 +289,7 @@ class BatchDivision:
                 return
 
     def _warn(self, message: str, stacklevel: int) -> None:
-        self.warned = True
+        self.has_warned = True
         warnings.warn(message, stacklevel=stacklevel + 1)
 
     def compare_gradients(
@@ -299,7 +299,7 @@ class BatchDivision:
 
         Warnings of what the graph does not show are withdrawn if it is, on `batch` and on samples of the example inputs.
         """
-        if self.warned:
+        if self.has_warned:
             return
         batches = [batch, None] if self.unproven and batch is not None else [batch]
         differences = [self._gradient_difference(unrolled_step, undivided_step, axes, inputs) for inputs in batches]
@@ -314,7 +314,7 @@ class BatchDivision:
                 f"{op!r} reads differs by {share:.1%}, computed on {batch_name}"
             )
             self._warn(message, 5)
-        if not self.warned:
+        if not self.has_warned:
             self._warn_of_outputs(unrolled_step, undivided_step, axes, batch, batch_name)
 
     def _warn_of_outputs(
@@ -331,7 +331,7 @@ class BatchDivision:
             k
             for k, (spec, producer) in enumerate(zip(self.source.outputs, producers, strict=True))
             if unrolled_step.outputs[k].shape == spec.shape == ()
-            and producer in self.repeated
+            and producer in self.repeated_ops
             and producer not in self.loss_terms
         ]
         if undivided_step is None or not scalars or not self._is_comparable(undivided_step):
@@ -368,7 +368,7 @@ class BatchDivision:
             GradientRead(name, position, tensor in self.rows)
             for name in self.once
             for position, tensor in enumerate(data_inputs(self.nodes[name]))
-            if tensor[0] in self.repeated & gradients and self.is_float(tensor)
+            if tensor[0] in self.repeated_ops & gradients and self.is_float(tensor)
         ]
         arrays, axis_of_input = self._sample_batches(axes, batch)
         return largest_difference(unrolled_step, undivided_step, arrays, axis_of_input, reads)
@@ -410,7 +410,7 @@ class BatchDivision:
         while waiting:
             tensor = waiting.pop()
             node = self.nodes[tensor[0]]
-            if tensor in visited or node.name not in self.repeated or node.op not in _LINEAR:
+            if tensor in visited or node.name not in self.repeated_ops or node.op not in _LINEAR:
                 continue
             visited.add(tensor)
             for source in data_inputs(node):

@@ -41,11 +41,11 @@ class BatchTotals:
         self,
         graph: GraphDef,
         values: BatchValues,
-        repeated: set[str],
+        repeated_ops: set[str],
         name_of: Callable[[str, int], str],
         micro_batches: int,
     ) -> None:
-        self.graph, self.values, self.repeated = graph, values, repeated
+        self.graph, self.values, self.repeated_ops = graph, values, repeated_ops
         self.name_of, self.count = name_of, micro_batches
         self._copy_names: dict[tuple[str, int | None], str] = {}
         self._joined: dict[Tensor, str] = {}
@@ -55,15 +55,15 @@ class BatchTotals:
 
     def enters(self, tensor: Tensor, reader: str) -> bool:
         """Whether `reader` reads its share of the undivided batch's `tensor`."""
-        of_totals = isinstance(self.values.of((reader, 0)), Total) and reader not in self.values.trained
-        return tensor in self.values.shared and not of_totals
+        of_totals = isinstance(self.values.of((reader, 0)), Total) and reader not in self.values.trained_ops
+        return tensor in self.values.shared_totals and not of_totals
 
     def share(self, tensor: Tensor) -> str:
         """Returns the name of the tensor that each micro-batch reads instead of its own `tensor`."""
         import tensorflow as tf
 
         if tensor not in self._shares:
-            total, power = self._undivided_name(tensor), self.values.shared[tensor]
+            total, power = self._undivided_name(tensor), self.values.shared_totals[tensor]
             if power:
                 dtype = output_types(self.values.nodes[tensor[0]])[tensor[1]]
                 base = f"{TOTALS}/{tensor[0]}/{tensor[1]}/share"
@@ -112,7 +112,7 @@ class BatchTotals:
     def _copy(self, tensor: Tensor, k: int | None) -> str:
         """Returns the name of `tensor` of micro-batch `k` (None: of the undivided batch), computed before the schedule starts."""
         name, output = tensor
-        if name not in self.repeated:
+        if name not in self.repeated_ops:
             return join(self.name_of(name, 0), output)
         node = self.values.nodes[name]
         if node.op == "Placeholder":

@@ -52,7 +52,7 @@ class _WorkerMessages:
     memory_bytes: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     moved_ops: list[str] = field(default_factory=list)
-    replaced: dict[str, str] = field(default_factory=dict)
+    replacing_types: dict[str, str] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
     trace: Trace | None = None
     variables: tuple[NDArray[np.generic], ...] = ()
@@ -218,7 +218,7 @@ def _collect_answers(
                     messages.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
                 elif message.kind == "timeline":
                     messages.moved_ops = sorted({*messages.moved_ops, *header["moved"]})
-                    messages.replaced = header["replaced"]
+                    messages.replacing_types = header["replaced"]
                     messages.trace = Trace(*message.arrays)
                 elif message.kind == "variables":
                     messages.variables = message.arrays
@@ -250,7 +250,7 @@ def _run(
         "devices": tuple(messages.devices),
         "warmup_seconds": [s.seconds for s in messages.steps if s.phase == "warmup"],
         "traced_seconds": [s.seconds for s in messages.steps if s.phase == "traced"],
-        "replaced": messages.replaced,
+        "replaced": messages.replacing_types,
     }
     if messages.variables:
         info["variables"] = {spec.name: value for spec, value in zip(step.variables, messages.variables, strict=True)}

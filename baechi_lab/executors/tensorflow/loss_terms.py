@@ -44,7 +44,7 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated_ops: set
             leads_to_loss |= sources
             read |= sources
     terms: dict[str, Value] = {}
-    unread = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
+    unread = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained_ops)
     of_op = {name: value for (name, _), value in reversed(values.values.items()) if value is not None}
     for end in (name for name in unread if name in of_op):
         behind = {end}
@@ -113,7 +113,7 @@ def share_with_gradients(values: BatchValues, backward: Sequence[str]) -> None:
     for name in backward:
         for tensor in data_inputs(values.nodes[name]):
             value = values.of(tensor)
-            if isinstance(value, Total) and tensor[0] not in values.trained and value.share is not None:
+            if isinstance(value, Total) and tensor[0] not in values.trained_ops and value.share is not None:
                 kind = tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
                 if kind.is_floating or not value.share:
-                    values.shared[tensor] = value.share
+                    values.shared_totals[tensor] = value.share

@@ -84,12 +84,12 @@ class _Unroller:
     def __init__(self, division: BatchDivision, placement: Placement, pipe: PipelinedGraph) -> None:
         self.division, self.pipe = division, pipe
         self.source, self.graph, self.unrolled_graph = division.source, division.graph, pipe.graph
-        self.count, self.nodes, self.repeated = division.count, division.nodes, division.repeated
+        self.count, self.nodes, self.repeated_ops = division.count, division.nodes, division.repeated_ops
         self.shares = Shares(self.graph, placement)
         # Parsed anew: reading an attribute that a node lacks, as the analysis does, adds an empty one.
         self.graph_def = parse_graph(self.source.graph_def)
         del self.graph_def.node[:]
-        self.totals = BatchTotals(self.graph_def, division.values, self.repeated, self._name, self.count)
+        self.totals = BatchTotals(self.graph_def, division.values, self.repeated_ops, self._name, self.count)
         self.portions: dict[str, str] = {}
         self.penalties = division.penalties() if division.reduction == "sum" else set()
         self.sums = Sums(
@@ -168,12 +168,14 @@ class _Unroller:
 
     def _name(self, name: str, k: int) -> str:
         """Returns the name of copy `k` of an op: of micro-batch `k`, or for an op that runs once, of replica `k`."""
-        if name in self.repeated:
+        if name in self.repeated_ops:
             return f"{name}/mb{k}" if self.count > 1 else name
         return f"{name}/replica{k}" if k > 0 else name
 
     def _names(self, name: str) -> list[str]:
-        return [self._name(name, k) for k in range(self.count if name in self.repeated else self.shares.width(name))]
+        return [
+            self._name(name, k) for k in range(self.count if name in self.repeated_ops else self.shares.width(name))
+        ]
 
     def _gradients(self) -> dict[Tensor, int]:
         """Returns tensor -> type of the tensors of replicated stages that ops which run once read from micro-batches."""
@@ -181,14 +183,14 @@ class _Unroller:
             tensor
             for name in self.division.once
             for tensor in data_inputs(self.nodes[name])
-            if tensor[0] in self.repeated
+            if tensor[0] in self.repeated_ops
         )
         shared_tensors = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared_tensors}
 
     def _fed_name(self, reference: str, k: int) -> str:
         name, output = split(reference)
-        copied_name = self._name(name, k if name in self.repeated else 0)
+        copied_name = self._name(name, k if name in self.repeated_ops else 0)
         return f"{self.totals.fed.get(copied_name, copied_name)}:{max(output, 0)}"
 
     def _sum_name(self, name: str, output: int, k: int) -> str | None:
@@ -206,7 +208,7 @@ class _Unroller:
         controls = []
         for reference in original.input:
             name, output = split(reference)
-            is_repeated = name in self.repeated
+            is_repeated = name in self.repeated_ops
             at = k if is_repeated else self.shares.replica(name, original.name, k)
             if output < 0:
                 controls += (
@@ -276,7 +278,7 @@ class _Unroller:
 
     def _output(self, spec: TensorSpec) -> TensorSpec:
         name, output = self._before_updates(*split(spec.name))
-        if name not in self.repeated or self.count == 1:
+        if name not in self.repeated_ops or self.count == 1:
             return TensorSpec(f"{name}:{output}", spec.dtype, spec.shape)
         dtype = output_types(self.nodes[name])[output]
         copies = [join(copy, output) for copy in self._names(name)]
@@ -290,9 +292,9 @@ class _Unroller:
 
     def _before_updates(self, name: str, output: int) -> tuple[str, int]:
         """Skips the Identity ops that only wait for the updates."""
-        while name not in self.repeated and self.nodes[name].op == "Identity":
+        while name not in self.repeated_ops and self.nodes[name].op == "Identity":
             before = next(data_inputs(self.nodes[name]))
-            if before[0] not in self.repeated and self.nodes[before[0]].op != "Identity":
+            if before[0] not in self.repeated_ops and self.nodes[before[0]].op != "Identity":
                 break
             name, output = before
         return name, output

@@ -92,5 +92,5 @@ def receive_copy(tensor: torch.Tensor, storages: StorageTracker, device: int) ->
     """Returns a copy that counts as received by a device."""
     with _disable_current_modes():
         copy = tensor.clone()
-    storages.add([copy], device, received=True)
+    storages.add([copy], device, is_received=True)
     return copy

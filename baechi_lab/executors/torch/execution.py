@@ -220,7 +220,7 @@ class StepDivision:
     @property
     def counts(self) -> bool:
         """Whether the divisors of means must be found in each batch."""
-        return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
+        return bool(self.adding.shapes) and (bool(self.adding.keys_of_counts) or any(self.adding.divisors))
 
 
 def unroll_micro_batches(placed_model: PlacedModel) -> OpGraph:

@@ -74,19 +74,19 @@ class Reduction:
 
     - `mean`: the batch's loss is the mean of theirs, otherwise their sum.
     - `divisors`: per micro-batch, what its means divide by instead.
-    - `counted`: keys of calls whose divisors depend on the batch's values, so that another batch has others.
+    - `keys_of_counts`: keys of calls whose divisors depend on the batch's values, so that another batch has others.
     - `shapes`: those of the model's output tensors for the undivided batch, if they are known.
     """
 
     mean: bool
     divisors: tuple[Replacements, ...]
-    counted: frozenset[str] = frozenset()
+    keys_of_counts: frozenset[str] = frozenset()
     shapes: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     @property
     def in_model(self) -> set[str]:
         """Keys of calls of the model that divide by other numbers in micro-batches, or may do so with another batch."""
-        return ({key for table in self.divisors for key in table} | self.counted) - {LOSS}
+        return ({key for table in self.divisors for key in table} | self.keys_of_counts) - {LOSS}
 
 
 def reduction_of(
@@ -316,13 +316,13 @@ class _Trials(DivisorHandler):
         super().__init__({})
         self.step, self.model, self.layers = step, model, layers
         self.micro_steps, self.tables = micro_steps, tables
-        self.half, self.single, self.warned = False, False, has_warned
-        self.compared: list[nn.Parameter] = []
+        self.half, self.single, self.has_warned = False, False, has_warned
+        self.compared_parameters: list[nn.Parameter] = []
         numbers = 0
         for parameter in sorted((p for p in model.parameters() if p.requires_grad), key=torch.Tensor.numel):
             numbers += parameter.numel()
-            if numbers <= _COMPARED or not self.compared:
-                self.compared.append(parameter)
+            if numbers <= _COMPARED or not self.compared_parameters:
+                self.compared_parameters.append(parameter)
 
     def verdict(self, fixed_draws: bool, single: bool) -> str | None:
         """How the losses add up: "mean", "sum", or the words for neither; None if one fails or draws random numbers."""
@@ -373,9 +373,9 @@ class _Trials(DivisorHandler):
 
     def _warn_if_second_differs(self, batch: list[torch.Tensor], snapshot: ModelSnapshot) -> None:
         """Warns if a second pass over the batch computes something else than the first, which has changed attributes."""
-        changes = [] if self.warned else snapshot.changes()
+        changes = [] if self.has_warned else snapshot.changes()
         if changes and not _agree(batch, self._loss_and_gradients(self.step, {}), SAME):
-            self.warned = True
+            self.has_warned = True
             place = min(changes[0].places)
             _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model")
 
@@ -393,8 +393,8 @@ class _Trials(DivisorHandler):
         with dividing(replacements):
             loss = step.loss_of(outputs)
         values = [loss.detach().double()]
-        if loss.requires_grad and self.compared:
-            gradients = torch.autograd.grad(loss, self.compared, allow_unused=True)
+        if loss.requires_grad and self.compared_parameters:
+            gradients = torch.autograd.grad(loss, self.compared_parameters, allow_unused=True)
             if any(g is not None for g in gradients):
                 values += [torch.zeros(()) if g is None else _real_numbers(g) for g in gradients]
         return values

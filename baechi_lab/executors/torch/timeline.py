@@ -483,7 +483,7 @@ class Measurement(Observer):
             )
             if interval.persistent:
                 category = persistent
-            elif interval.received:
+            elif interval.is_received:
                 category = copies
             else:
                 category = temporary if is_temporary else outputs

@@ -97,7 +97,7 @@ def add_backward_and_updates(
 
 
 def _passes_gradients(op: ProgramOp) -> bool:
-    return not op.detached and normalize_type(op.op_type) not in _NO_GRADIENT
+    return not op.is_detached and normalize_type(op.op_type) not in _NO_GRADIENT
 
 
 class _BackwardBuilder:

@@ -124,11 +124,11 @@ def _reads_integer_weights(op: ProgramOp) -> bool:
 
 def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
     """Describes what is unknown about the program, with its share of the time."""
-    us = program.microseconds(hardware) if program.guessed else []
+    us = program.microseconds(hardware) if program.reasons_of_guesses else []
     for reason in ("", UNKNOWN_ROUNDS, UNKNOWN_SHAPES):
         ops = [
             i
-            for i, why in program.guessed.items()
+            for i, why in program.reasons_of_guesses.items()
             if (why if why in (UNKNOWN_ROUNDS, UNKNOWN_SHAPES) else "") == reason
         ]
         if not ops:

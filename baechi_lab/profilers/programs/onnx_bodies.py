@@ -42,16 +42,16 @@ class Body:
     model: ModelProto
     outer: tuple[str, ...]
     rounds: int | None
-    returned: tuple[int, ...]
-    stacked: int = 0
+    returned_outputs: tuple[int, ...]
+    stacked_count: int = 0
 
     def output_types(self, inferred_graph: GraphProto) -> list[TypeProto]:
         """Returns the types of the operator's outputs; `inferred_graph` is the body with the shapes of its values."""
         output_types = []
-        for k, position in enumerate(self.returned):
+        for k, position in enumerate(self.returned_outputs):
             output_type = onnx.TypeProto()
             output_type.CopyFrom(inferred_graph.output[position].type)
-            if k >= len(self.returned) - self.stacked and output_type.tensor_type.HasField("shape"):
+            if k >= len(self.returned_outputs) - self.stacked_count and output_type.tensor_type.HasField("shape"):
                 sizes = list(output_type.tensor_type.shape.dim)
                 del output_type.tensor_type.shape.dim[:]
                 output_type.tensor_type.shape.dim.add(dim_value=self.rounds or 1)

@@ -153,7 +153,7 @@ def _read_model(
         if body is not None:
             rounds, outer, program, body_programs = body
             kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (1 if rounds is None else rounds)
-            reasons = [*program.guessed.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
+            reasons = [*program.reasons_of_guesses.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
             if reasons:
                 guessed[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
             reads = (*dict.fromkeys((*reads, *outer)),)
@@ -192,7 +192,13 @@ def _read_model(
     size = {v: _bytes(prod(shape), types.get(v, "")) for v, shape in shapes.items()} | body_bytes
     outputs = tuple(o.name for o in graph.output)
     return Program(
-        name, tuple(ops), size, parameters, outputs, guessed=reasons_of_guesses, notes=_old_version_notes(version)
+        name,
+        tuple(ops),
+        size,
+        parameters,
+        outputs,
+        reasons_of_guesses=reasons_of_guesses,
+        notes=_old_version_notes(version),
     )
 
 

@@ -55,7 +55,7 @@ class ProgramOp:
     temp_bytes: int = 0
     persistent_bytes: int = 0
     output_shapes: str = ""
-    detached: bool = False
+    is_detached: bool = False
     gradients: Callable[[Sequence[str]], tuple[Kernel, ...]] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -88,7 +88,7 @@ class Program:
     size_bytes: Mapping[str, int]
     parameters: Mapping[str, bool]
     outputs: tuple[str, ...] = ()
-    guessed: Mapping[int, str] = field(default_factory=dict)
+    reasons_of_guesses: Mapping[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @cached_property

@@ -135,7 +135,7 @@ class _Reader:
         self.tensor_values: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}
         self.alias: dict[str, str] = {}  # names in a nested graph, and what it returns -> values outside
-        self.prefix, self.detached = "", False
+        self.prefix, self.is_detached = "", False
         self._add_values(graph)
 
     def program(self, signature: Any) -> Program:
@@ -175,8 +175,8 @@ class _Reader:
             inner = arguments[k][1]["graph"]
             argument_labels = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
             output_labels = [self.prefix + _label(value) for entry in node["outputs"] for value in _tensors_in(entry)]
-            outer = self.prefix, self.detached
-            self.detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
+            outer = self.prefix, self.is_detached
+            self.is_detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
             self.prefix += f"{node.get('name') or output_labels[0]}."
             names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _tensors_in(entry)]
             self.alias.update(zip(names, argument_labels, strict=True))
@@ -185,7 +185,7 @@ class _Reader:
                 self.call(call)
             inner_labels = [label for entry in inner["outputs"] for label in self.labels(entry)]
             self.alias.update(zip(output_labels, inner_labels, strict=True))
-            self.prefix, self.detached = outer
+            self.prefix, self.is_detached = outer
             return
         func = _operator(target)
         keyword_only = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
@@ -203,7 +203,7 @@ class _Reader:
         outputs = {label: self.tensor(label) for label in labels}
         op_name = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
         module = innermost((node.get("metadata") or {}).get("nn_module_stack"))
-        self.builder.add(op_name, module, target, (func, args, kwargs), reads, outputs, self.detached)
+        self.builder.add(op_name, module, target, (func, args, kwargs), reads, outputs, self.is_detached)
 
     def tensor(self, label: str) -> torch.Tensor:
         """Returns a meta tensor with the shape and type that the graph stores for a value."""

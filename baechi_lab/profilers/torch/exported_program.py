@@ -62,7 +62,7 @@ class _Reader:
         self.passed_for: dict[torch.fx.Node, torch.fx.Node] = {}
         self.returned: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # call of a nested graph -> what it returns
         self.prefix: dict[torch.fx.Graph, str] = {}  # nested graph -> prefix of the names of its values
-        self.detached = False
+        self.is_detached = False
 
     def input(self, node: torch.fx.Node) -> None:
         """Reads an input of the program as meta tensors."""
@@ -80,10 +80,10 @@ class _Reader:
                 inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
                 self.passed_for.update(zip(inputs, node.args[k + 1 :], strict=True))
                 self.prefix[inner.graph] = f"{self.name_of(node)}."
-                outer = self.detached
-                self.detached |= without_gradients(str(node.target), node.args)
+                outer = self.is_detached
+                self.is_detached |= without_gradients(str(node.target), node.args)
                 self.read(inner)
-                self.detached = outer
+                self.is_detached = outer
                 (end,) = (n for n in inner.graph.nodes if n.op == "output")
                 self.returned[node] = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
             else:
@@ -100,7 +100,7 @@ class _Reader:
         outputs = {f"{name}.{k}" if is_sequence else name: t for k, t in enumerate(tensors(value))}
         reads = {self.name_of(n): self._argument(n) for n in node.all_input_nodes}
         module = innermost(node.meta.get("nn_module_stack"))
-        self.builder.add(node.name, module, str(node.target), (target, args, kwargs), reads, outputs, self.detached)
+        self.builder.add(node.name, module, str(node.target), (target, args, kwargs), reads, outputs, self.is_detached)
 
     def _source(self, node: torch.fx.Node) -> torch.fx.Node:
         """Returns the node of the same value outside nested graphs, or in the nested graph that returns it."""

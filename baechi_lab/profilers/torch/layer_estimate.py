@@ -137,7 +137,7 @@ class LayerEstimate:
             moved_bytes = self.layers.parameter_gradients * float(update_share(optimizer, self.precision))
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
-            state_bytes = self.layers.trained * self.precision.state_share(states)
+            state_bytes = self.layers.trained_bytes * self.precision.state_share(states)
             update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware, follows=True), state_bytes)
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 

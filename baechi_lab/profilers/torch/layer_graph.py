@@ -88,7 +88,7 @@ class LayerProfile:
         forward_us, backward_us: float64 microseconds.
         parameters, outputs, parameter_gradients, upstream_gradients: int64 bytes, the paper's classes; `temporaries` and
             `backward_temporaries` are the remaining ones.
-        trained: int64 bytes of the parameters that get a gradient, which is smaller where it is sparse.
+        trained_bytes: int64 bytes of the parameters that get a gradient, which is smaller where it is sparse.
         memory: what each call holds temporarily, and what it saves for its backward pass.
         name: of the model.
         update: what the optimizer's update takes, where it is part of the step.
@@ -111,7 +111,7 @@ class LayerProfile:
     outputs: NDArray[np.int64]
     parameter_gradients: NDArray[np.int64]
     upstream_gradients: NDArray[np.int64]
-    trained: NDArray[np.int64]
+    trained_bytes: NDArray[np.int64]
     memory: tuple[CallMemory, ...]
     name: str = "model"
     update: Update | None = None
@@ -120,7 +120,7 @@ class LayerProfile:
     batch_bytes: int = 0
     outputs_named: bool = False
     loss_returned: bool = False
-    named: Named = field(default_factory=dict)
+    tensors_by_name: Named = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -376,7 +376,7 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
     """
     trace = profile.trace
     outputs = _outputs(profile, backward).readers
-    if not ((profile.named or outputs) and backward):
+    if not ((profile.tensors_by_name or outputs) and backward):
         return []
     readers = _readers(profile, backward)
     last: dict[int, int] = {}  # of a storage, the last call that reads it
@@ -388,7 +388,7 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
     least, end = max((v.size_bytes for v in trace.values), default=0) / 100, len(trace.calls) - 1
     named_values: dict[tuple[int, int], tuple[int, int]] = {}
     for k, value in enumerate(trace.values):
-        until = profile.named.get((value.producer, value.position), -1)
+        until = profile.tensors_by_name.get((value.producer, value.position), -1)
         if (
             until == end > last.get(value.storage, end)
             and value.size_bytes >= least
@@ -404,7 +404,7 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
 def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
     """Returns int64[calls], the optimizer's states of each call: as measured, or `count` tensors of the parameters' size."""
     if count is not None:
-        return profile.trained * count
+        return profile.trained_bytes * count
     state_bytes: NDArray[np.int64] = (
         np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
     )

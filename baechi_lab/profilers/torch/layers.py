@@ -164,7 +164,7 @@ def profile_layers(
         batch_bytes=distinct_bytes((args, kwargs) if batch is None else batch),
         outputs_named=loss is not None,
         loss_returned=has_loss,
-        named=tensors_by_name if has_loss else {},
+        tensors_by_name=tensors_by_name if has_loss else {},
         info={"measured": repeats_summary},
     )
 
@@ -370,7 +370,7 @@ class CallBytes(NamedTuple):
     outputs: NDArray[np.int64]
     parameter_gradients: NDArray[np.int64]
     upstream_gradients: NDArray[np.int64]
-    trained: NDArray[np.int64]
+    trained_bytes: NDArray[np.int64]
 
 
 def call_bytes(model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, int]) -> CallBytes:
@@ -393,5 +393,5 @@ def call_bytes(model: nn.Module, model_trace: Trace, training: bool, gradients: 
         if training:
             columns.parameter_gradients[i] = sum(gradients[name] for name in first_used & gradients.keys())
             columns.upstream_gradients[i] = call.output_bytes if call.requires_grad else 0
-            columns.trained[i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
+            columns.trained_bytes[i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
     return columns

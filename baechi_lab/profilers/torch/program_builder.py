@@ -95,7 +95,7 @@ class ProgramBuilder:
         self.name = name
         self.ops: list[ProgramOp] = []
         self.size: dict[str, int] = {}
-        self.guessed: dict[int, str] = {}
+        self.reasons_of_guesses: dict[int, str] = {}
         self.label_counts: dict[str, int] = {}
 
     def add(
@@ -106,7 +106,7 @@ class ProgramBuilder:
         call: tuple[Any, Any, Any],
         reads: Mapping[str, Any],
         outputs: Mapping[str, Any],
-        detached: bool = False,
+        is_detached: bool = False,
     ) -> None:
         """Adds a call.
 
@@ -117,7 +117,7 @@ class ProgramBuilder:
         output_tensors = list(outputs.values())
         kernels = _kernels(call, output_tensors)
         if not kernels:
-            self.guessed[len(self.ops)] = "an operator that does not run on meta tensors"
+            self.reasons_of_guesses[len(self.ops)] = "an operator that does not run on meta tensors"
             kernels = (Kernel(moved_bytes=float(sum(map(tensor_bytes, tensors((call[1:], output_tensors)))))),)
         label = f"{module}/{name}" if module else name
         self.label_counts[label] = self.label_counts.get(label, 0) + 1
@@ -131,7 +131,7 @@ class ProgramBuilder:
                 tuple(reads),
                 tuple(outputs),
                 output_shapes=output_shapes(output_tensors),
-                detached=detached,
+                is_detached=is_detached,
                 gradients=lambda values: _kernels(call, (), [reads[value] for value in values]),
             )
         )
@@ -139,7 +139,14 @@ class ProgramBuilder:
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
         """Returns the program of the calls so far; `parameters` maps values to whether they are trained."""
-        return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
+        return Program(
+            self.name,
+            tuple(self.ops),
+            self.size,
+            parameters,
+            tuple(outputs),
+            reasons_of_guesses=self.reasons_of_guesses,
+        )
 
 
 WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")

@@ -54,7 +54,7 @@ class StorageRecord:
     start_ns: int
     end_ns: int = -1
     persistent: bool = False
-    received: bool = False
+    is_received: bool = False
     label: int = -1
     address: int = 0
 
@@ -155,7 +155,7 @@ class StorageTracker:
         """Assigns storages that no call made (masks, positions) to the device of the first call that takes them."""
         for tensor in (inner for t in arguments for inner in tensors_within(t)):
             record = self._record_of(tensor)
-            if record is not None and record.op < 0 and not (record.persistent or record.received):
+            if record is not None and record.op < 0 and not (record.persistent or record.is_received):
                 record.device, record.op = device, CLAIMED
 
     def assign(self, gradients: Iterable[torch.Tensor], device: int) -> None:
@@ -204,7 +204,7 @@ class StorageTracker:
         outputs: Iterable[torch.Tensor],
         device: int | None = None,
         persistent: bool = False,
-        received: bool = False,
+        is_received: bool = False,
         arguments: object = (),
     ) -> None:
         """Tracks the storages of tensors that are not tracked yet and are not among `arguments` of their operator."""
@@ -219,7 +219,7 @@ class StorageTracker:
                 if not self.by_events and self._record_of(tensor) is not None:
                     continue
                 record_device, start_ns = current_device if device is None else device, time.perf_counter_ns()
-                record = StorageRecord(record_device, tensor.nbytes, op, start_ns, -1, persistent, received)
+                record = StorageRecord(record_device, tensor.nbytes, op, start_ns, -1, persistent, is_received)
                 self.records.append(record)
                 self.at[address] = record
                 if self.by_events:

@@ -5,7 +5,7 @@ A tensor that depends on the batch has an entry per sample along one axis (`Samp
 
 A loss that is divided by a total, such as the number of counted words, is not the mean of its micro-batches' losses. If that
 total depends on the inputs alone and on no variable, the undivided batch's total is known before the first forward op. Each
-micro-batch then divides by its share of that total (`shared`), and the mean is exact. Ops that mix samples in other ways
+micro-batch then divides by its share of that total (`shared_totals`), and the mean is exact. Ops that mix samples in other ways
 (batch statistics, losses that compare samples) are recorded in `problems`.
 
 There are rules for the ops that losses consist of. For other ops, an output with the length of the batch along the same axis

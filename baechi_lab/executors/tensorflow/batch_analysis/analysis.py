@@ -36,7 +36,9 @@ def read_batch_values(
     which constants depend on the number of samples.
     """
     inputs = [(name, 0) for name in axes]
-    batch_values = BatchValues(graph_def, micro_batches, inputs, trained=set(trained_ops), undivided=undivided_graph)
+    batch_values = BatchValues(
+        graph_def, micro_batches, inputs, trained_ops=set(trained_ops), undivided_graph=undivided_graph
+    )
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
@@ -44,7 +46,7 @@ def read_batch_values(
     for name in forward:
         node = batch_values.nodes[name]
         if any(producer not in analyzed_ops for producer, _ in data_inputs(node)):
-            batch_values.trained.add(name)  # of gradients, such as the code of a custom gradient
+            batch_values.trained_ops.add(name)  # of gradients, such as the code of a custom gradient
         OpRule(batch_values, node, axes).apply()
     return batch_values
 
@@ -56,8 +58,8 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
         """Stores the values of the outputs."""
         node, known_values = self.node, self.batch_values
         random = RANDOM_OPS.match(node.op) is not None
-        if node.op == "VarHandleOp" or random or any(p in known_values.trained for p, _ in self.inputs):
-            known_values.trained.add(node.name)
+        if node.op == "VarHandleOp" or random or any(p in known_values.trained_ops for p, _ in self.inputs):
+            known_values.trained_ops.add(node.name)
         if node.op == "Placeholder":
             shape = known_values.shape((node.name, 0))
             if node.name in self.axes and shape != ():

@@ -36,11 +36,11 @@ _SHAPE_CONSTANT = re.compile(r"(^|/)Shape(_\d+)?$")
 class BatchValues:
     """The analysis of a step; see `read_batch_values`.
 
-    `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained`: ops whose outputs
-    depend on variables or random numbers. `shared`: totals of which each micro-batch reads its share of the undivided batch's
-    total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot compute what it
-    computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided`: the graph of the undivided
-    batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
+    `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained_ops`: ops whose
+    outputs depend on variables or random numbers. `shared_totals`: totals of which each micro-batch reads its share of the
+    undivided batch's total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot
+    compute what it computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided_graph`: the
+    graph of the undivided batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
     `normalizes`: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
     """
 
@@ -50,18 +50,20 @@ class BatchValues:
     inputs: Sequence[Tensor] = ()
     batch: int = 1
     values: dict[Tensor, Value] = field(default_factory=dict)
-    trained: set[str] = field(default_factory=set)
-    shared: dict[Tensor, int] = field(default_factory=dict)
+    trained_ops: set[str] = field(default_factory=set)
+    shared_totals: dict[Tensor, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
-    undivided: GraphDef | None = None
+    undivided_graph: GraphDef | None = None
     positions: set[str] = field(default_factory=set)
     normalizes: bool = False
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph_def.node}
         self._constants: dict[Tensor, NDArray[Any] | None] = {}
-        self.undivided_values = None if self.undivided is None else BatchValues(self.undivided, self.micro_batches)
+        self.undivided_values = (
+            None if self.undivided_graph is None else BatchValues(self.undivided_graph, self.micro_batches)
+        )
         self._normalizing_layers = {name.split("/batchnorm/")[0] for name in self.nodes if "/batchnorm/" in name}
 
     def is_normalizing(self, node: NodeDef) -> bool:

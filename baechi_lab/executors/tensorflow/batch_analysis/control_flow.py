@@ -40,7 +40,9 @@ class ControlFlowRules(OpInputs):
         """Returns the values of the outputs of a branch of a conditional, whose problems are those of the conditional."""
         body = self._analyze_body(name, self.inputs[1:], self.values[1:])  # the first input is the condition
         for tensor in body.shared_arguments():
-            self.batch_values.shared[self.inputs[1:][body.arguments.index(tensor)]] = body.values.shared[tensor, 0]
+            self.batch_values.shared_totals[self.inputs[1:][body.arguments.index(tensor)]] = body.values.shared_totals[
+                tensor, 0
+            ]
         self._add_problems(body)
         return [body.values.of(tensor) for tensor in body.results]
 
@@ -51,13 +53,15 @@ class ControlFlowRules(OpInputs):
         if name not in self._graphs:
             self._graphs[name] = (*body_graph(functions[name], batch_values.graph_def), self._undivided_body(name))
         graph, results, undivided_graph = self._graphs[name]
-        inner = BatchValues(graph, batch_values.micro_batches, batch=batch_values.batch, undivided=undivided_graph)
+        inner = BatchValues(
+            graph, batch_values.micro_batches, batch=batch_values.batch, undivided_graph=undivided_graph
+        )
         arguments = [argument.name for argument in functions[name].signature.input_arg]
         for argument, tensor, value in zip(arguments, inputs, values, strict=True):
             if value is not None:
                 inner.values[argument, 0] = value
-            if tensor[0] in batch_values.trained or tensor in self._trained_arguments:
-                inner.trained.add(argument)
+            if tensor[0] in batch_values.trained_ops or tensor in self._trained_arguments:
+                inner.trained_ops.add(argument)
         for node in graph.node:
             type(self)(inner, inner.nodes[node.name], {}).apply()
         return Body(inner, arguments, results)
@@ -83,14 +87,14 @@ class ControlFlowRules(OpInputs):
     def _share_condition(self) -> None:
         """Lets all micro-batches choose the branch of the undivided batch, if its inputs alone tell which."""
         if self._is_known_of_batch(0):
-            self.batch_values.shared[self.inputs[0]] = 0
+            self.batch_values.shared_totals[self.inputs[0]] = 0
         elif self.values[0] is not None:
             self.report_problem("chooses what to compute by a value of the batch", None)
 
     def _is_known_of_batch(self, k: int) -> bool:
         """Whether all micro-batches can read input `k` of the undivided batch, which its inputs alone tell."""
         value = self.values[k]
-        return isinstance(value, Total) and value.share == 0 and self.inputs[k][0] not in self.batch_values.trained
+        return isinstance(value, Total) and value.share == 0 and self.inputs[k][0] not in self.batch_values.trained_ops
 
     def _of_branches(self, values: Sequence[Value], output: int) -> Value:
         """Returns the value of an output of a conditional whose branches have these values."""
@@ -116,7 +120,7 @@ class ControlFlowRules(OpInputs):
                 for k, (before, after) in enumerate(zip(values, results, strict=True))
             ]
             trained_inputs = {
-                t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained
+                t for t, (name, _) in zip(self.inputs, body.results, strict=True) if name in body.values.trained_ops
             }
             if (
                 list(map(without_counts, joined_values)) == list(map(without_counts, values))
@@ -132,13 +136,13 @@ class ControlFlowRules(OpInputs):
             leading = ancestors(nodes, list(nodes), {condition.results[0][0]})
             at = [k for k, name in enumerate(condition.arguments) if name in leading and values[k] is not None]
             if all(is_constant[k] and self._is_known_of_batch(k) for k in at):
-                self.batch_values.shared.update({self.inputs[k]: 0 for k in at})
+                self.batch_values.shared_totals.update({self.inputs[k]: 0 for k in at})
             else:
                 self.report_problem("chooses its number of rounds by a value of the batch", None)
         for name in body.shared_arguments():
             k = body.arguments.index(name)
             if is_constant[k]:
-                self.batch_values.shared[self.inputs[k]] = body.values.shared[name, 0]
+                self.batch_values.shared_totals[self.inputs[k]] = body.values.shared_totals[name, 0]
             else:
                 self.report_problem("reads a value of the whole batch for each of its samples", None)
         rounds = Library(self.batch_values.graph_def).rounds(self.node) or 1
@@ -205,7 +209,7 @@ class ControlFlowRules(OpInputs):
             return False
         functions = {function.signature.name: function for function in graph_def.library.function}
         graph, _ = body_graph(functions[name], graph_def)
-        inner = BatchValues(graph, self.batch_values.micro_batches, undivided=undivided_graph)
+        inner = BatchValues(graph, self.batch_values.micro_batches, undivided_graph=undivided_graph)
         constants = [node for node in graph.node if node.op == "Const" and is_float(node.attr["dtype"].type)]
         return any(inner.of_batch_size((node.name, 0)) is not None for node in constants) or bool(inner.positions)
 
@@ -220,7 +224,7 @@ class Body:
 
     def shared_arguments(self) -> list[str]:
         """Returns the arguments of which every micro-batch reads its share of the undivided batch's."""
-        return [name for name in self.arguments if (name, 0) in self.values.shared]
+        return [name for name in self.arguments if (name, 0) in self.values.shared_totals]
 
     def reads_whole_batch(self) -> bool:
         """Whether an op reads a value of the undivided batch that is computed in the body, so that no micro-batch knows it.
@@ -229,7 +233,7 @@ class Body:
         """
         values = self.values
         varying = {name for name in self.arguments if values.of((name, 0)) is not None}
-        inside = values.shared.keys() - {(name, 0) for name in self.arguments}
+        inside = values.shared_totals.keys() - {(name, 0) for name in self.arguments}
         leading = ancestors(values.nodes, list(values.nodes), {name for name, _ in inside})
         if varying & leading:
             return True

@@ -42,15 +42,15 @@ class OpInputs(ABC):
                 continue
             if self.node.op in SHAPED and tensor != self.inputs[0]:
                 continue  # a shape
-            is_trained = tensor[0] in self.batch_values.trained
+            is_trained = tensor[0] in self.batch_values.trained_ops
             reads_samples = any(isinstance(v, Samples) for v in self.values)
-            if is_trained and self.node.name in self.batch_values.trained and not reads_samples:
+            if is_trained and self.node.name in self.batch_values.trained_ops and not reads_samples:
                 continue
             kind = tf.dtypes.as_dtype(output_types(self.batch_values.nodes[tensor[0]])[tensor[1]])
             if is_trained or value.share is None or (value.share and not kind.is_floating):
                 self.report_problem("reads a value of the whole batch for each of its samples", None)
             else:
-                self.batch_values.shared[tensor] = value.share
+                self.batch_values.shared_totals[tensor] = value.share
 
     def reads_positions(self) -> bool:
         """Whether the op reads positions of samples, other than as sizes."""

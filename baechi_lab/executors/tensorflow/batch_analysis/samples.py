@@ -58,7 +58,7 @@ class SampleRules(OpInputs):
             problem = SCATTERS_ENTRIES if scatters else "counts or joins entries by their values"
             return self.report_problem(problem, Samples(None, counts, power))
         if rank is None or any(v.axis is None for _, v in samples):
-            if self.node.name in self.batch_values.trained and self._may_work_along_samples():
+            if self.node.name in self.batch_values.trained_ops and self._may_work_along_samples():
                 return self.report_problem(WORKS_ALONG, Samples(None, counts, power))
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]

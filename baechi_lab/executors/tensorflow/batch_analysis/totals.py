@@ -57,7 +57,7 @@ class TotalRules(OpInputs):
     def reduced_total(self, value: Samples, power: int, counts: frozenset[float]) -> Total:
         """Returns the total of samples: their sum (`power` 1) or their mean (0)."""
         total_power = None if value.power is None else value.power + power
-        if self.node.name not in self.batch_values.trained:
+        if self.node.name not in self.batch_values.trained_ops:
             return Total(total_power, False, counts, share=None if value.power else total_power)
         return Total(total_power, counts=counts)
 
@@ -72,11 +72,11 @@ class TotalRules(OpInputs):
         totals = [(t, v) for t, v in zip(self.inputs, self.values, strict=True) if isinstance(v, Total)]
         if not totals:
             return None
-        if self.node.name not in self.batch_values.trained:
+        if self.node.name not in self.batch_values.trained_ops:
             power = self._power("power")
             counts = frozenset[float]().union(*(v.counts for _, v in totals))
             return Total(power, False, counts, share=self._power("share"))
-        trained_totals = [v for t, v in totals if t[0] in self.batch_values.trained]
+        trained_totals = [v for t, v in totals if t[0] in self.batch_values.trained_ops]
         self.share_totals()
         op, first = self.node.op, trained_totals[0] if trained_totals else None
         if first is None:  # variables with shares of totals, which are the same for all micro-batches
@@ -92,10 +92,10 @@ class TotalRules(OpInputs):
                 return self.report_problem("adds a sum over the batch to a mean over it", Total(None, exact=False))
             counts = reduce(_added_counts, (v.counts for v in trained_totals))
             return replace(first, exact=all(v.exact for v in trained_totals), counts=counts)
-        if len(trained_totals) == 1 and op in SELECTIONS and self.inputs[0][0] not in self.batch_values.trained:
+        if len(trained_totals) == 1 and op in SELECTIONS and self.inputs[0][0] not in self.batch_values.trained_ops:
             return first
         if len(trained_totals) == 1 and op in (PRODUCTS | DIVISIONS | MATRIX | {"Einsum"}):
-            is_first = self.inputs[0][0] in self.batch_values.trained and self.values[0] is not None
+            is_first = self.inputs[0][0] in self.batch_values.trained_ops and self.values[0] is not None
             if is_first or op not in DIVISIONS:
                 return self._scaled_total(first, 1 if is_first else 0)
         if all(v.exact for v in trained_totals):
