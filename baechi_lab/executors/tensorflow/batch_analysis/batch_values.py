@@ -40,7 +40,8 @@ class BatchValues:
     outputs depend on variables or random numbers. `shared_totals`: totals of which each micro-batch reads its share of the
     undivided batch's total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot
     compute what it computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided_graph`: the
-    graph of the undivided batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided batch's samples.
+    graph of the undivided batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided
+    batch's samples.
     `normalizes`: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
     """
 
