@@ -54,7 +54,7 @@ class Future:
     @property
     def coming(self) -> bool:
         """Whether the outputs will be there without further action of the host."""
-        return self.done.is_set() or self.gate.free or all(self.gate.settled[op] for op in self.ops)
+        return self.done.is_set() or self.gate.free or all(self.gate.settled_ops[op] for op in self.ops)
 
     def get(self) -> list[torch.Tensor]:
         """Waits for the outputs and returns them. A view of deferred data is computed by the first thread that asks."""
