@@ -175,7 +175,7 @@ def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
 
 def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
     """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
-    calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
+    calibrated_share = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
     full_precision = _uses_float32_units(work, hardware)
     is_recent = hardware.generation in ("hopper", "blackwell")
     matrix_unit_share = 1.0 if is_halved(hardware) else constants.matrix_unit_share
@@ -220,9 +220,9 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         constants.tile_rows,
         tile_columns,
     )
-    replaced = work.winograd.owner
-    if len(replaced) and not is_recent:
-        kernels, full = owner[replaced], full[replaced]
+    winograd_products = work.winograd.owner
+    if len(winograd_products) and not is_recent:
+        kernels, full = owner[winograd_products], full[winograd_products]
         no_splits = np.ones(len(kernels))
         us = _products_us(
             work.winograd,
@@ -235,7 +235,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
             WINOGRAD_TILE,
             np.full(len(kernels), WINOGRAD_TILE),
         )
-        channels = np.where(work.products.makes_filters[replaced], work.winograd.rows, work.winograd.inner)
+        channels = np.where(work.products.makes_filters[winograd_products], work.winograd.rows, work.winograd.inner)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[winograd_products] = np.minimum(product_us[winograd_products], us)

@@ -642,7 +642,7 @@ def test_bug_branches_and_scans_counted_their_bytes_only():
     program = program_of(model(nodes, inputs, [value("y", 6, 4, 8)], [weights("w", 8, 8)]))
     product = 2 * 4 * 8 * 8
     assert [sum(k.flops for k in op.kernels if k.matrix) for op in program.ops] == [product, 6 * product]
-    assert program.parameters == {"w": True, "if/0/own": True} and not program.guessed
+    assert program.parameters == {"w": True, "if/0/own": True} and not program.reasons_of_guesses
 
 
 def test_bug_the_weights_of_the_branch_that_does_not_run_were_not_in_memory():

@@ -86,7 +86,7 @@ def folder_files(
         order = "1f1b" if schedule is None else schedule
         unroll_micro_batches(placed_model)  # warns of statistics of batches
         division = divide(placed_model, order, pipeline, reduction)
-        if not division.counts and (division.adding.counted or any(division.adding.divisors)):
+        if not division.counts and (division.adding.keys_of_counts or any(division.adding.divisors)):
             warn(
                 f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
                 "without data: gradients of the exported script are the mean of its micro-batches', not those of the undivided "

@@ -122,7 +122,7 @@ def _read_model(
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
-    reasons_of_guesses: dict[int, str] = {}  # op -> why its work is a guess (`Program.guessed`)
+    reasons_of_guesses: dict[int, str] = {}  # op -> why its work is a guess (`Program.reasons_of_guesses`)
     values_of_assumed_shape: set[str] = set()
     body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
     host_values = {v for v, is_trained in parameters.items() if not is_trained and prod(shapes[v]) <= SMALL}
@@ -155,7 +155,7 @@ def _read_model(
             kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (1 if rounds is None else rounds)
             reasons = [*program.reasons_of_guesses.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
             if reasons:
-                guessed[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
+                reasons_of_guesses[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
             reads = (*dict.fromkeys((*reads, *outer)),)
             for k, body_program in enumerate(body_programs):  # the branch that does not run is in memory, too
                 own_parameters = {f"{name_of_op}/{k}/{v}": v for v in body_program.parameters if v not in outer}

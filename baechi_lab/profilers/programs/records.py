@@ -79,7 +79,7 @@ class Program:
         size_bytes: value -> bytes.
         parameters: value -> whether it is trained.
         outputs: values that the program returns.
-        guessed: op -> why its work is not fully counted.
+        reasons_of_guesses: op -> why its work is not fully counted.
         notes: further sentences about the estimate for the user.
     """
 

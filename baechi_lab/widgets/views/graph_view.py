@@ -212,7 +212,7 @@ class GraphView(CanvasView):
         asked_ops = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
         self.clicked_ops = asked_ops.tolist()
         with self.hold_sync():
-            moved_ops = together(self.graph, self._ops)
+            moved_ops = with_colocated_ops(self.graph, self._ops)
             self.selection_text = in_words(self.graph, self.tree, asked_ops, moved_ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
             self._mark()
