@@ -65,22 +65,26 @@ class _Scheduler:
                 merged.append((begin_us, end))
         self.busy[d] = merged
 
-    def promised_bytes(self, d: int, column: Sequence[int] | NDArray[np.int64]) -> int:
+    def bytes_of_groups_on(self, d: int, column: Sequence[int] | NDArray[np.int64]) -> int:
         return sum(int(column[g]) for g, p in self.unit_device.items() if p == d)
 
     def candidates(self, g: int) -> tuple[list[int], bool]:
-        """Devices, and whether they have the promised_bytes bytes."""
+        """Devices, and whether they have the promised bytes."""
         if g in self.unit_device:
             return [self.unit_device[g]], True
         promised_bytes, limit = self.problem.promised_bytes, self.problem.limit
         allowed_devices = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
-        holds = [d for d in allowed_devices if self.promised_bytes(d, promised_bytes) + int(promised_bytes[g]) <= limit[d]]
-        roomy = [d for d in holds if self.promised_bytes(d, self.need) + self.need[g] <= limit[d]]
+        holds = [
+            d
+            for d in allowed_devices
+            if self.bytes_of_groups_on(d, promised_bytes) + int(promised_bytes[g]) <= limit[d]
+        ]
+        roomy = [d for d in holds if self.bytes_of_groups_on(d, self.need) + self.need[g] <= limit[d]]
         if roomy:
             return roomy, True
 
         def level(d: int) -> tuple[float, int]:
-            return (self.promised_bytes(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
+            return (self.bytes_of_groups_on(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
 
         return [min(holds or allowed_devices, key=level)], bool(holds)
 
