@@ -97,7 +97,7 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     variables = variables_of(concrete)
     # Again: a model with several outputs makes the means of its losses when it is traced.
     step = _step_from(concrete, variables, leaves(examples), label, keras_objects(fn))
-    seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
+    seconds = {"trace_seconds": time.perf_counter() - start_seconds, "framework_seconds": framework}
     source = Source(fn, tuple(examples), tuple(variables))
     return replace(step, info={**step.info, **seconds}, source=lambda: source)
 
