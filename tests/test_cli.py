@@ -314,6 +314,13 @@ raise SystemExit(cli.main(["place", "--list"]))
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "baechi-lab place: interrupted\n")
 
 
+def test_bug_without_standard_error_the_command_ended_with_a_traceback(monkeypatch, graph_file):
+    """Python has no `sys.stderr` where it was closed before the start."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["place", str(graph_file), *map(str, CLUSTER)]) == 0
+    sys.stderr.close()  # the null device in its place
+
+
 def test_a_closed_standard_error_leaves_the_exit_code(monkeypatch, tmp_path):
     """`2>&-` leaves a descriptor that cannot be written: the command ended with Python's own error, and exit code 1."""
     with open(os.open(os.devnull, os.O_RDONLY), "w") as unwritable:

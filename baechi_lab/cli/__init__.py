@@ -140,7 +140,9 @@ def _drop_output() -> None:
 
 def _replace_closed_stderr() -> None:
     """Sends messages to the null device if standard error was closed: the exit code is then the only message."""
-    if isinstance(sys.stderr, io.TextIOWrapper):
+    if sys.stderr is None:  # closed before Python started
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (for the rest of the process)
+    elif isinstance(sys.stderr, io.TextIOWrapper):
         try:
             os.write(sys.stderr.fileno(), b"")
         except OSError as error:
