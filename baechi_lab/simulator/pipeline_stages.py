@@ -299,6 +299,10 @@ def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.in
     if np.any(after_rising & is_awaited):
         edge = next(e for e in rising.tolist() if _reaches_marked(int(graph.consumers[e]), is_awaited, successors))
         raise assigner.turning_edge_error(edge, stage, "backward")
+    # What only runs after all micro-batches makes no micro-batch wait.
+    is_awaited = np.zeros(graph.n, dtype=np.bool_)
+    is_awaited[source[(stage[source] > stage[reader]) & ~after_rising[reader]]] = True
+    is_awaited = _spread_marks(is_awaited, predecessors, graph.order[::-1])
     _mark_first_stage_gradients(assigner, stage, is_awaited, after_rising)
     phase = np.full(graph.n, END, dtype=np.int8)
     phase[assigner.role == SETUP] = START
@@ -334,7 +338,7 @@ def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaite
     """Marks the B ops of stages for which no other stage waits; `after_rising` ops run once, after all micro-batches."""
     graph = assigner.graph
     for s in np.unique(stage[assigner.backward]).tolist():
-        in_stage = assigner.backward & (stage == s)
+        in_stage = assigner.backward & (stage == s) & ~after_rising
         if np.any(is_awaited & in_stage):
             continue
         stage_predecessors, _ = _neighbours(

@@ -367,3 +367,19 @@ def test_bug_a_gradient_that_only_a_sum_after_the_step_reads_is_of_weights(sched
     placement = bl.Placement(device=[0, 0, 1, 0, 0, 1, 0])
     timeline = bl.simulate(graph, devices, placement, micro_batches=2, schedule=schedule)
     assert not bl.check(bl.unroll(graph, 2), devices, bl.Placement(device=timeline.device), timeline)
+
+
+def test_bug_a_stage_does_not_wait_for_a_sum_after_the_step():
+    """`sum/op0:0` on the first device reads gradients of both devices, so it runs after all micro-batches, in phase END.
+
+    `grad/op4/0` of the last stage, which only that sum reads, was in phase B, which `bl.check` refused.
+    """
+    edges = [(0, 1, 400), (0, 3, 400), (0, 4, 400), (1, 3, 400), (1, 4, 400), (2, 3, 400), (3, 4, 400)]
+    forward = bl.OpGraph.from_edges([1.0] * 5, edges, persistent_bytes=[400, 0, 0, 0, 0])
+    graph, devices = bl.generators.with_backward(forward), cluster(2)
+    placement = bl.Placement(device=[1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 1])
+    timeline = bl.simulate(graph, devices, placement, micro_batches=2, schedule="zb-v")
+    step = bl.unroll(graph, 2)
+    phases = {name.partition("/mb")[0]: phase for name, phase in zip(step.names, timeline.phase.tolist(), strict=True)}
+    assert (phases["grad/op4/0"], phases["sum/op0:0"]) == (W, END)
+    assert not bl.check(step, devices, bl.Placement(device=timeline.device), timeline)
