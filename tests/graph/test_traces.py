@@ -171,6 +171,30 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     assert alone.notes[0].startswith("1 receives have no send in what was given")
 
 
+def test_bug_receives_of_chakra_with_one_tag_all_waited_for_the_last_send(tmp_path):
+    """Both ranks send 1, receive and send again: the first receive cannot wait for a send that follows it."""
+
+    def rank(own: int) -> bytes:
+        peers = [attribute("comm_tag", int32_val=0), attribute("comm_size", int64_val=64)]
+        to = [*peers, attribute("comm_src", int32_val=own), attribute("comm_dst", int32_val=1 - own)]
+        back = [*peers, attribute("comm_src", int32_val=1 - own), attribute("comm_dst", int32_val=own)]
+        kinds = [(f"send{own}a", 5, to), (f"recv{own}a", 6, back), (f"send{own}b", 5, to), (f"recv{own}b", 6, back)]
+        return et(
+            *(
+                {"id": k, "name": n, "type": t, "duration_micros": 1, "attr": a, "ctrl_deps": [k - 1] if k else []}
+                for k, (n, t, a) in enumerate(kinds)
+            )
+        )
+
+    for own in (0, 1):
+        (tmp_path / f"x.{own}.et").write_bytes(rank(own))
+    recorded = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
+    assert {("send0a", "recv1a"), ("send0b", "recv1b"), ("send1a", "recv0a"), ("send1b", "recv0b")} <= edges(
+        recorded.graph
+    )
+    assert replayed(recorded) == 4
+
+
 def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
     """Rank 1 sends back at once (0..2) though it lists its receive first, which waits until 9 + 2: 2 + 5 against 11."""
     peers = lambda a, b, tag: [  # noqa: E731

@@ -19,7 +19,7 @@ microseconds) and attributes as fields of a node.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -178,17 +178,18 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
                 events[e].reads[number[source], "output"] = size
             else:
                 events[e].after.add(number[source])
-    # Each receive waits for the send of its peer with the same tag.
-    sends: dict[tuple[object, object, object], int] = {}
+    # Each receive waits for the send of its peer with the same tag; of several, in their order.
+    sends: defaultdict[tuple[object, object, object], deque[int]] = defaultdict(deque)
     for k, node in enumerate(every):
         if node.type == "COMM_SEND_NODE":
-            sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k
+            sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")].append(k)
     alone = 0
     for k, node in enumerate(every):
         if node.type != "COMM_RECV_NODE":
             continue
-        sender = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
-        if sender is not None and every[sender].rank != node.rank:
+        waiting = sends[node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")]
+        if waiting and every[waiting[0]].rank != node.rank:
+            sender = waiting.popleft()
             events[number[k]].reads[number[sender], "output"] = _bytes(every[sender]) or _bytes(node)
         else:
             alone += 1
