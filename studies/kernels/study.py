@@ -33,8 +33,12 @@ FITTED_ON = {
     "hopper": ("h100",),
 }
 """Generation -> the devices whose rows its constants come from."""
-FIXED = {"ada": ("tile", "tile_us", "product_share", "long_row_ps", "cached_bytes_per_flop")}
-"""Constants that a generation's few rows do not tell apart from others, so that they are those of Ampere."""
+FIXED = {
+    "turing": ("product_share",),
+    "ada": ("tile", "tile_us", "product_share", "long_row_ps", "cached_bytes_per_flop"),
+}
+"""Constants that a generation's rows do not tell apart from others, so that they are a neighbour's: of Turing, whose T4 its power
+limit holds back, that of Volta; of Ada, which has few rows, those of Ampere."""
 HELD_OUT = {
     "p100": ("p4",),
     "p4": ("p100",),
