@@ -260,7 +260,7 @@ def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
     if args[6]:
         return _copies_of_transposed(tensor, weight, strides, groups, out)
     if groups == 1 and _is_unfolded(tensor, weight):
-        return _unfolded_bytes(tensor, weight, out)
+        return _unfolded_bytes(tensor, weight, out) if prod(weight.shape[2:]) > 1 else 0
     if channels_come_last(tensor):
         return 0 if _is_product(weight, strides) else weight.nbytes
     output_bytes = _blocked_bytes(out)
@@ -274,7 +274,10 @@ def _copies_of_gradients(args: Args) -> int:
     if args[7]:
         return _gradients_of_transposed(args)
     if groups == 1 and _is_unfolded(tensor, weight):
-        return _unfolded_bytes(tensor, weight, gradient)
+        is_read_in_place = (
+            prod(weight.shape[2:]) == 1 and weight.dim() < 5
+        )  # of volumes, windows of one element are copied
+        return 0 if is_read_in_place else _unfolded_bytes(tensor, weight, gradient)
     depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
     if channels_come_last(tensor):
         if depthwise:
@@ -293,8 +296,8 @@ def _is_product(weight: torch.Tensor, strides: list[int]) -> bool:
 
 
 def _unfolded_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
-    """Returns the bytes of the unfolded windows of one sample; none of windows of one element."""
-    return weight[0].numel() * prod(out.shape[2:]) * tensor.itemsize if prod(weight.shape[2:]) > 1 else 0
+    """Returns the bytes of the unfolded windows of one sample."""
+    return weight[0].numel() * prod(out.shape[2:]) * tensor.itemsize
 
 
 def _copies_of_transposed(
@@ -348,7 +351,8 @@ def _copied_weight_bytes(args: Args) -> int:
 
 def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether PyTorch unfolds the windows of a sample instead of calling oneDNN (`ConvParams::use_mkldnn`)."""
-    small = tensor.shape[0] == 1 and tensor.numel() <= UNFOLDED_NUMBERS and tensor.dtype is torch.float32
+    numbers = prod(tensor.shape[:4])  # without the width of volumes, which PyTorch leaves out
+    small = tensor.shape[0] == 1 and numbers <= UNFOLDED_NUMBERS and tensor.dtype is torch.float32
     return small and not (weight.dim() > 3 and min(weight.shape[-2:]) > 3)
 
 
