@@ -84,6 +84,13 @@ def test_bug_warnings_named_lines_of_this_package_or_of_pytorch():
         graph = bl.torch.profile(clipped.micro_batches(2)[0], warmup=0, runs=1)
         bl.execute(clipped, bl.Placement(device=[0] * graph.n), 1, warmup=0, graph=graph, micro_batches=2)
         placed(x)
-    own = [w for w in caught if w.category.__module__ == "baechi_lab.errors" and w.category.__name__ != "BusyMachine"]
-    assert {w.category.__name__ for w in own} == {"StepWarning", "UncountedWork", "RandomLayers", "CodeOrderKept"}
-    assert {w.filename for w in own} == {__file__}
+    library_warnings = [
+        w for w in caught if w.category.__module__ == "baechi_lab.errors" and w.category.__name__ != "BusyMachine"
+    ]
+    assert {w.category.__name__ for w in library_warnings} == {
+        "StepWarning",
+        "UncountedWork",
+        "RandomLayers",
+        "CodeOrderKept",
+    }
+    assert {w.filename for w in library_warnings} == {__file__}

@@ -46,15 +46,15 @@ def empty_devices_in_words(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     names, shown = rows[0].timeline.device_names, {row.device for row in rows}
-    runs: list[list[str]] = []
+    ranges: list[list[str]] = []
     for d, name in enumerate(names):
         if d not in shown:
             continues = d > 0 and d - 1 not in shown
-            runs.append([runs.pop()[0] if continues else short_device(name), short_device(name)])
-    if not runs:
+            ranges.append([ranges.pop()[0] if continues else short_device(name), short_device(name)])
+    if not ranges:
         return ""
     one = len(shown) == len(names) - 1
-    return f"{', '.join(' to '.join(dict.fromkeys(run)) for run in runs)} {'holds' if one else 'hold'} nothing"
+    return f"{', '.join(' to '.join(dict.fromkeys(ends)) for ends in ranges)} {'holds' if one else 'hold'} nothing"
 
 
 @dataclass(frozen=True)

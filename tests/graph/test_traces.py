@@ -174,11 +174,16 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
 def test_bug_receives_of_chakra_with_one_tag_all_waited_for_the_last_send(tmp_path):
     """Both ranks send 1, receive and send again: the first receive cannot wait for a send that follows it."""
 
-    def rank(own: int) -> bytes:
+    def events_of(rank: int) -> bytes:
         peers = [attribute("comm_tag", int32_val=0), attribute("comm_size", int64_val=64)]
-        to = [*peers, attribute("comm_src", int32_val=own), attribute("comm_dst", int32_val=1 - own)]
-        back = [*peers, attribute("comm_src", int32_val=1 - own), attribute("comm_dst", int32_val=own)]
-        kinds = [(f"send{own}a", 5, to), (f"recv{own}a", 6, back), (f"send{own}b", 5, to), (f"recv{own}b", 6, back)]
+        sends = [*peers, attribute("comm_src", int32_val=rank), attribute("comm_dst", int32_val=1 - rank)]
+        receives = [*peers, attribute("comm_src", int32_val=1 - rank), attribute("comm_dst", int32_val=rank)]
+        kinds = [
+            (f"send{rank}a", 5, sends),
+            (f"recv{rank}a", 6, receives),
+            (f"send{rank}b", 5, sends),
+            (f"recv{rank}b", 6, receives),
+        ]
         return et(
             *(
                 {"id": k, "name": n, "type": t, "duration_micros": 1, "attr": a, "ctrl_deps": [k - 1] if k else []}
@@ -186,8 +191,8 @@ def test_bug_receives_of_chakra_with_one_tag_all_waited_for_the_last_send(tmp_pa
             )
         )
 
-    for own in (0, 1):
-        (tmp_path / f"x.{own}.et").write_bytes(rank(own))
+    for rank in (0, 1):
+        (tmp_path / f"x.{rank}.et").write_bytes(events_of(rank))
     recorded = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
     assert {("send0a", "recv1a"), ("send0b", "recv1b"), ("send1a", "recv0a"), ("send1b", "recv0b")} <= edges(
         recorded.graph

@@ -159,8 +159,13 @@ def test_bug_several_steps_in_one_file_were_read_as_one(tmp_path, entries, reaso
 
 
 def test_ops_of_loops_and_transfers_of_servers_are_one_step(tmp_path):
-    other = WORKER.replace("task:0", "task:1")
-    entries = (WORKER, ["RecvTensor"] * 2), (WORKER, ["enter", *["body"] * 3]), (other, "ab"), (other, ["RecvTensor"])
+    second_worker = WORKER.replace("task:0", "task:1")
+    entries = (
+        (WORKER, ["RecvTensor"] * 2),
+        (WORKER, ["enter", *["body"] * 3]),
+        (second_worker, "ab"),
+        (second_worker, ["RecvTensor"]),
+    )
     assert bl.load_trace(step_stats(tmp_path / "step.pb", *entries)).graph.n == 9
 
 

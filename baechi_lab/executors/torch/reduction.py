@@ -162,9 +162,8 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
         with contextlib.suppress(*_FAILURES):
             model(*args, **kwargs)
         after = dict(_named_tensors(model))
-        written_tensors = {
-            id(t) for t in snapshot.written_tensors()
-        }  # what is written through `.data` has no new version
+        # What is written through `.data` has no new version.
+        written_tensors = {id(t) for t in snapshot.written_tensors()}
         written_buffers = [
             name
             for name, (t, version) in before.items()

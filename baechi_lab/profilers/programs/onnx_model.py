@@ -156,12 +156,13 @@ def _read_model(
             reasons = [*program.reasons_of_guesses.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
             if reasons:
                 reasons_of_guesses[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
-            reads = (*dict.fromkeys((*reads, *outer)),)
+            reads = tuple(dict.fromkeys((*reads, *outer)))
             for k, body_program in enumerate(body_programs):  # the branch that does not run is in memory, too
-                own_parameters = {f"{name_of_op}/{k}/{v}": v for v in body_program.parameters if v not in outer}
-                parameters |= {own: body_program.parameters[v] for own, v in own_parameters.items()}
-                body_bytes |= {own: body_program.size_bytes[v] for own, v in own_parameters.items()}
-                reads = (*reads, *own_parameters)
+                for value in (v for v in body_program.parameters if v not in outer):
+                    name = f"{name_of_op}/{k}/{value}"
+                    parameters[name] = body_program.parameters[value]
+                    body_bytes[name] = body_program.size_bytes[value]
+                    reads = (*reads, name)
         stored_bytes = _attribute_bytes(node)
         if stored_bytes:
             attributes = f"{name_of_op}/attributes"
