@@ -157,9 +157,8 @@ class Chain:
                 self._count_undropped(t, until)
             if stages and max(stages) == 0 and not training.is_backward[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
-        kept_bytes = self.live_forward_bytes = np.cumsum(
-            until
-        )  # alive in stage j: what is needed in a stage of at most j
+        # Alive in stage j: what is needed in a stage of at most j.
+        kept_bytes = self.live_forward_bytes = np.cumsum(until)
         # Bytes while each backward op runs.
         self.backward_op_bytes = live[first_backward:] + graph.temp_bytes[self.backward_ops]
         self.due, self.backward = kept_bytes.copy(), kept_bytes.copy()

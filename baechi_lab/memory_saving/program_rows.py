@@ -113,9 +113,8 @@ class Rows:
         solver.run()
         status, info = solver.modelStatusToString(solver.getModelStatus()), solver.getInfo()
         seconds, is_solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
-        relaxed_bound = (
-            info.objective_function_value if status == OPTIMAL else 0.0
-        )  # before it is optimal, it is no bound
+        # Before it is optimal, it is no bound.
+        relaxed_bound = info.objective_function_value if status == OPTIMAL else 0.0
         bound = float(info.mip_dual_bound if integer else relaxed_bound)
         values = np.array(solver.getSolution().col_value) if is_solved else None
         return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)

@@ -39,9 +39,8 @@ class MemoryStates:
         decided_bytes = np.array(
             [sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op) if t in self.bit) for op in range(graph.n)]
         )
-        self.transient = (
-            graph.temp_bytes + graph.output_bytes - decided_bytes
-        )  # of every run, without the values that it makes
+        # Of every run, without the values that it makes.
+        self.transient = graph.temp_bytes + graph.output_bytes - decided_bytes
         # Persistent bytes, and those of tensors that no plan drops, when each step begins.
         rank = training.rank
         last = last_use(graph, rank)

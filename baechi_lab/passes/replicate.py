@@ -81,9 +81,8 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
     ]
     # Puts every copy into the group of its reader; readers without a group get one.
     group_count = len(graph.colocation_names)
-    ungrouped_readers = (
-        np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count
-    )  # reading ops that have no group yet
+    # Reading ops that have no group yet.
+    ungrouped_readers = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count
     new_group = np.full(graph.n, -1, dtype=np.int64)
     new_group[ungrouped_readers] = group_count + np.arange(len(ungrouped_readers))
     column = np.concatenate([graph.colocation, np.full(len(origin) - graph.n, -1)]).astype(np.int32)

@@ -53,9 +53,8 @@ class OpNumbering:
         self.first[self.update] = start_numbers(self.width[self.update], update_start)
         self.total = update_start + int(self.width[self.update].sum())
         self.shift = self.start - self.start[0]
-        self.copies = (
-            self.start[:, None] + np.arange(len(self.repeated_ops))[None, :]
-        )  # [micro-batch, op of `repeated_ops`]
+        # [micro-batch, op of `repeated_ops`].
+        self.copies = self.start[:, None] + np.arange(len(self.repeated_ops))[None, :]
         # [micro-batch, summed tensor]: the op that adds the gradient of that micro-batch, or -1
         addition_number = self.start[:, None] + len(self.repeated_ops) + np.cumsum(needs_addition, axis=1) - 1
         self.additions = np.where(needs_addition, addition_number, -1)

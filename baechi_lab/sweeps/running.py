@@ -277,9 +277,8 @@ class _SweepRun:
         if data is None:
             self._receive_graph(size, lambda: self._build_here(size))  # type: ignore[arg-type]
         else:
-            decode_graph(
-                data
-            )  # a damaged graph ends the sweep: in the workers it would be the error of rows that are kept
+            # A damaged graph ends the sweep: in the workers it would be the error of rows that are kept.
+            decode_graph(data)
             self._submit(size, data)  # type: ignore[arg-type]
         self._collect_finished(seconds=0.0)
         return True

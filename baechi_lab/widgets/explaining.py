@@ -97,9 +97,8 @@ class Log:
     def next_interesting(self, step: int) -> int:
         """Returns the next interesting step, continuing at the first after the last; `step` itself if there is no other."""
         order = [*range(step + 1, len(self)), *range(step)]
-        steps_to_search = (
-            order if self.logged_by_placer else order[:MOST_REPLAYED]
-        )  # a replay computes each step on access
+        # A replay computes each step on access.
+        steps_to_search = order if self.logged_by_placer else order[:MOST_REPLAYED]
         return next((k for k in steps_to_search if self.interesting(k)), step)
 
     def against_timeline(self, step: int, timeline: Timeline) -> str:

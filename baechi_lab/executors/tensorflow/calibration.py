@@ -101,9 +101,8 @@ def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
     def link(of: Callable[[Calibration], Link]) -> Link:
         return Link(mean(of(c).latency_us for c in calibrations), mean(of(c).us_per_byte for c in calibrations))
 
-    same_stream = zip(
-        *(c.cooled for c in calibrations), strict=True
-    )  # the rows of all calibrations for one of `STREAMS`
+    # The rows of all calibrations for one of `STREAMS`.
+    same_stream = zip(*(c.cooled for c in calibrations), strict=True)
     cooling_rows = tuple(
         (mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in same_stream
     )

@@ -40,12 +40,8 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
     hot, steps = schedule.hot, schedule.steps
     accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
-    begin_position, skipped_ops, move_count, keeps_prefix = (
-        -1,
-        0,
-        0,
-        len(objective.samples.table) == 0 and not objective.track,
-    )
+    keeps_prefix = len(objective.samples.table) == 0 and not objective.track
+    begin_position, skipped_ops, move_count = -1, 0, 0
     if keeps_prefix:
         candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
         accept_checkpoints(w, begin_position)

@@ -147,9 +147,8 @@ class KnownValues:
         if func is _PACK and (lengths := self.of(args[1])) is not None:
             with _without_modes():
                 positions, batch_sizes = func(torch.empty(args[0].shape[:2]), lengths, *args[2:])
-            return (
-                (args[0].new_empty(len(positions), *args[0].shape[2:]), batch_sizes),
-            )  # PyTorch's C++ code reads these
+            # PyTorch's C++ code reads these.
+            return ((args[0].new_empty(len(positions), *args[0].shape[2:]), batch_sizes),)
         real = self._compute(func, args, kwargs, None)
         if real is None:
             if func is _NUMBER and self._is_drawn(args[0]):

@@ -274,9 +274,8 @@ def _copies_of_gradients(args: Args) -> int:
     if args[7]:
         return _gradients_of_transposed(args)
     if groups == 1 and _is_unfolded(tensor, weight):
-        is_read_in_place = (
-            prod(weight.shape[2:]) == 1 and weight.dim() < 5
-        )  # of volumes, windows of one element are copied
+        # Of volumes, windows of one element are copied.
+        is_read_in_place = prod(weight.shape[2:]) == 1 and weight.dim() < 5
         return 0 if is_read_in_place else _unfolded_bytes(tensor, weight, gradient)
     depthwise, window = weight.shape[1] == 1 < groups, max(weight.shape[2:])
     if channels_come_last(tensor):
