@@ -639,6 +639,11 @@ def test_sweep_of_an_unknown_model(call):
 # -- nothing is overwritten, nothing starts before its options are checked -----------------------------------------
 
 
+def test_unknown_hardware_is_refused_before_the_step_is_built(call, monkeypatch):
+    monkeypatch.setattr("baechi_lab.cli.steps.step_from", lambda arguments: pytest.fail("the step was built"))
+    check_refused(call("profile", "mlp", "--hardware", "a100,a1000"), "unknown hardware 'a1000'; did you mean 'a100'")
+
+
 @pytest.fixture
 def inputs(tmp_path):
     """A graph, a placement and a cluster in files, all `.json`."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..graph import OpGraph
-from ..graph.hardware import DEFAULT_HARDWARE
+from ..graph.hardware import DEFAULT_HARDWARE, Hardware
 from ..graph.units import format_bytes, format_us
 from ..profilers.estimate_record import describe_estimate
 from ..profilers.machine_load import describe_repeats
@@ -101,8 +101,13 @@ def _profile_step(arguments: argparse.Namespace, hardware_names: Any) -> tuple[O
 
 
 def hardware(text: str) -> str | list[str]:
-    """Parses one or several names of hardware. Each of several becomes a device kind."""
+    """Parses one or several names of hardware. Each of several becomes a device kind.
+
+    Raises `UnknownNameError` here: building the step first takes many seconds.
+    """
     kinds = options.names(text, "--hardware")
+    for kind in kinds:
+        Hardware.named(kind)
     return kinds[0] if len(kinds) == 1 else kinds
 
 
