@@ -107,8 +107,8 @@ def test_offset_of_another_workers_clock_is_removed():
     metadata.op(task(0), "c", 46, 50)
     metadata.cut(task(0), task(1), "edge_1_a", "a", "b")
     metadata.cut(task(1), task(0), "edge_2_b", "b", "c")
-    metadata.is_received(task(0), task(1), "edge_1_a", 8, 1012, 1015)
-    metadata.is_received(task(1), task(0), "edge_2_b", 4, 40, 45)
+    metadata.received(task(0), task(1), "edge_1_a", 8, 1012, 1015)
+    metadata.received(task(1), task(0), "edge_2_b", 4, 40, 45)
     trace = read_trace(metadata.run_metadata, ["a", "b", "c"], np.array([0, 1, 0]), [task(0), task(1)])
     assert trace.offsets_us.tolist() == [0.0, 995.0]
     assert trace.start_us[trace.op == 1] == 25.0 and trace.end_us[trace.op == 1] == 35.0
@@ -125,8 +125,8 @@ def chain():
     metadata.op(task(0), "c", 65, 70)
     metadata.cut(task(0), task(1), "edge_1_a", "a", "b")
     metadata.cut(task(1), task(0), "edge_2_b", "b", "c")
-    metadata.is_received(task(0), task(1), "edge_1_a", 100, 12, 24)
-    metadata.is_received(task(1), task(0), "edge_2_b", 40, 45, 58)
+    metadata.received(task(0), task(1), "edge_1_a", 100, 12, 24)
+    metadata.received(task(1), task(0), "edge_2_b", 40, 45, 58)
     trace = read_trace(metadata.run_metadata, graph.names, np.array([0, 1, 0]), [task(0), task(1)])
     return to_timeline(trace, graph, ["x", "y"], [1000, 1000], [(0, 0, 500), (1, 1, 7)], has_copies=True)
 
@@ -152,7 +152,7 @@ def test_a_copy_that_an_op_wrote_over_lives_as_long_as_its_result():
     metadata.cut(task(0), task(1), "edge_1_a", "a", "b")
     metadata.run_metadata.partition_graphs[1].node[-1].device = task(1)
     metadata.run_metadata.partition_graphs[1].node.add(name="c", op="Mul", device=task(1)).input.append("b")
-    metadata.is_received(task(0), task(1), "edge_1_a", 100, 12, 24)
+    metadata.received(task(0), task(1), "edge_1_a", 100, 12, 24)
     trace = read_trace(metadata.run_metadata, ["a", "b", "c"], np.array([0, 1, 1]), [task(0), task(1)])
     assert trace.transfers[0, 5:].tolist() == [12, 24, 70]
 
@@ -167,7 +167,7 @@ def test_a_result_lies_in_one_of_two_copies_alike(second_reader, held_until):
     for name in "az":
         metadata.op(task(0), name, 0, 10, output_bytes=100)
         metadata.cut(task(0), task(1), f"edge_1_{name}", name, "b")
-        metadata.is_received(task(0), task(1), f"edge_1_{name}", 100, 12, 24)
+        metadata.received(task(0), task(1), f"edge_1_{name}", 100, 12, 24)
     metadata.op(task(1), "b", 30, 40, output_bytes=100, pointer=7)
     metadata.op(task(1), "c", 60, 70, output_bytes=8, pointer=9)
     metadata.op(task(1), "d", 41, 45)
@@ -196,7 +196,7 @@ def test_bug_a_received_list_was_held_while_another_list_of_a_loop_was_read(slot
     loop.op, loop.device = "While", task(1)
     loop.input.append("own_list")
     metadata.run_metadata.partition_graphs[1].node.add(name="c", op="Mul", device=task(1)).input.append(f"b:{slot}")
-    metadata.is_received(task(0), task(1), "edge_1_a", 64, 12, 24)
+    metadata.received(task(0), task(1), "edge_1_a", 64, 12, 24)
     trace = read_trace(metadata.run_metadata, ["a", "b", "c"], np.array([0, 1, 1]), [task(0), task(1)])
     assert trace.transfers[0, 5:].tolist() == [12, 24, held_until_us]
 

@@ -23,7 +23,7 @@ from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.causes import cause, neighbours
 from baechi_lab.widgets.coloring import coloring
 from baechi_lab.widgets.comparing import best_first
-from baechi_lab.widgets.moves import moving
+from baechi_lab.widgets.moves import all_moving_ops
 from baechi_lab.widgets.schedule import critical_chain
 from baechi_lab.widgets.waiting import KINDS, statistics, waits
 
@@ -345,7 +345,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     )
     target = next(i for i in matching_ops if graph.colocation[i] >= 0)
     coarse = bl.optimize(graph, bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu"), passes=("colocation",))
-    group = moving(graph, [target], coarse.group_of)
+    group = all_moving_ops(graph, [target], coarse.group_of)
     shot(page, "13-found")
     page.click(f'button.bl-row:text-is("{graph.names[target]}")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.chosen === n", arg=str(len(group)))

@@ -32,7 +32,7 @@ class BatchTotals:
     Args:
         graph: the GraphDef that gets the ops.
         values: the analysis of the step.
-        repeated: the ops that run once per micro-batch.
+        repeated_ops: the ops that run once per micro-batch.
         name_of: the name of an op for a micro-batch.
         micro_batches: how many there are.
     """

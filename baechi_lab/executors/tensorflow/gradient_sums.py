@@ -122,7 +122,7 @@ class Sums:
 
     Args:
         divisor: floating-point sums are divided by it if `is_averaged(tensor)`.
-        named: (op, output, k) -> the name in the unrolled graph of the op that adds micro-batch k, or None.
+        name_of_sum: (op, output, k) -> the name in the unrolled graph of the op that adds micro-batch k, or None.
         logical: op -> the type of op that combines its boolean outputs over micro-batches, or None.
     """
 
@@ -136,7 +136,7 @@ class Sums:
         logical: Callable[[str], str | None],
         prefix: str,
     ) -> None:
-        self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, name_of_sum, prefix
+        self.graph, self.rows, self.divisor, self.name_of_sum, self.prefix = graph, rows, divisor, name_of_sum, prefix
         self.is_averaged, self.logical = is_averaged, logical
         self._sum_names: dict[tuple[Tensor, str], str] = {}
         self._mean_names: dict[tuple[Tensor, str], str] = {}
@@ -161,7 +161,7 @@ class Sums:
                 )
             total = addends[0][1]
             for k, addend in addends[1:]:
-                name = (with_name and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
+                name = (with_name and self.name_of_sum(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
                 if tensor in self.rows:
                     axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
                     total = add_node(self.graph, "ConcatV2", name, [total, addend, axis], T=dtype)
