@@ -124,14 +124,24 @@ def local_clusters_start() -> None:
         LocalCluster.__init__ = start_trusting
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_job_outlives_its_file() -> Iterator[None]:
-    """The thread of a workbench that still computes takes time from later tests."""
-    yield
+def _end_jobs() -> None:
     if background := sys.modules.get("baechi_lab.widgets.background"):
         for each in list(background._BACKGROUNDS):
             each.cancel()
             each.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_job_outlives_its_file() -> Iterator[None]:
+    """The thread of a workbench that still computes takes time from later tests."""
+    yield
+    _end_jobs()
+
+
+@pytest.fixture
+def no_job_of_an_earlier_test() -> None:
+    """For a test that looks at what jobs change for a while, such as functions of PyTorch."""
+    _end_jobs()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -233,7 +233,7 @@ def test_fit_is_asked_about_the_whole_batch():
     )
 
 
-def test_threads_estimate_one_after_another_and_others_train_with_dropout():
+def test_threads_estimate_one_after_another_and_others_train_with_dropout(no_job_of_an_earlier_test):
     """An estimate patches PyTorch; the workbench estimates on several threads, and may train on another."""
     layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     dropout = nn.functional.dropout
