@@ -53,8 +53,8 @@ def empty_devices_in_words(rows: Sequence[Row]) -> str:
             ranges.append([ranges.pop()[0] if continues else short_device(name), short_device(name)])
     if not ranges:
         return ""
-    one = len(shown) == len(names) - 1
-    return f"{', '.join(' to '.join(dict.fromkeys(ends)) for ends in ranges)} {'holds' if one else 'hold'} nothing"
+    texts = (" to ".join(dict.fromkeys(first_and_last)) for first_and_last in ranges)
+    return f"{', '.join(texts)} {'holds' if len(shown) == len(names) - 1 else 'hold'} nothing"
 
 
 @dataclass(frozen=True)

@@ -67,20 +67,20 @@ def measure_collective(
         raise InvalidInput("size_bytes is empty; give at least one size")
     sizes, times = [], []
     for share in sorted(shares):
-        whole, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
+        full_tensor, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
         sizes.append(float(ELEMENT_BYTES * share * count))
-        exchange = torch.empty_like(whole)
+        exchange = torch.empty_like(full_tensor)
         runs_us = []
         for _ in range(repeats + 1):
             dist.barrier()
             start = perf_counter()
             try:
-                CALLS[kind](whole, exchange, shard)
+                CALLS[kind](full_tensor, exchange, shard)
             except (RuntimeError, NotImplementedError) as error:
                 raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
-            if whole.is_cuda:
-                torch.cuda.synchronize(whole.device)
-            seconds = torch.tensor([perf_counter() - start], device=whole.device)
+            if full_tensor.is_cuda:
+                torch.cuda.synchronize(full_tensor.device)
+            seconds = torch.tensor([perf_counter() - start], device=full_tensor.device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             runs_us.append(float(seconds) * 1e6)
         times.append(median(runs_us[1:]))
