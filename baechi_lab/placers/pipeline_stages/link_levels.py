@@ -63,9 +63,8 @@ def link_levels(cluster: Cluster) -> tuple[list[LinkLevel], list[int]] | None:
             [[cost[np.ix_(a, b)].max() if a is not b else np.inf for b in components] for a in components]
         )
         is_near = between <= between.min() * (1 + 1e-9)
-        joined_components: list[
-            list[list[int]]
-        ] = []  # the components of this level, as lists of those of the level below
+        # The components of this level, as lists of those of the level below.
+        joined_components: list[list[list[int]]] = []
         remaining = list(range(len(components)))
         while remaining:
             first = remaining[0]
@@ -103,11 +102,8 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
     count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
     gradient = prefix_sums(units.gradient)[places].astype(np.float64)
     # [i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there.
-    work, communication, barred_units = (
-        chain.work[places, 0],
-        chain.communication[places, 0],
-        chain.barred_units[places, 0],
-    )
+    work, communication = chain.work[places, 0], chain.communication[places, 0]
+    barred_units = chain.barred_units[places, 0]
     parameter_bytes = prefix_sums(units.persistent_bytes)[places]
     cost = np.maximum(work[None, :] - work[:, None], communication[None, :] - communication[:, None])
     fits = parameter_bytes[None, :] - parameter_bytes[:, None] <= chain.memory[0]

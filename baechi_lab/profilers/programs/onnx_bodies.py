@@ -79,52 +79,27 @@ def bodies_of(node: NodeProto, model: ModelProto) -> list[Body]:
         return []
     graph = graphs["body"]
     if node.op_type == "Loop":
-        type_of_argument = dict(
-            zip((v.name for v in graph.input[2:]), (types.get(v) for v in node.input[2:]), strict=False)
-        )
+        argument_types = (types.get(v) for v in node.input[2:])
+        type_of_argument = dict(zip((v.name for v in graph.input[2:]), argument_types, strict=False))
         carried_count, rounds = len(node.input) - 2, _trip_count(node, graph, constants)
         returned_outputs = tuple(range(1, len(graph.output)))
-        return [
-            _body(
-                graph,
-                model,
-                type_of_argument,
-                types,
-                constants,
-                rounds,
-                returned_outputs,
-                len(returned_outputs) - carried_count,
-            )
-        ]
-    scanned_count = attribute(node, "num_scan_inputs", 0)
-    if not 0 < scanned_count <= len(node.input) or len(graph.input) != len(node.input):
-        return []  # of version 8, whose inputs have a batch
-    axes, carried_count, rounds = (
-        attribute(node, "scan_input_axes", [0] * scanned_count),
-        len(node.input) - scanned_count,
-        None,
-    )
-    type_of_argument = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
-    for value, name, axis in zip(graph.input[carried_count:], node.input[carried_count:], axes, strict=False):
-        if name in types and len(types[name].tensor_type.shape.dim) > axis:
-            row = onnx.TypeProto()
-            row.CopyFrom(types[name])
-            rounds = row.tensor_type.shape.dim[axis].dim_value
-            del row.tensor_type.shape.dim[axis]
-            type_of_argument[value.name] = row
-    returned_outputs = tuple(range(len(graph.output)))
-    return [
-        _body(
-            graph,
-            model,
-            type_of_argument,
-            types,
-            constants,
-            rounds,
-            returned_outputs,
-            len(returned_outputs) - carried_count,
-        )
-    ]
+    else:
+        scanned_count = attribute(node, "num_scan_inputs", 0)
+        if not 0 < scanned_count <= len(node.input) or len(graph.input) != len(node.input):
+            return []  # of version 8, whose inputs have a batch
+        axes = attribute(node, "scan_input_axes", [0] * scanned_count)
+        carried_count, rounds = len(node.input) - scanned_count, None
+        type_of_argument = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
+        for value, name, axis in zip(graph.input[carried_count:], node.input[carried_count:], axes, strict=False):
+            if name in types and len(types[name].tensor_type.shape.dim) > axis:
+                row = onnx.TypeProto()
+                row.CopyFrom(types[name])
+                rounds = row.tensor_type.shape.dim[axis].dim_value
+                del row.tensor_type.shape.dim[axis]
+                type_of_argument[value.name] = row
+        returned_outputs = tuple(range(len(graph.output)))
+    stacked_count = len(returned_outputs) - carried_count
+    return [_body(graph, model, type_of_argument, types, constants, rounds, returned_outputs, stacked_count)]
 
 
 def value_types(graph: GraphProto) -> dict[str, TypeProto]:

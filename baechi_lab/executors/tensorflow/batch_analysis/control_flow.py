@@ -40,9 +40,8 @@ class ControlFlowRules(OpInputs):
         """Returns the values of the outputs of a branch of a conditional, whose problems are those of the conditional."""
         body = self._analyze_body(name, self.inputs[1:], self.values[1:])  # the first input is the condition
         for tensor in body.shared_arguments():
-            self.batch_values.shared_totals[self.inputs[1:][body.arguments.index(tensor)]] = body.values.shared_totals[
-                tensor, 0
-            ]
+            outer_tensor = self.inputs[1:][body.arguments.index(tensor)]
+            self.batch_values.shared_totals[outer_tensor] = body.values.shared_totals[tensor, 0]
         self._add_problems(body)
         return [body.values.of(tensor) for tensor in body.results]
 
