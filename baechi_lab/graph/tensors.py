@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,18 @@ from .kernels.csr import Integers, distinct, inverse, offsets
 
 _SHORT_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex": "c"}
 _MOST_SHAPES = 4  # outputs of an op whose shapes are shown
+
+
+def batch_bytes_of_ops(info: Mapping[str, object], index: Mapping[str, int]) -> dict[int, int]:
+    """Returns op -> bytes of the batch among its persistent bytes, from the info of a graph with the ops of `index`.
+
+    >>> batch_bytes_of_ops({BATCH_BYTES: {"first": 80, "gone": 8}}, {"first": 0})
+    {0: 80}
+    """
+    entry = info.get(BATCH_BYTES)
+    if not isinstance(entry, Mapping):  # a file may have anything there
+        return {}
+    return {index[op]: size for op, size in entry.items() if op in index and type(size) is int and 0 <= size < 2**63}
 
 
 def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
@@ -42,8 +54,12 @@ PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
 NAMED = "Named"
 """Type of ops of PyTorch's steps that keep a tensor for as long as a variable names it (`passes.named_tensors`)."""
+TARGETS = "Targets"
+"""Type of the op of PyTorch's steps that hands the targets of the batch to the loss, as views."""
 RECOMPUTED = "Recomputed"
 """Type of PyTorch's ops that make again what an op of a checkpointed region made."""
+BATCH_BYTES = "batch_bytes"
+"""Entry of `OpGraph.info`: name of an op -> bytes of the batch among its persistent bytes. Each micro-batch has its own."""
 UNREPEATABLE = "unrepeatable"
 """Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
 

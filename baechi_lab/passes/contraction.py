@@ -34,6 +34,7 @@ from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
 from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
+from ..graph.tensors import BATCH_BYTES, batch_bytes_of_ops
 from .allowed_lists import UNCLEAR, common_allowed
 from .components import components
 
@@ -216,10 +217,20 @@ def coarse_graph(
         group_of=(label if graph.group_of is None else label[graph.group_of]).astype(np.int32),
         source_key=graph.key if graph.group_of is None else graph.source_key,
         copied_key=None,
-        info={key: graph.info[key] for key in graph.info if key == "estimate"},
+        info=_info(graph, label, leader_op),
         name=graph.name,
         **bytes_columns,
     )
+
+
+def _info(graph: OpGraph, label: Ints, leader_op: Ints) -> dict[str, object]:
+    """Returns the entries of `OpGraph.info` that hold for groups: the estimate, and the batch that groups hold."""
+    info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
+    batch_bytes: dict[str, int] = {}
+    for op, size in batch_bytes_of_ops(graph.info, graph.index).items():
+        name = graph.names[leader_op[label[op]]]
+        batch_bytes[name] = batch_bytes.get(name, 0) + size
+    return info | ({BATCH_BYTES: batch_bytes} if batch_bytes else {})
 
 
 def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:

@@ -8,7 +8,7 @@ the graph's `AddN` and `Add` ops, weighted by their bytes. A graph without such 
 are also bound by memory, or else of its fastest ops by moved bytes; if no op moves bytes, additions take 0 us. In a graph
 without updates, such as PyTorch's layer graphs, backward ops add into stored gradients, which `persistent_bytes` includes, and
 no op is added. If such gradients are allocated by the backward op (`GROWS`), those of a later micro-batch exist besides the sum
-until they are added to it.
+until they are added to it. Each micro-batch has a batch of its own, which exists from the start of the step (`BATCH_BYTES`).
 
 A pipeline stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
 before the updates the replicas add up their sums around a ring (`all_reduce`).
@@ -31,7 +31,7 @@ from ..graph.columns import record
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
-from ..graph.tensors import text_column
+from ..graph.tensors import batch_bytes_of_ops, text_column
 from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
@@ -196,6 +196,9 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     is_added = np.zeros(numbering.total, dtype=np.bool_)
     is_added[number] = True
     is_added[ring] = True
+    batch_bytes, persistent = np.zeros(graph.n, dtype=np.int64), graph.persistent_bytes
+    for op, size in batch_bytes_of_ops(graph.info, graph.index).items():
+        batch_bytes[op] = min(size, int(persistent[op]))
     no_persistent = is_added | (batch >= numbering.width[origin])
     # `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica.
     forward_op = graph.forward_of[origin].astype(np.int64)
@@ -215,7 +218,7 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
         temp_bytes=np.where(
             is_added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
         ),
-        persistent_bytes=np.where(no_persistent, 0, graph.persistent_bytes[origin]),
+        persistent_bytes=np.where(no_persistent, np.where(is_added, 0, batch_bytes[origin]), persistent[origin]),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
         forward_of=np.where(forward_op >= 0, numbering.first[forward_op] + offset, -1).astype(np.int32),

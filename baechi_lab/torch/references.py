@@ -21,6 +21,7 @@ from torch import nn
 
 from ..errors import ExecutionError, InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.tensors import TARGETS
 from ..placers.base import Placer
 from ..torch_steps.records import UPDATE
 from ..torch_steps.step import TorchStep
@@ -73,7 +74,7 @@ class Pipelining(Placer):
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
     """Returns the forward ops, in code order."""
-    update = np.array([t in (UPDATE, "Loss") for t in graph.op_types], dtype=np.bool_)
+    update = np.array([t in (UPDATE, TARGETS, "Loss") for t in graph.op_types], dtype=np.bool_)
     return np.flatnonzero((graph.forward_of < 0) & ~update)
 
 

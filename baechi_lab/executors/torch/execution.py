@@ -387,8 +387,10 @@ class _StepRunner:
             self.session.divisors = self.adding.divisors[k]
             outputs = self.model(*args, **kwargs)  # has a name until the step ends, as in `TorchStep.run`
             with dividing(self.adding.divisors[k]):
-                loss_of = micro_step.loss_of
-                loss = loss_of(outputs) if measurement is None else measurement.compute_loss(loss_of, outputs)
+                if measurement is None:
+                    loss = micro_step.loss_of(outputs)
+                else:
+                    loss = measurement.compute_loss(micro_step, outputs)
             if self.adding.mean and len(self.micro_steps) > 1:
                 loss = loss / len(self.micro_steps)
             losses.append(loss.detach())

@@ -80,9 +80,7 @@ def _known_graph(
             warmup=0,
             runs=1,
             traced=model_trace,
-            loss=step.loss_of,
-            batch=(step.inputs, step.targets),
-            make=step.optimizer,
+            step=step,
         ).graph(optimizer_states=step.optimizer_states)
     calls = len(model_trace.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:

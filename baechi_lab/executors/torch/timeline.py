@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,10 @@ from ...torch_runtime.optimizer_offload import offloaded_state_of
 from ...torch_runtime.rerun import HostCopier
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.transport import HostTransport, StreamTransport
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import map_tensors, tensors
 from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch_steps.assigner import distribution
+from ...torch_steps.step import TorchStep
 from .copying import CopyingTransport, SeparateMemoryCopier, receive_copy
 from .placed_model import PlacedModel
 from .synthetic_rows import parts_rows, update_rows
@@ -193,12 +195,16 @@ class Measurement(Observer):
                 self.local.mode.__enter__()
         return nodes
 
-    def compute_loss(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
-        """Computes the loss of the model's outputs under observation."""
+    def compute_loss(self, step: TorchStep, outputs: object) -> torch.Tensor:
+        """Computes the loss of the model's outputs under observation. A loss on another device receives the targets."""
         if self.loss is None:
-            return loss_of(outputs)
+            return step.loss_of(outputs)
         nodes = self.start(self.loss, outputs)
-        loss = loss_of(outputs)
+        device, devices = self._device(self.loss), self.session.plan.device
+        if self.storages is not None and not self.on_gpus and device != devices[0]:
+            storages = self.storages
+            step = replace(step, targets=map_tensors(step.targets, lambda t: receive_copy(t, storages, device)))
+        loss = step.loss_of(outputs)
         self.stop(self.loss, nodes, loss)
         if self.storages is not None:
             self.storages.keep(tensors(outputs))

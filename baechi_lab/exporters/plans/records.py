@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Timeline
 from ...graph.kernels.csr import Integers
-from ...graph.tensors import NAMED, RECOMPUTED
+from ...graph.tensors import NAMED, RECOMPUTED, TARGETS
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,11 @@ class Request:
     def forward(self) -> NDArray[np.int32]:
         """The ops of the forward pass, in topological order (code order, where that is one).
 
-        Backward ops, updates, and ops that stand for no call (`Named`, `Recomputed`) are left out.
+        Backward ops, updates, and ops that stand for no call (`Named`, `Targets`, `Recomputed`) are left out.
         """
-        is_excluded = np.array([kind in ("Update", NAMED, RECOMPUTED) for kind in self.graph.op_types], dtype=np.bool_)
+        is_excluded = np.array(
+            [kind in ("Update", NAMED, TARGETS, RECOMPUTED) for kind in self.graph.op_types], dtype=np.bool_
+        )
         return self.graph.order[((self.graph.forward_of < 0) & ~is_excluded)[self.graph.order]]
 
     def device_name(self, device: int) -> str:

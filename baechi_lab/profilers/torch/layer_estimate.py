@@ -30,8 +30,9 @@ from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
 from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
-from .layer_graph import LayerProfile, Loss, durations, layer_graph
+from .layer_graph import LayerProfile, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once, warn_about_inner_backward
+from .loss import Loss
 from .named_tensors import named_tensors
 from .operator_counter import Counter, PhaseCall, WorkWatch
 from .optimizer_update import Update
@@ -175,8 +176,8 @@ def estimate_layers(
         watch = WorkWatch(model, model_trace, training, counter)
         interceptor = Interceptor(model, model_trace.layers, watch).install()
         try:
-            loss_of = None if step is None else replace(step, targets=targets).loss_of
-            has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
+            fake_step = None if step is None else replace(step, targets=targets)
+            has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, fake_step))
             counter.owner = None
             if has_lost_graphs(model_trace):
                 tensors_by_name = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
@@ -187,7 +188,7 @@ def estimate_layers(
         memory = watch.result()
         loss = None
         if watch.loss_of is not None and training and model_trace.results:
-            loss = Loss(model_trace.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
+            loss = Loss(model_trace.results[0], 0.0, 0.0, memory[-1], watch.loss_of, distinct_bytes(targets))
         columns = call_bytes(model, model_trace, training, gradient_bytes(model))
     warn_about_unused_parameters(model, model_trace)
     warn_about_inner_backward(model, model_trace)

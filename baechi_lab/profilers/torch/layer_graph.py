@@ -21,7 +21,8 @@ If a profile has timed both halves of a backward pass, a call with parameters ha
 It reads what the first one reads, and no op waits for it.
 
 If the loss of a step is known, two ops are added at the end: the loss and its backward op. The loss op reads the model's
-outputs; its backward op sends gradients to the calls that produced them.
+outputs; its backward op sends gradients to the calls that produced them. Before them is the op of the targets, unless these
+are small (`loss`).
 
 Persistent memory is parameters, buffers, gradients and optimizer states (the paper's classes a and c). Every step allocates
 its gradients anew: they belong to the first backward op that uses the parameters, whose reuse kind is `GROWS`. States belong
@@ -39,10 +40,11 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
-from ...graph.tensors import NAMED, PARTS_TYPE, UNREPEATABLE, TensorTable
+from ...graph.tensors import BATCH_BYTES, NAMED, PARTS_TYPE, TARGETS, UNREPEATABLE, TensorTable
 from ...torch_steps.activation_rows import find_unrepeatable_calls
 from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
+from .loss import Loss, unused_name
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
 from .named_tensors import Named
@@ -63,20 +65,6 @@ class Halves:
     split: NDArray[np.bool_]
     inputs_us: NDArray[np.float64]
     weights_us: NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """Times of the loss, forward and backward, in microseconds, and its memory.
-
-    `call` is the call next to which the loss is computed, `outputs` are the positions of model outputs that get gradients.
-    """
-
-    call: int
-    forward_us: float
-    backward_us: float
-    memory: CallMemory
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +158,8 @@ def layer_graph(
     named_ops = _named_ops(
         profile, backward, n + len(backward_calls) + len(updates) + len(release_ops) + len(values.op)
     )
-    extra_count = len(updates) + len(release_ops) + len(values.op) + len(named_ops)
+    target_count = int(_has_target_op(profile))
+    extra_count = len(updates) + len(release_ops) + len(values.op) + len(named_ops) + target_count
     first = n + len(backward_calls) + extra_count
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
     forward_of = [-1] * n + backward_calls + [-1] * extra_count + [k for op in loss for k in (-1, op)]
@@ -190,9 +179,9 @@ def layer_graph(
         for i, op in named_ops.items():
             writer.table.add([*backward.values()][-1] if i in held_calls else n - 1, "control", CONTROL_BYTES, [op])
     for op, loss_backward in loss.items():
-        writer.add_loss(op, loss_backward)
+        writer.add_loss(op, loss_backward, op - 1 if target_count else None)
     companions = [pair for ops in (backward, weights, updates, release_ops, named_ops) for pair in ops.items()]
-    companions += values.colocations()
+    companions += [*values.colocations(), *((0, op - 1) for op in loss if target_count)]
     colocation, groups = _groups(trace, companions, len(forward_of), profile.loss)
     temporary, persistent, reuse = writer.memory_columns(precision.gradient_share)
     while_updating, state_bytes = np.zeros(extra_count, dtype=np.int64), np.zeros(extra_count, dtype=np.int64)
@@ -203,16 +192,15 @@ def layer_graph(
         states[list(updates)] = 0
     persistent[:n] += states
     reuse_of_added_ops = np.repeat(
-        [OWN, VIEW, OWN], [len(updates) + len(release_ops), len(values.op), len(named_ops) + 2 * len(loss)]
+        [OWN, VIEW, OWN, VIEW, OWN],
+        [len(updates) + len(release_ops), len(values.op), len(named_ops), target_count, 2 * len(loss)],
     )
     persistent, reuse = np.r_[persistent, state_bytes, [0] * 2 * len(loss)], np.r_[reuse, reuse_of_added_ops]
     if outputs.bytes:
         keeper = next(iter(loss.values()), outputs.first)
         persistent[keeper] += outputs.bytes
         reuse[keeper] = GROWS
-    name = "loss"
-    while name in names:
-        name += "'"
+    name = unused_name("loss", names)
     graph = OpGraph(
         names=(
             *names,
@@ -222,6 +210,7 @@ def layer_graph(
             *(f"{names[i]}/updated" for i in release_ops),
             *values.names(),
             *(f"{names[i]}/named" for i in named_ops),
+            *[unused_name("targets", names)] * target_count,
             *([name, f"{name}/backward"] if loss else []),
         ),
         op_types=(
@@ -230,6 +219,7 @@ def layer_graph(
             *(UPDATE for _ in (*updates, *release_ops)),
             *(PARTS_TYPE for _ in values.op),
             *(NAMED for _ in named_ops),
+            *[TARGETS] * target_count,
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile)[: len(forward_of)],
@@ -242,7 +232,7 @@ def layer_graph(
         forward_of=np.array(forward_of),
         name=profile.name,
         batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
-        info=_unrepeatable(trace) if backward else {},
+        info=(_unrepeatable(trace) if backward else {}) | _batch_entry(profile),
         **writer.table.columns(),
     )
     # The most that the step held while each op ran, as measured.
@@ -265,13 +255,20 @@ def _unrepeatable(trace: Trace) -> dict[str, dict[str, list[str]]]:
     return {UNREPEATABLE: names_by_reason} if names_by_reason else {}
 
 
+def _batch_entry(profile: LayerProfile) -> dict[str, dict[str, int]]:
+    """Returns the entry of `OpGraph.info` with the batch, which the first call of a step holds."""
+    if not (profile.outputs_named and profile.batch_bytes and profile.trace.calls):
+        return {}
+    return {BATCH_BYTES: {profile.trace.calls[0].key: profile.batch_bytes}}
+
+
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """Returns float64[ops of the graph], the microseconds of calls, their backward ops and their updates."""
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
     named_ops = _named_ops(profile, backward, 0)
     release_ops, values = _release_ops(profile, updates), _value_tensors(profile, len(profile.trace.calls))
-    update = np.zeros(len(updates) + len(release_ops) + len(values.op) + len(named_ops))
+    update = np.zeros(len(updates) + len(release_ops) + len(values.op) + len(named_ops) + _has_target_op(profile))
     recomputed_us = np.zeros(len(recomputed_ops(profile.trace, values, backward)))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
@@ -401,6 +398,11 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
     return list(named_values.values())
 
 
+def _has_target_op(profile: LayerProfile) -> bool:
+    largest_output = max((value.size_bytes for value in profile.trace.values), default=0)
+    return profile.loss is not None and profile.loss.has_target_op(largest_output)
+
+
 def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
     """Returns int64[calls], the optimizer's states of each call: as measured, or `count` tensors of the parameters' size."""
     if count is not None:
@@ -495,17 +497,25 @@ class _TensorWriter:
             following = order[order.index(until) + 1 :][:1]
             self.table.add(op, "control", CONTROL_BYTES, [updates[k] for k in following])
 
-    def add_loss(self, op: int, loss_backward: int) -> None:
-        """Adds what the loss reads and saves, and the gradients that it sends."""
-        memory = self.profile.loss.memory  # type: ignore[union-attr]
+    def add_loss(self, op: int, loss_backward: int, targets: int | None) -> None:
+        """Adds what the loss reads and saves, and the gradients that it sends. `targets` is the op of the targets."""
+        loss: Loss = self.profile.loss  # type: ignore[assignment]
+        memory, saved_bytes = loss.memory, loss.memory.saved_bytes
         for k, position in self.trace.returned.items():
             value = self.trace.values[k]
             is_saved = position in memory.saves_inputs and value.storage not in self.outputs.storages
             self.values.add(self.table, k, [op, loss_backward] if is_saved else [op])
-            if position in self.profile.loss.outputs and value.producer in self.backward:  # type: ignore[union-attr]
+            if position in loss.outputs and value.producer in self.backward:
                 self.table.add(loss_backward, f"gradient:{k}", value.size_bytes, self._backward_ops_of(value.producer))
-        if memory.saved_bytes:
-            self.table.add(op, "saved", memory.saved_bytes, [loss_backward])
+        if targets is None:
+            saved_bytes += loss.saved_target_bytes
+        else:
+            if loss.saved_target_bytes:
+                self.table.add(targets, "targets", loss.saved_target_bytes, [op, loss_backward])
+            if loss.other_target_bytes:
+                self.table.add(targets, "other targets", loss.other_target_bytes, [op])
+        if saved_bytes:
+            self.table.add(op, "saved", saved_bytes, [loss_backward])
         self.table.add(op, "control", CONTROL_BYTES, [loss_backward])
 
     def loss_temporary(self, loss: dict[int, int]) -> list[int]:

@@ -43,13 +43,15 @@ from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import check_model, trace
 from ..machine_load import OtherPrograms, summarize_repeats, warn_if_disturbed
 from .backward_halves import HalvesTimer
-from .layer_graph import Halves, LayerProfile, Loss
+from .layer_graph import Halves, LayerProfile
+from .loss import Loss
 from .memory import LOSS_KEY, measure_memory, recomputations
 from .named_tensors import named_tensors
-from .optimizer_update import MakeOptimizer, measure_update
+from .optimizer_update import measure_update
 from .quantization import stored_bytes
 
 if TYPE_CHECKING:
@@ -72,15 +74,9 @@ def profile_layers(
     device: str | None = None,
     split_backward: bool = False,
     accumulate: bool = False,
-    loss: LossOf | None = None,
-    batch: object = None,
-    make: MakeOptimizer | None = None,
+    step: TorchStep | None = None,
 ) -> LayerProfile:
-    """Measures a model's layers; arguments as in `profile`.
-
-    `loss` computes a loss from the model's outputs, `batch` is all input of the step, `make` creates the optimizer of its
-    update.
-    """
+    """Measures a model's layers; arguments as in `profile`. `step` provides the loss, its targets and the optimizer."""
     training = mode_of(model, mode)
     check_whole("warmup", warmup, 0)
     check_whole("runs", runs)
@@ -91,6 +87,7 @@ def profile_layers(
     args, kwargs = as_arguments(sample_inputs, model)
     if device is not None:
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
+        step = None if step is None else step.on(device)
     with in_mode(model, training), on_device(model, device):
         model_trace = traced or trace(model, (args, kwargs), atomic=atomic)
         warn_about_inner_backward(model, model_trace)
@@ -109,14 +106,13 @@ def profile_layers(
             try:
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
-                    has_loss = run_once(
-                        model, args, kwargs, training, keep=accumulate, loss=intercept_loss(interceptor, loss)
-                    )
+                    loss = intercept_loss(interceptor, step)
+                    has_loss = run_once(model, args, kwargs, training, keep=accumulate, loss=loss)
                     timer.end_run()
                 memory = measure_memory(
                     model_trace,
                     interceptor,
-                    lambda: run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss)),
+                    lambda: run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, step)),
                     training,
                 )
                 tensors_by_name = {}
@@ -125,8 +121,8 @@ def profile_layers(
                     model_trace = hold_named_graphs(model_trace, tensors_by_name)
                 gradients = gradient_bytes(model)
                 update = None
-                if make is not None and training:
-                    update = measure_update(model, model_trace, make, runs, now_us)
+                if step is not None and step.optimizer is not None and training:
+                    update = measure_update(model, model_trace, step.optimizer, runs, now_us)
                 for parameter in model.parameters():
                     parameter.grad = None
                 if split_backward and training:
@@ -144,9 +140,9 @@ def profile_layers(
     repeats_summary = summarize_repeats(op_names, timer.run_us(), other_programs.share(), torch.get_num_threads())
     warn_if_disturbed(name, repeats_summary)
     loss_costs, half_times = None, None
-    if loss is not None and training and model_trace.results and timer.loss_of is not None:
+    if step is not None and training and model_trace.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
-        loss_costs = Loss(model_trace.results[0], *us, memory[-1], timer.loss_of)
+        loss_costs = Loss(model_trace.results[0], *us, memory[-1], timer.loss_of, distinct_bytes(step.targets))
     if halves.split.any():
         inputs_us = halves.inputs_us / runs + np.where(halves.split, recomputed_us, 0.0)
         half_times = Halves(halves.split, inputs_us, halves.weights_us / runs + added_us)
@@ -161,8 +157,8 @@ def profile_layers(
         update=update,
         halves=half_times,
         loss=loss_costs,
-        batch_bytes=distinct_bytes((args, kwargs) if batch is None else batch),
-        outputs_named=loss is not None,
+        batch_bytes=distinct_bytes((args, kwargs) if step is None else (step.inputs, step.targets)),
+        outputs_named=step is not None,
         loss_returned=has_loss,
         tensors_by_name=tensors_by_name if has_loss else {},
         info={"measured": repeats_summary},
@@ -267,11 +263,17 @@ def now_us() -> float:
     return time.perf_counter_ns() / 1e3
 
 
-def intercept_loss(interceptor: Interceptor, loss: LossOf | None) -> LossOf | None:
-    """Wraps the loss as a call that the handler sees."""
-    if loss is None:
+def intercept_loss(interceptor: Interceptor, step: TorchStep | None) -> LossOf | None:
+    """Wraps the loss of a step as a call that the handler sees, with its targets."""
+    if step is None:
         return None
-    return lambda outputs: interceptor.handler.call(Frame(), LOSS_KEY, loss, (outputs,), {}, None)
+
+    def loss_of(outputs: object, targets: object) -> torch.Tensor:
+        return step.loss_of(outputs)
+
+    return lambda outputs: interceptor.handler.call(
+        Frame(), LOSS_KEY, loss_of, (outputs,), {"targets": step.targets}, None
+    )
 
 
 def run_once(

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, record_function
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.storage import storage_bytes, storage_key
+from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -42,7 +42,7 @@ The handler lists no nodes, since a list would keep them and their saved tensors
 """
 
 LOSS_KEY = "\0loss"
-"""Key of the call that computes the loss; no call of a model has this key."""
+"""Key of the call that computes the loss; no call of a model has this key. Its keyword arguments are targets."""
 
 
 @dataclass
@@ -54,6 +54,7 @@ class CallMemory:
         saves_inputs: positions, among the tensors passed in, of those that it saves.
         saves_outputs: whether it saves its own outputs.
         saved_bytes: bytes of the other tensors that it saves, such as dropout masks and statistics, without parameters.
+        saved_batch_bytes: bytes of the inputs that it saves and that are part of the batch.
         backward_peak: the most bytes that its backward pass adds, including the gradients that it makes.
         level, backward_level: the most bytes in use during the call, and during its backward pass, beyond those in use at the
             start of the step; 0 if unknown.
@@ -65,6 +66,7 @@ class CallMemory:
     saves_inputs: tuple[int, ...] = ()
     saves_outputs: bool = False
     saved_bytes: int = 0
+    saved_batch_bytes: int = 0
     backward_peak: int = 0
     level: int = 0
     backward_level: int = 0
@@ -169,6 +171,8 @@ class MemoryWatch(Handler):
                 return run(*args, **kwargs)
         stop = inputs_of((args, kwargs))
         arguments = list(tensors((args, kwargs)))
+        if key == LOSS_KEY:
+            self.batch |= {storage_key(t) for t in tensors(kwargs)}
         saved_tensors: list[torch.Tensor] = []
         with saved_tensors_hooks(partial(self.record_saved, op, saved_tensors), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
@@ -270,10 +274,10 @@ class MemoryWatch(Handler):
                     self.constants.add(storage)
             elif storage not in self.parameter_storages:
                 other_bytes[storage] = storage_bytes(tensor)
-        self.memory[op].saves_inputs, self.memory[op].saved_bytes = (
-            tuple(sorted(saved_inputs)),
-            sum(other_bytes.values()),
-        )
+        memory = self.memory[op]
+        memory.saves_inputs, memory.saved_bytes = tuple(sorted(saved_inputs)), sum(other_bytes.values())
+        batch_inputs = (t for t in map(arguments.__getitem__, memory.saves_inputs) if storage_key(t) in self.batch)
+        memory.saved_batch_bytes = sum(map(tensor_bytes, batch_inputs))
         self.function_calls.append(_CallStorages(op, positions, results))
 
     def _hook(self, node: Node, op: int, phase: str = "b") -> None:

@@ -17,7 +17,7 @@ from ..precision import Precision
 from .configured_dtype import warn_about_configured_dtype
 from .layer_estimate import EstimateOptions, estimate_layers
 from .layer_estimate import optimizer_states as state_count
-from .layers import LossOf, profile_layers
+from .layers import profile_layers
 from .operators import profile_operators
 from .quantization import quantization_facts
 
@@ -105,11 +105,9 @@ def profile(
     (('linear', 'linear/backward', 'linear/update'), 10)
     """
     check_optimizer_states("optimizer_states", optimizer_states)
-    loss: LossOf | None = None
-    batch, step, states = None, None, optimizer_states or None
+    step, states = None, optimizer_states or None
     if isinstance(model, TorchStep):
         step, model = model, model.model()
-        loss, batch = step.loss_of, (step.inputs, step.targets)
         sample_inputs, atomic, states = step.inputs, step.atomic, states or step.optimizer_states
     check_model(model)
     check_text("granularity", granularity, GRANULARITIES)
@@ -160,9 +158,7 @@ def profile(
         device=device,
         split_backward=split_backward,
         accumulate=accumulate,
-        loss=loss,
-        batch=batch,
-        make=None if step is None else step.optimizer,
+        step=step,
     )
     if optimizer is not None:
         states = state_count(optimizer)
