@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .kernels.csr import Ints
+from .kernels.csr import Integers, Ints
 
 if TYPE_CHECKING:
     from .opgraph import OpGraph
@@ -32,27 +33,30 @@ def add_single_groups(graph: OpGraph, ops: Sequence[int] | Ints, label: str) -> 
     return colocation, (*graph.colocation_names, *added_names)
 
 
+def components(n: int, a: Integers, b: Integers) -> NDArray[np.int64]:
+    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`. O(n + pairs)."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if not len(a):
+        return np.arange(n, dtype=np.int64)
+    edges = coo_array((np.ones(len(a), dtype=np.int8), (a, b)), shape=(n, n))
+    label = connected_components(edges, directed=False)[1]
+    smallest = np.full(n, n, dtype=np.int64)
+    np.minimum.at(smallest, label, np.arange(n))
+    return smallest[label]
+
+
 def join_groups(n: int, groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the groups of `n` ops that remain when all that overlap are joined (union-find, near-linear).
+    """Returns the groups of `n` ops that remain when all that overlap are joined.
 
     Members ascend, and groups are in the order of their first members. A group of one op is left out.
 
     >>> join_groups(5, [(1, 3), (0, 1), (4,)])
     ((0, 1, 3),)
     """
-    root = list(range(n))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for first, *other_members in groups:
-        for member in other_members:
-            a, b = sorted((find(first), find(member)))
-            root[b] = a
+    pairs = np.array([(first, op) for first, *others in groups for op in others], dtype=np.int64).reshape(-1, 2)
     members: dict[int, list[int]] = {}
-    for i in range(n):
-        members.setdefault(find(i), []).append(i)
+    for op, first in enumerate(components(n, pairs[:, 0], pairs[:, 1]).tolist()):
+        members.setdefault(first, []).append(op)
     return tuple(tuple(m) for m in members.values() if len(m) > 1)

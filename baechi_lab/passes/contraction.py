@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
+from ..graph.groups import components
 from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
 from ..graph.tensors import BATCH_BYTES, batch_bytes_of_ops
 from .allowed_lists import UNCLEAR, common_allowed
-from .components import components
 
 
 def contract(graph: OpGraph, group: Integers) -> OpGraph:

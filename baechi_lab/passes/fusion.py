@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..graph import OpGraph
+from ..graph.groups import components
 from ..graph.kernels.csr import Ints, distinct
 from .allowed_lists import with_common_lists
 from .base import Pass
-from .components import components
 from .contraction import contract
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
+from ...graph.groups import components
 from ...graph.kernels.csr import Ints, distinct
-from ...passes.components import components
 from ...passes.contraction import contract, number_groups
 from ...passes.fusion import distinct_edges
 from ..problem import transfer_us
