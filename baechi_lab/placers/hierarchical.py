@@ -119,7 +119,7 @@ class Hierarchical(TrainingParameters, Placer):
         learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards: on optimized GNMT the entropy
             per choice is 0.002 after 10 s (`studies.planner.experiment --rates GNMT`). Use 0.002 to 0.005.
         baseline: "average" (the paper's moving average), or "others", which compares a placement with those of its own
-            grouping and a grouping with the others of its update; needs `group_samples` above 1 (`planner.credit`).
+            grouping and a grouping with the others of its update; needs `group_samples` above 1 (`planner.reinforce`).
         standardise: give credit in standard deviations of the update's rewards.
         entropy_bonus: added to what is maximised, per nat of entropy of the Placer's choices (the paper has none). Without
             it the Placer puts all groups on one GPU within about 100 updates, and the Grouper has nothing left to learn.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.fidelity.peaks import predicted_timelines
-from baechi_lab.fidelity.update_memory import temporaries
+from baechi_lab.fidelity.peaks import predicted_timelines, temporaries
 from baechi_lab.graph.opgraph import VIEW
 
 TYPES = ["VarHandleOp", "ReadVariableOp", "Identity", "MatMul", "AssignSubVariableOp", "MatMul"]

@@ -13,10 +13,10 @@ from baechi_lab import Cluster, Link, OpGraph, Placement, check, place, simulate
 from baechi_lab.errors import FormatError, InfeasiblePlacement, InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import Hierarchical
-from baechi_lab.placers.planner.adam import Adam
 from baechi_lab.placers.planner.embeddings import group_embeddings, make_units
 from baechi_lab.placers.planner.explain import learned_groups
 from baechi_lab.placers.planner.groupings import random_grouping, scope_grouping
+from baechi_lab.placers.planner.reinforce import Adam
 from baechi_lab.placers.planner.reward import SimulatedReward
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]

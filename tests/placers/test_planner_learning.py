@@ -9,10 +9,9 @@ from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
-from baechi_lab.placers.planner.credit import leave_one_out, moving_average, standardise
 from baechi_lab.placers.planner.embeddings import make_units
 from baechi_lab.placers.planner.groupings import metis_grouping
-from baechi_lab.placers.planner.reinforce import Trainer
+from baechi_lab.placers.planner.reinforce import Trainer, leave_one_out, moving_average, standardise
 from baechi_lab.placers.planner.reward import SimulatedReward
 from studies.planner.comparison import best_within, compare_groupings
 

@@ -9,8 +9,8 @@ from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.placers.evaluation.orders import Candidate
 from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.multistart import Trials
 from baechi_lab.placers.search.parameters import SEARCH
-from baechi_lab.placers.search.trials import Trials
 
 CLUSTER = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
 

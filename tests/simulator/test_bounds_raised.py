@@ -8,12 +8,11 @@ from baechi_lab import Cluster, Link, OpGraph, bounds
 from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds import energy as bounds_energy
 from baechi_lab.simulator.bounds import probe as bounds_probe
+from baechi_lab.simulator.bounds.bounds import paid_bounds, raise_heads_and_tails
 from baechi_lab.simulator.bounds.energy import energy_heads, window
 from baechi_lab.simulator.bounds.probe import probe_heads
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.raised_times import raise_heads_and_tails
 from baechi_lab.simulator.bounds.sweep import paid_heads
-from baechi_lab.simulator.bounds.transfer_bounds import paid_bounds
 
 COMMS = ("parallel", "sequential", "duplex")
 FORK_JOIN = [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)]

@@ -12,9 +12,9 @@ from baechi_lab.graph import allowed_devices, durations, generators
 from baechi_lab.graph.kernels.jit import HAS_NUMBA, njit
 from baechi_lab.simulator.bounds import assignment as bounds_assignment
 from baechi_lab.simulator.bounds.assignment import assignment
+from baechi_lab.simulator.bounds.bounds import raise_heads_and_tails
 from baechi_lab.simulator.bounds.merge import forced_merges
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.raised_times import raise_heads_and_tails
 from baechi_lab.simulator.paths import heads_and_tails
 
 pytestmark = pytest.mark.slow  # `least` is compiled in every run

@@ -1,13 +1,20 @@
 """REINFORCE (Williams 1992, doi:10.1007/BF00992696) for the planner's networks: paper H, equations 2 to 6.
 
 One update: draw `m` groupings and for each of them `k` placements, ask for their step times, and move the weights along
-`grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` a baseline (`credit`). The best
+`grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` a baseline. The best
 placement seen is kept. Update `u` takes its random numbers from `(seed, u)`, so a run that is continued from a
 checkpoint does what an uninterrupted one would have done.
+
+`moving_average` is H's baseline: one number for all samples of all updates. `leave_one_out` compares a sample with the other
+samples of its update (leave one out; Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free!"):
+a placement with those of its own grouping, a grouping with the other groupings. What a grouping makes possible then no
+longer hides which of its placements was good. Neither baseline depends on the sample it judges, so both gradients have the
+expectation of equations 4 and 6. O(samples).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from .adam import Adam
-from .credit import Credit, leave_one_out, moving_average, standardise
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
@@ -204,3 +209,74 @@ class Trainer:
         )
         self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
         return standardise(credit, reward, counts) if p.standardise else credit
+
+
+FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
+"""The authors' defaults; H names only the learning rate."""
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980) on NumPy arrays: the moments of every weight, and how many steps were taken.
+
+    In NumPy so that its whole state is arrays that a checkpoint can hold; O(weights). The gradient's global norm is clipped
+    first.
+    """
+
+    def __init__(self, weights: Mapping[str, NDArray[np.float32]], learning_rate: float):
+        self.learning_rate = learning_rate
+        self.steps = 0
+        self.first = {name: np.zeros_like(value) for name, value in weights.items()}
+        self.second = {name: np.zeros_like(value) for name, value in weights.items()}
+
+    def step(
+        self, weights: dict[str, NDArray[np.float32]], gradient: Mapping[str, NDArray[np.float32]], largest_norm: float
+    ) -> None:
+        """Replaces `weights` by those after one step along `gradient` scaled to a norm of at most `largest_norm`."""
+        self.steps += 1
+        norm = float(np.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in gradient.values())))
+        scale = np.float32(min(1.0, largest_norm / norm) if norm > 0 else 1.0)
+        rate = self.learning_rate * np.sqrt(1 - SECOND_DECAY**self.steps) / (1 - FIRST_DECAY**self.steps)
+        for name, g in gradient.items():
+            clipped_gradient = g * scale
+            self.first[name] += np.float32(1 - FIRST_DECAY) * (clipped_gradient - self.first[name])
+            self.second[name] += np.float32(1 - SECOND_DECAY) * (np.square(clipped_gradient) - self.second[name])
+            move = rate * self.first[name] / (np.sqrt(self.second[name]) + EPSILON)
+            with np.errstate(over="ignore"):  # the trainer looks at what became of them
+                weights[name] = (weights[name] - move).astype(np.float32)
+
+
+Credit = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""float64[m] of every grouping, float64[m, k] of every placement of every grouping."""
+
+
+def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], baseline: float) -> Credit:
+    """`reward - baseline` per placement, and its mean per grouping; 0 where `counts` bool[m, k] is false."""
+    placement = np.where(counts, reward - baseline, 0.0)
+    return placement.mean(axis=1), placement
+
+
+def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+    """`reward` float64[m, k] minus the mean of the other samples that count; 0 for those that do not, or that have no others.
+
+    The only placement of a grouping is compared with those of the other groupings.
+    """
+    counted_reward = np.where(counts, reward, 0.0)
+    total, number = counted_reward.sum(axis=1), counts.sum(axis=1)
+    alone = (number == 1)[:, None]
+    sum_of_others = np.where(alone, counted_reward.sum(), total[:, None]) - counted_reward
+    size = np.where(alone, number.sum(), number[:, None]) - 1
+    placement = np.where(counts & (size > 0), reward - sum_of_others / np.maximum(size, 1), 0.0)
+    has_samples = number > 0
+    mean = np.where(has_samples, total / np.maximum(number, 1), 0.0)
+    other_groupings = int(has_samples.sum()) - 1
+    grouping = np.where(has_samples & (other_groupings > 0), mean - (mean.sum() - mean) / max(other_groupings, 1), 0.0)
+    return grouping, placement
+
+
+def standardise(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+    """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer."""
+    rewards = reward[counts]
+    deviation = float(rewards.std()) if rewards.size else 0.0
+    if deviation <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart
+        return np.zeros_like(credit[0]), np.zeros_like(credit[1])
+    return credit[0] / deviation, credit[1] / deviation

@@ -6,7 +6,7 @@ minimise `w` subject to, for every edge i -> j with transfer time c_ij and 0 <= 
     s_j >= s_i + k_i + c_ij x_ij,      s_i + k_i <= w,
     sum over succ(i) of x_ij >= |succ(i)| - 1,      sum over pred(j) of x_ij >= |pred(j)| - 1.
 
-`j` is the favourite child of `i` where x_ij rounds to 0. `sct_program/lp_cvxpy.py` is the readable twin.
+`j` is the favourite child of `i` where x_ij rounds to 0. `solve_with_cvxpy` in `sct_program/solver.py` is the readable twin.
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from ...errors import BaechiLabError
+from ...errors import BaechiLabError, UnknownNameError
+from ...graph.kernels.csr import Integers
 from ...graph.kernels.jit import has_few_entries, njit
 from ...highs import row_program, silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
@@ -86,8 +88,6 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
         program.cost[n : n + e] = weight
         value = _solve_with_highs(program, _HIGHS[solver.lower()])
     else:
-        from .lp_cvxpy import solve_with_cvxpy
-
         value = solve_with_cvxpy(scaled_problem, weight, solver)
     x = reduction.expand(np.clip(value[n : n + e], 0.0, 1.0))
     longest_first = np.lexsort((np.arange(len(x)), -problem.transfer))
@@ -133,3 +133,39 @@ def _run(solver: Any, method: str) -> None:
     status = solver.modelStatusToString(solver.getModelStatus())
     if status != "Optimal":
         raise BaechiLabError(f"the SCT linear program was not solved: HiGHS ({method}) says {status!r}")
+
+
+# The canonical optimum differs from the others by some 1e-5 of the objective: interior solvers must come closer.
+_TIGHT = {"CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-10}}
+
+
+def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: str) -> NDArray[np.float64]:
+    """Returns float64[n + e + 1]: s, x and w at the optimum of `w + weight @ x`.
+
+    `solver` is a name that cvxpy knows, such as `CLARABEL` or `SCS`; `UnknownNameError` lists those installed.
+    """
+    import cvxpy as cp
+
+    if solver.upper() not in cp.installed_solvers():
+        raise UnknownNameError.of("LP solver", solver, [*map(str.lower, cp.installed_solvers()), "highs-ipm"])
+    n, e = len(problem.compute), len(problem.source)
+    start, x, makespan = cp.Variable(n, nonneg=True), cp.Variable(e), cp.Variable()
+    finish = start + problem.compute
+    rules: list[object] = [finish <= makespan]
+    if e:
+        rules += [
+            x >= 0,
+            x <= 1,
+            x >= (problem.transfer == 0),  # nothing to save
+            start[problem.target] >= finish[problem.source] + cp.multiply(problem.transfer, x),
+            _incidence(problem.source, n) @ x >= problem.out_degree - 1,
+            _incidence(problem.target, n) @ x >= problem.in_degree - 1,
+        ]
+    cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
+        solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
+    )
+    return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
+
+
+def _incidence(end: Integers, n: int) -> csr_array:
+    return csr_array((np.ones(len(end)), (end, np.arange(len(end)))), shape=(n, len(end)))

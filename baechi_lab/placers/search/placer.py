@@ -5,7 +5,7 @@ best fast rules, each under first in first out and under priorities by upward ra
 
 1. Every fast placer's assignment is simulated under the orders that suit it (`search.starts`).
 2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
-   are such structures; the best results go on, one per worker (`search.trials`, `search.multistart`).
+   are such structures; the best results go on, one per worker (`search.multistart`).
 3. Cycles: merge units on one device into a few dozen units (`search.coarsen`), anneal, split them into
    more units, anneal, ... (`search.chain`). After each round a slow worker continues from the leader, and each
    cycle begins by taking over better segments of other placements (`search.combine`).

@@ -6,7 +6,11 @@ modules that `bounds` names. A bound without a module there follows from its def
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ...checks import check_flag, check_text
 from ...errors import InvalidInput
@@ -18,11 +22,13 @@ from ...graph.kernels.csr import Floats
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
+from .energy import energy_heads, window
 from .merge import forced_merges
 from .pipeline import period_bounds, step_bounds
-from .problem import REACH_OPS, cheapest_transfer_us, merge_problem
-from .raised_times import raise_heads_and_tails
-from .transfer_bounds import paid_bounds
+from .probe import probe_heads
+from .problem import REACH_OPS, MergeProblem, cheapest_transfer_us, merge_problem
+from .stagger import staggered_work_us
+from .sweep import paid_heads
 
 EFFORTS = ("normal", "high")
 
@@ -69,7 +75,7 @@ def bounds(
     - `group`: a colocation group runs on one device, one op after the other, between its earliest start and
       the least that must follow.
     - `memory-cut`: where no device holds a connected part of the graph, some edge of it must be paid for.
-    - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`bounds.transfer_bounds`).
+    - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`paid_bounds`).
     - `staggered-work`: work, with the time for which devices wait for their first and after their last op.
     - `probed-path`: the longest path with heads and tails for which whole neighbourhoods are local or paid (`bounds.probe`).
     - `energy`: the same, with the work of all ancestors and all descendants shared by all devices (`bounds.energy`).
@@ -214,3 +220,47 @@ def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats,
     np.minimum.at(cheapest_cut, component[source], path_us)
     cuts = cheapest_cut[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(cheapest_cut)]
     return float(cuts.max(initial=0.0))
+
+
+PROBE_SHARE = 0.6
+"""Share of the time for probes; small zones come first."""
+
+
+class RaisedTimes(NamedTuple):
+    """Valid heads and tails float64[n] and the bounds that follow from them, by name."""
+
+    head: NDArray[np.float64]
+    tail: NDArray[np.float64]
+    bounds: dict[str, float]
+
+
+def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> RaisedTimes:
+    """Raises the heads of `paid_heads` by probing with each size of zone in turn, then by energy."""
+    x, began = problem, working_seconds()
+    head, tail = paid_heads(x)
+    for k, zone in enumerate(zones):
+        probe_heads(x, head, tail, zone, began + seconds * PROBE_SHARE * (k + 1) / len(zones))
+    probed_path_us = float((head + x.p + tail).max())
+    energy_heads(x, head, tail, began + seconds)
+    last = float(staggered_work_us(x, x.unit, head, tail))
+    energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
+    return RaisedTimes(head, tail, {"probed-path": probed_path_us, "energy": energy})
+
+
+def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
+    """Returns both bounds by name. O(ops + edges) apart from sorting.
+
+    `local-or-paid`: the longest path on which every producer delays its reader, either because it runs on the reader's device or
+    by its transfer from another one (rules 1 and 5 of `bounds.merge`). Heads h are such paths from the front, tails q from the
+    back. With an op of duration p, the step lasts at least h + p + q.
+
+    `staggered-work`: see `bounds.stagger`.
+    """
+    if graph.n == 0 or cluster.n < 2:
+        return {}
+    x = merge_problem(graph, cluster, reach=False)
+    head, tail = paid_heads(x)
+    return {
+        "local-or-paid": float((head + x.p + tail).max()),
+        "staggered-work": float(staggered_work_us(x, x.unit, head, tail)),
+    }
