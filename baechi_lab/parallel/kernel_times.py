@@ -174,6 +174,7 @@ def part_times(
     width: Callable[[RankOp], int],
     overlap_tensor: bool = False,
     overlap_products: bool = False,
+    speed: float = 1.0,
 ) -> PartTimes:
     """Computes the times of ops on two lanes, on which kernels overlap with collectives that no op waits for.
 
@@ -193,6 +194,7 @@ def part_times(
         width: a function that returns the number of devices in a collective.
         overlap_tensor: whether gradients of weights run beside collectives of tensor parallelism.
         overlap_products: whether products run in pieces beside collectives of sequence parallelism.
+        speed: of the device, relative to others of its hardware.
     """
     compute_free = lane_free = chain = weights_ready = host = 0.0
     compute = collectives = weights = 0.0
@@ -219,7 +221,7 @@ def part_times(
             host += efficiency.collective_host_us + efficiency.drift_us * (width(op) - 1)
             product_us = 0.0
             continue
-        lasts = rank_kernel_us(op, hardware, efficiency)
+        lasts = rank_kernel_us(op, hardware, efficiency) / speed
         compute += lasts
         start = max(compute_free, weights_ready if op.phase == WEIGHT else chain)
         compute_free = start + lasts + max(ring_us - lasts * (rounds - 1) / rounds, 0.0)

@@ -18,6 +18,7 @@ from ..graph.layout import Layout
 from ..graph.tensors import TensorTable
 from ..passes.data_parallel import Bucket
 from .layout_stages import Segment, StepOptions, segment_buckets, stage_device
+from .rank_costs import StageDevice
 
 UPDATE_BYTES = 30
 """Bytes that Adam reads and writes per parameter, besides the gradient: the float32 copy and two moments, which are also
@@ -72,7 +73,7 @@ class StepWriter:
         for index, segment in enumerate(segments):
             costs = segment.costs
             us = segment.count * costs.forward.us + (host_us if index == 0 else 0.0)
-            op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, costs.part.transient_bytes)
+            op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, segment.forward_temp_bytes)
             if op:
                 previous = self.segments[-1]
                 crosses_border = previous.stage != stage
@@ -102,7 +103,9 @@ class StepWriter:
             us = segment.count * costs.backward.us + (host_us if is_last_of_stage else 0.0)
             input_us = segment.count * costs.backward.input_us + (host_us if is_last_of_stage else 0.0)
             input_us = min(input_us, us) if self.separates_weights else us
-            op = self._add(f"{self.names[index]}/backward", "Backward", input_us, stage, costs.transient_bytes, index)
+            op = self._add(
+                f"{self.names[index]}/backward", "Backward", input_us, stage, segment.backward_temp_bytes, index
+            )
             if previous_op >= 0:
                 self.duration_us[op] += self.border_us if is_last_of_stage else 0.0
                 self.table.add(
@@ -121,7 +124,7 @@ class StepWriter:
             self.backward[index] = tuple(readers)
             previous_op = op
 
-    def add_updates(self, hardwares: Sequence[Hardware], table_us: float) -> None:
+    def add_updates(self, devices: Sequence[StageDevice], table_us: float) -> None:
         """Adds one update per stage and the bytes of its parameters.
 
         `table_us`: time in which the first and the last stage add up gradients of a table that both have; 0 without one.
@@ -130,10 +133,10 @@ class StepWriter:
         stages = sorted({entry.stage for entry in self.segments})
         updates: dict[int, int] = {}
         for stage in stages:
-            hardware = hardwares[stage_device(layout, stage)]
+            hardware, speed = devices[stage_device(layout, stage)]
             efficiency = self.options.efficiency_of(hardware)
             stage_segments = [index for index, entry in enumerate(self.segments) if entry.stage == stage]
-            bandwidth = hardware.bandwidth * efficiency.bandwidth_share
+            bandwidth = hardware.bandwidth * efficiency.bandwidth_share * speed
             us_per_parameter = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
             dense = sum(self.segments[index].segment.parameters for index in stage_segments)
             experts = sum(self.segments[index].segment.expert_parameters for index in stage_segments)
@@ -153,6 +156,7 @@ class StepWriter:
                 forward=index,
                 backward=self.backward[index],
                 update=updates[stage],
+                rank=stage_device(layout, stage),
             )
             self.persistent_bytes[index] += sum(bucket.resident_bytes(zero=0) for bucket in buckets)
             self.buckets += buckets

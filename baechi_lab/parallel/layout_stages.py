@@ -15,7 +15,7 @@ from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..passes.data_parallel import Bucket
 from .kernel_times import Efficiency, PartTimes
-from .rank_costs import PartCosts, RankCosts, hardware_of, make_part, rank_layout
+from .rank_costs import PartCosts, RankCosts, StageDevice, make_part, rank_layout, slowest_device
 from .rank_ops import HALF, Part, Storage
 from .transformer import Transformer
 
@@ -67,13 +67,26 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` equal blocks of one pipeline stage, which run one after the other; or its embedding, or its output layer."""
+    """`count` equal blocks of one pipeline stage, which run one after the other; or its embedding, or its output layer.
+
+    A stage without blocks has a segment whose `count` is 0.
+    """
 
     name: str
     costs: PartCosts
     count: int
     parameters: int
     expert_parameters: int
+
+    @property
+    def forward_temp_bytes(self) -> int:
+        """Temporary bytes of the forward pass."""
+        return self.costs.part.transient_bytes if self.count else 0
+
+    @property
+    def backward_temp_bytes(self) -> int:
+        """Temporary bytes of the backward pass with recomputation."""
+        return self.costs.transient_bytes if self.count else 0
 
 
 def stage_blocks(layout: Layout, layers: int) -> tuple[int, ...]:
@@ -120,6 +133,7 @@ def segment_buckets(
     forward: int,
     backward: tuple[int, ...],
     update: int,
+    rank: int = 0,
 ) -> list[Bucket]:
     """Returns the buckets of a segment: of the parameters that all copies hold, and of experts."""
     copies = layout.dp * layout.cp
@@ -132,7 +146,7 @@ def segment_buckets(
             reduced_bytes = (precision.reduced_bytes or precision.gradient_bytes) * count
             gradient_bytes = (precision.gradient_bytes + precision.extra_gradient_bytes) * count
             sizes = HALF * count, reduced_bytes, gradient_bytes, precision.state_bytes * count
-            buckets.append(Bucket(f"{name}{label}", forward, backward, update, *sizes, holders, axis))
+            buckets.append(Bucket(f"{name}{label}", forward, backward, update, *sizes, holders, axis, rank))
     return buckets
 
 
@@ -149,19 +163,19 @@ class StageCosts:
     sequence_length: int
     options: StepOptions
     collectives: Collectives
-    _hardware: dict[range, Hardware] = field(default_factory=dict, repr=False)
+    _devices: dict[range, StageDevice] = field(default_factory=dict, repr=False)
     _parts: dict[tuple[object, ...], tuple[Part, tuple[PartTimes, PartTimes]]] = field(default_factory=dict, repr=False)
     _costs: dict[tuple[object, ...], PartCosts] = field(default_factory=dict, repr=False)
     _groups: dict[tuple[object, ...], list[range]] = field(default_factory=dict, repr=False)
 
-    def hardwares(self, layout: Layout) -> list[Hardware]:
-        """Returns the slowest hardware of every device of the pipeline."""
+    def devices(self, layout: Layout) -> list[StageDevice]:
+        """Returns the slowest of the devices that are one device of the pipeline, for each of them."""
         width = layout.tp * layout.cp * layout.dp
         groups = [range(d * width, (d + 1) * width) for d in range(layout.pp)]
         for group in groups:
-            if group not in self._hardware:
-                self._hardware[group] = hardware_of(self.cluster, group, self.options.hardware)
-        return [self._hardware[group] for group in groups]
+            if group not in self._devices:
+                self._devices[group] = slowest_device(self.cluster, group, self.options.hardware)
+        return [self._devices[group] for group in groups]
 
     def different_groups(self, layout: Layout, axis: str) -> list[range]:
         """Returns groups of `axis`, one per pipeline device, without those that have equal links."""
@@ -175,11 +189,11 @@ class StageCosts:
         """Returns the microseconds of a collective on the slowest devices of the pipeline."""
         return max(self.collectives.us(kind, size_bytes, group) for group in self.different_groups(layout, axis))
 
-    def stages(self, layout: Layout, hardwares: Sequence[Hardware]) -> list[list[Segment]]:
+    def stages(self, layout: Layout, devices: Sequence[StageDevice]) -> list[list[Segment]]:
         """Returns the segments of every stage."""
         model = self.model
         counts = stage_blocks(layout, model.layers)
-        costs_of_device = [self._part_costs(layout, d, hardwares[d]) for d in range(layout.pp)]
+        costs_of_device = [self._part_costs(layout, d, devices[d]) for d in range(layout.pp)]
         stages: list[list[Segment]] = []
         first_block = 0
         for s, count in enumerate(counts):
@@ -198,6 +212,8 @@ class StageCosts:
                 first_block += chunk
             if s == len(counts) - 1:
                 segments.append(_segment("head", costs["head"], 1))
+            if not segments:  # a stage without blocks passes on what it receives
+                segments.append(_segment(f"blocks{first_block}", costs["dense"], 0))
             stages.append(segments)
         if not model.tied or stage_device(layout, len(stages) - 1):  # a tied table has a copy on another device
             last = stages[-1][-1]
@@ -205,22 +221,31 @@ class StageCosts:
             stages[-1][-1] = replace(last, parameters=last.parameters + table)
         return stages
 
-    def _part_costs(self, layout: Layout, device: int, hardware: Hardware) -> dict[str, PartCosts]:
-        """Returns the costs of every part by its name, on one device of the pipeline. Equal parts share them."""
+    def _part_costs(self, layout: Layout, index: int, device: StageDevice) -> dict[str, PartCosts]:
+        """Returns the costs of every part by its name, on device `index` of the pipeline. Equal parts share them."""
         rank = RankCosts(
             layout,
-            hardware,
-            self.options.efficiency_of(hardware),
+            device.hardware,
+            self.options.efficiency_of(device.hardware),
             self.collectives,
-            first_device(layout, device),
+            first_device(layout, index),
             self.options.overlap_tensor and not layout.schedule.startswith("zb"),
             self.options.overlap_products,
+            device.speed,
         )
         tensor_links, context_links, expert_links = (
             self.collectives.levels(rank.devices_of(axis)) for axis in ("tp", "cp", "ep")
         )
         sizes = layout.tp, layout.cp, layout.micro_batch, layout.sequence_parallel
-        common = *sizes, hardware.name, rank.overlap_tensor, rank.overlap_products, tensor_links, context_links
+        common = (
+            *sizes,
+            device.hardware.name,
+            device.speed,
+            rank.overlap_tensor,
+            rank.overlap_products,
+            tensor_links,
+            context_links,
+        )
         keys: dict[str, tuple[object, ...]] = {name: (name, *common) for name in ("embedding", "dense", "head")}
         if self.model.experts:
             keys["experts"] = "experts", *common, layout.ep, expert_links

@@ -13,12 +13,12 @@ import numpy as np
 
 from ..graph import Cluster, Device, Link, OpGraph, Placement, Timeline
 from ..graph.collectives import Collectives
-from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..passes.data_parallel import divide_data
 from ..simulator.simulation import makespan_and_peak, simulate
 from .layout_graph import StepWriter
 from .layout_stages import Segment, StageCosts, StepOptions, first_device, segment_buckets, stage_device
+from .rank_costs import StageDevice
 from .transformer import Transformer
 
 
@@ -29,14 +29,14 @@ class LayoutStep:
     Args:
         costs: the model, the cluster and its collectives.
         stages: the segments of every pipeline stage.
-        hardwares: the hardware of every device of the pipeline.
+        devices: the slowest device of every group that is one device of the pipeline.
         micro_batches: the number of micro-batches of a step.
     """
 
     costs: StageCosts
     layout: Layout
     stages: Sequence[Sequence[Segment]]
-    hardwares: Sequence[Hardware]
+    devices: Sequence[StageDevice]
     micro_batches: int
 
     @property
@@ -56,7 +56,7 @@ class LayoutStep:
     @cached_property
     def cluster(self) -> Cluster:
         """The cluster of the pipeline: one device per stage's ranks."""
-        return _group_cluster(self.layout, self.hardwares, self.options, self.costs.collectives)
+        return _group_cluster(self.layout, self.devices, self.options, self.costs.collectives)
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -73,9 +73,9 @@ class LayoutStep:
         layout, options = self.layout, self.options
         writer = StepWriter(layout, options, self._border_us)
         for s, segments in enumerate(self.stages):
-            writer.add_forward(s, segments, self.hardwares[stage_device(layout, s)])
+            writer.add_forward(s, segments, self.devices[stage_device(layout, s)].hardware)
         writer.add_backward()
-        writer.add_updates(self.hardwares, self._table_us)
+        writer.add_updates(self.devices, self._table_us)
         graph, device = writer.graph(self.model.name)
         graph = divide_data(
             graph,
@@ -96,7 +96,7 @@ class LayoutStep:
 
     @property
     def _gather_us(self) -> float:
-        return self.options.efficiency_of(self.hardwares[0]).gather_us if self.layout.zero >= 2 else 0.0
+        return self.options.efficiency_of(self.devices[0].hardware).gather_us if self.layout.zero >= 2 else 0.0
 
     @cached_property
     def _border_us(self) -> float:
@@ -123,14 +123,13 @@ class LayoutStep:
         times = np.zeros((self.layout.pp, 2))
         last = len(self.stages) - 1
         for s, segments in enumerate(self.stages):
-            if segments:
-                d = stage_device(self.layout, s)
-                host_us = self.options.efficiency_of(self.hardwares[d]).stage_us
-                forward_us, backward_us = host_us + self._border_us * (s > 0), host_us + self._border_us * (s < last)
-                for segment in segments:
-                    forward_us += segment.count * segment.costs.forward.us
-                    backward_us += segment.count * segment.costs.backward.us
-                times[d] += forward_us, backward_us
+            d = stage_device(self.layout, s)
+            host_us = self.options.efficiency_of(self.devices[d].hardware).stage_us
+            forward_us, backward_us = host_us + self._border_us * (s > 0), host_us + self._border_us * (s < last)
+            for segment in segments:
+                forward_us += segment.count * segment.costs.forward.us
+                backward_us += segment.count * segment.costs.backward.us
+            times[d] += forward_us, backward_us
         return times
 
     @cached_property
@@ -189,8 +188,8 @@ class LayoutStep:
         return float(max((before + self.micro_batches * total).max(), lane_us.max()))
 
     @cached_property
-    def least_bytes(self) -> int:
-        """A lower bound on the peak of the fullest device: its persistent bytes, and one micro-batch's activations.
+    def least_bytes(self) -> np.ndarray:
+        """Lower bounds on the peaks of the pipeline's devices, int64[pp]: persistent bytes, and one micro-batch's activations.
 
         Under 1F1B and schedules that send equally early, stage `s` of `pp` holds the activations of `pp - s` micro-batches.
         """
@@ -200,34 +199,40 @@ class LayoutStep:
             in_flight = np.minimum(np.arange(self.layout.pp, 0, -1), self.micro_batches)
         elif self.layout.schedule == "gpipe":
             in_flight = np.full(self.layout.pp, self.micro_batches)
-        return self._with_reserve(float((resident_bytes + in_flight * activation_bytes).max()))
+        return self._with_reserve(resident_bytes + in_flight * activation_bytes)
 
-    def _with_reserve(self, tensor_bytes: float) -> int:
-        """Returns the bytes of a device whose tensors have `tensor_bytes`, with overhead and reserve."""
-        return int(tensor_bytes * (1.0 + self.options.reserve_share)) + self.options.overhead_bytes
+    def _with_reserve(self, tensor_bytes: np.ndarray) -> np.ndarray:
+        """Returns the bytes of devices whose tensors have `tensor_bytes`, with overhead and reserve."""
+        return (tensor_bytes * (1.0 + self.options.reserve_share)).astype(np.int64) + self.options.overhead_bytes
 
     @cached_property
-    def makespan_and_peak(self) -> tuple[float, int]:
-        """The step in microseconds, and the bytes of the fullest device with its overhead.
+    def memory_bytes(self) -> np.ndarray:
+        """Memory of the pipeline's devices, int64[pp]: the smallest of a group, as all of its devices hold as much."""
+        return self.costs.cluster.memory_bytes.reshape(self.layout.pp, -1).min(axis=1)
+
+    @cached_property
+    def makespan_and_peaks(self) -> tuple[float, np.ndarray]:
+        """The step in microseconds, and the peaks of the pipeline's devices with their overhead, int64[pp].
 
         Only some of many micro-batches are simulated. From twice the depth of the pipeline on, every further round of the
-        pipeline takes as long as the last one, and adds as many bytes (0, except for schedules that hold all micro-batches).
+        pipeline takes as long as the last one, and adds at most bytes of control. Other schedules are simulated in full: GPipe's
+        peak moves to other ops, and gradients of weights fill the gaps of zero-bubble schedules in another way every round.
         """
         depth = self.layout.stages
         first = 2 * depth + 1 if depth > 1 else 2
         step = self.layout.pp if depth > 1 else 1
         first = -(-first // step) * step if depth > self.layout.pp else first
         rounds = (self.micro_batches - first) // step
-        if rounds <= 2:
-            us, peak = self._run(self.micro_batches)
+        if rounds <= 2 or (depth > 1 and not self.layout.schedule.endswith("1f1b")):
+            us, peaks = self._run(self.micro_batches)
         else:
             extra_micro_batches = (self.micro_batches - first) % step
             first += extra_micro_batches
-            first_us, first_peak = self._run(first)
-            second_us, second_peak = self._run(first + step)
+            first_us, first_peaks = self._run(first)
+            second_us, second_peaks = self._run(first + step)
             us = first_us + (second_us - first_us) * rounds
-            peak = np.maximum(first_peak, second_peak + (second_peak - first_peak) * (rounds - 1))
-        return us, self._with_reserve(float(peak.max()))
+            peaks = np.maximum(first_peaks, second_peaks + (second_peaks - first_peaks) * (rounds - 1))
+        return us, self._with_reserve(np.asarray(peaks))
 
     def _run(self, micro_batches: int) -> tuple[float, np.ndarray]:
         return makespan_and_peak(
@@ -237,24 +242,28 @@ class LayoutStep:
 
 def make_layout_step(costs: StageCosts, layout: Layout, global_batch: int) -> LayoutStep:
     """Returns the step of a layout that is legal (`layouts.why_illegal`)."""
-    hardwares = costs.hardwares(layout)
+    devices = costs.devices(layout)
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
-    return LayoutStep(costs, layout, costs.stages(layout, hardwares), hardwares, micro_batches)
+    return LayoutStep(costs, layout, costs.stages(layout, devices), devices, micro_batches)
 
 
 def _group_cluster(
-    layout: Layout, hardwares: Sequence[Hardware], options: StepOptions, collectives: Collectives
+    layout: Layout, stage_devices: Sequence[StageDevice], options: StepOptions, collectives: Collectives
 ) -> Cluster:
-    """Makes a cluster with one device per pipeline stage, and the links between ranks of neighbouring stages."""
+    """Makes a cluster with one device per pipeline stage, and the links between ranks of neighbouring stages.
+
+    Times of ops contain the speed of devices, which divides kernels alone; here it is 1.
+    """
     width = layout.tp * layout.cp * layout.dp
     cluster = collectives.cluster
     devices, names = [], cluster.names
     for d in range(layout.pp):
         group = range(d * width, (d + 1) * width)
         memory = min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes
-        speed = min(float(cluster.speed[k]) for k in group)
         name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
-        devices.append(Device(name, hardwares[d].name, max(int(memory / (1.0 + options.reserve_share)), 0), speed))
+        devices.append(
+            Device(name, stage_devices[d].hardware.name, max(int(memory / (1.0 + options.reserve_share)), 0))
+        )
 
     def link(a: int, b: int) -> Link:
         latency, per_byte = collectives.pair_cost(a * width, b * width)

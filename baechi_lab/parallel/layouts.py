@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..checks import check_callback, check_flag, check_text, check_tokens, check_whole
 from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, Timeline
@@ -25,7 +27,7 @@ from .configuration import read_transformer
 from .kernel_times import EFFICIENCIES, Efficiency
 from .layout_stages import StageCosts, StepOptions, stage_blocks
 from .layout_step import LayoutStep, make_layout_step
-from .rank_costs import hardware_of
+from .rank_costs import slowest_device
 from .rank_ops import Storage
 from .transformer import Transformer
 
@@ -44,7 +46,7 @@ REDUCED_BYTES = {"float32": 4, "half": 2}
 """Number formats in which data parallelism reduces gradients, with the bytes of a number."""
 MOST_OVERHEAD_BYTES = 2**50  # so that sums fit in 64 bits
 
-MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.12), "b200": (0.04, 0.04), "gh200": (0.08, 0.08)}
+MEAN_ERRORS = {"a100": (0.05, 0.08), "h100": (0.06, 0.12), "b200": (0.04, 0.04), "gh200": (0.09, 0.09)}
 """Hardware whose steps were measured -> smallest and largest mean error of predicted steps among the sources in
 `studies/results/layouts.json`, rounded."""
 
@@ -298,7 +300,7 @@ def layouts(
         efficiency=efficiency,
         hardware=hardware_record,
     )
-    slowest = hardware_of(cluster, range(cluster.n), hardware_record)
+    slowest = slowest_device(cluster, range(cluster.n), hardware_record).hardware
     efficiencies = efficiency or Efficiency.of(slowest)
     collectives = Collectives(cluster, tuple(measured), efficiencies.collective_share, efficiencies.network_share)
     candidates = _candidates(layouts, transformer, cluster.n, global_batch, sequence_length)
@@ -403,7 +405,6 @@ class _Search:
 
     def __init__(self, costs: StageCosts, global_batch: int, callback: Callable[[str], None] | None) -> None:
         self.costs, self.global_batch = costs, global_batch
-        self.limit_bytes = int(costs.cluster.memory_bytes.min())
         self.callback = callback or (lambda text: None)
 
     def step(self, layout: Layout) -> LayoutStep:
@@ -427,10 +428,9 @@ class _Search:
                     else "simulating"
                 )
                 step = row.step()
-                us, peak = step.makespan_and_peak
-                fits = peak <= self.limit_bytes
-                reason = "" if fits else self._too_large(peak)
-                row = replace(row, step_us=us, peak_bytes=peak, fits=fits, reason=reason)
+                us, peaks = step.makespan_and_peaks
+                reason = _too_large(peaks, step.memory_bytes)
+                row = replace(row, step_us=us, peak_bytes=int(peaks.max()), fits=not reason, reason=reason)
                 if row.fits and row.step_us is not None:
                     best = min(best, row.step_us)
             rows.append(row)
@@ -440,17 +440,24 @@ class _Search:
 
     def _bounded_row(self, layout: Layout) -> LayoutRow:
         step = self.step(layout)
-        least = step.least_bytes
-        fits = least <= self.limit_bytes
-        bound_reason = "its lower bound is above the best layout's time"
-        reason = bound_reason if fits else self._too_large(least, "at least ")
+        too_large = _too_large(step.least_bytes, step.memory_bytes, "at least ")
+        reason = too_large or "its lower bound is above the best layout's time"
+        least = int(step.least_bytes.max())
         count = step.micro_batches
         busiest = float(step.stage_us.sum(axis=1).max()) * count
         compute_us = step.compute_us * count
         times = compute_us, max(busiest - compute_us, 0.0)
         return LayoutRow(
-            layout, None, step.lower_bound_us, least, fits, reason, *times, count, lambda: self.step(layout)
+            layout, None, step.lower_bound_us, least, not too_large, reason, *times, count, lambda: self.step(layout)
         )
 
-    def _too_large(self, peak: int, least: str = "") -> str:
-        return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(self.limit_bytes)}"
+
+def _too_large(peaks: np.ndarray, memory_bytes: np.ndarray, least: str = "") -> str:
+    """Returns a sentence on the device of the pipeline that lacks most memory; empty if none does."""
+    lack = peaks - memory_bytes
+    device = int(lack.argmax())
+    if lack[device] <= 0:
+        return ""
+    device_has = "a device has" if memory_bytes.min() == memory_bytes.max() else "it has"
+    fullest = f"its fullest device holds {least}{format_bytes(int(peaks[device]))}"
+    return f"{fullest}; {device_has} {format_bytes(int(memory_bytes[device]))}"

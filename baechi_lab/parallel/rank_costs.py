@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import InvalidInput, in_short
 from ..graph import Cluster
@@ -25,22 +26,30 @@ class PartCosts:
     transient_bytes: int
 
 
-def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = None) -> Hardware:
-    """Returns the slowest hardware among devices of a cluster.
+class StageDevice(NamedTuple):
+    """The slowest device of a group: its hardware, and its speed relative to other devices of that hardware."""
+
+    hardware: Hardware
+    speed: float
+
+
+def slowest_device(cluster: Cluster, devices: range, hardware: Hardware | None = None) -> StageDevice:
+    """Returns the slowest of some devices of a cluster; `hardware` is that of all of them.
 
     Raises `InvalidInput` if `hardware` is None and the kind of a device names no hardware.
     """
     if hardware is not None:
-        return hardware
-    kinds = {cluster.devices[d].kind for d in devices}
-    hardware_by_kind = {kind: known_kind(kind) for kind in kinds}
+        return StageDevice(hardware, min(cluster.devices[d].speed for d in devices))
+    kinds = {(cluster.devices[d].kind, cluster.devices[d].speed) for d in devices}
+    hardware_by_kind = {kind: known_kind(kind) for kind, _ in kinds}
     unknown = next((kind for kind, name in hardware_by_kind.items() if name is None), None)
     if unknown is not None:
         raise InvalidInput(
             f"devices of the cluster are of kind {in_short(unknown)}; give them a kind of the hardware table such "
             f"as 'h100', or hardware="
         )
-    return min((HARDWARE[str(name)] for name in hardware_by_kind.values()), key=lambda row: row.half_flops)
+    stage_devices = (StageDevice(HARDWARE[str(hardware_by_kind[kind])], speed) for kind, speed in kinds)
+    return min(stage_devices, key=lambda device: device.hardware.half_flops * device.speed)
 
 
 def make_part(name: str, model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
@@ -68,6 +77,7 @@ def rank_layout(layout: Layout) -> Layout:
 class RankCosts:
     """Costs of a layout's parts on the devices of one pipeline stage, which begin at `first`.
 
+    Times of kernels are divided by `speed`, those of collectives and of the host are not.
     `overlap_tensor`, `overlap_products`: see `kernel_times.part_times`.
     """
 
@@ -78,6 +88,7 @@ class RankCosts:
     first: int = 0
     overlap_tensor: bool = False
     overlap_products: bool = False
+    speed: float = 1.0
 
     def devices_of(self, axis: str) -> range:
         """Returns the devices of the group of `axis` with the stage's first device."""
@@ -123,6 +134,7 @@ class RankCosts:
             lambda op: len(self.devices_of(op.axis)),
             self.overlap_tensor,
             self.overlap_products,
+            self.speed,
         )
 
 

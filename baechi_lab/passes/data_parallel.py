@@ -34,6 +34,7 @@ class Bucket:
         kept_gradient_bytes, state_bytes: bytes of gradients and optimizer states within the persistent bytes of `forward`.
         copies: the number of devices that hold the same parameters and reduce their gradients.
         axis: the axis of these devices, for `collective_us`.
+        rank: which of the graph's devices holds the parameters, where a graph has several, as a pipeline has.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Bucket:
     state_bytes: int
     copies: int
     axis: str = "dp+cp"
+    rank: int = 0
 
     def resident_bytes(self, zero: int) -> int:
         """Returns the bytes of parameters, gradients and optimizer states that a device holds during the whole step."""
@@ -105,9 +107,11 @@ def divide_data(
     writer = _GraphExtension(graph)
     shared_buckets = [bucket for bucket in buckets if bucket.copies > 1]
     blocks = list({bucket.forward: bucket for bucket in shared_buckets}.values())
-    every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
+    backward_of_rank: dict[int, list[int]] = {}
+    for bucket in buckets:
+        backward_of_rank.setdefault(bucket.rank, []).extend(bucket.backward)
     for bucket in shared_buckets:
-        gradient_ops = bucket.backward if overlap or zero >= 2 else every_backward
+        gradient_ops = bucket.backward if overlap or zero >= 2 else dict.fromkeys(backward_of_rank[bucket.rank])
         writer.persistent[bucket.forward] += bucket.resident_bytes(zero) - bucket.resident_bytes(0)
         if zero == 0:
             op = writer.add(

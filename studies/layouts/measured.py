@@ -61,7 +61,7 @@ class MeasuredStep:
 
     def predicted_seconds(self, efficiency: Efficiency | None = None) -> float:
         """Simulated seconds of the step."""
-        return self.step(efficiency).makespan_and_peak[0] / 1e6
+        return self.step(efficiency).makespan_and_peaks[0] / 1e6
 
 
 def vtrain() -> list[MeasuredStep]:

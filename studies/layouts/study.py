@@ -156,7 +156,8 @@ def errors_of(steps: Sequence[MeasuredStep]) -> list[dict[str, Any]]:
     """Predicted against measured, one record per row."""
     rows = []
     for step in steps:
-        us, peak = step.step().makespan_and_peak
+        us, peaks = step.step().makespan_and_peaks
+        peak = int(peaks.max())
         row: dict[str, Any] = {"layout": repr(step.layout), "predicted_s": us / 1e6, "predicted_bytes": peak}
         if step.seconds:
             row |= {"measured_s": step.seconds, "error": us / 1e6 / step.seconds - 1}

@@ -76,11 +76,11 @@ def test_a_step_obeys_the_rules_and_its_bounds(layout: bl.Layout) -> None:
     timeline = step.simulate()
     unrolled = bl.unroll(step.graph, step.micro_batches)
     assert bl.check(unrolled, step.cluster, step.placement.on(unrolled), timeline) == ()
-    us, peak = step.makespan_and_peak
+    us, peaks = step.makespan_and_peaks
     assert us == pytest.approx(timeline.makespan_us, rel=0.01)
-    assert peak == timeline.peak_bytes.max()
+    assert peaks.tolist() == timeline.peak_bytes.tolist()
     assert step.lower_bound_us <= timeline.makespan_us * (1 + 1e-9)
-    assert step.least_bytes <= peak
+    assert (step.least_bytes <= peaks).all()
     bounds = bl.bounds(step.graph, step.cluster, micro_batches=step.micro_batches, placement=step.placement)
     assert bounds.best <= timeline.makespan_us * (1 + 1e-9)
 
@@ -88,7 +88,7 @@ def test_a_step_obeys_the_rules_and_its_bounds(layout: bl.Layout) -> None:
 def test_many_micro_batches_are_extrapolated_without_error() -> None:
     for layout in (bl.Layout(pp=4), bl.Layout(pp=4, schedule="interleaved-1f1b"), bl.Layout(dp=4, zero=3)):
         step = step_of(layout, global_batch=96)
-        assert step.makespan_and_peak[0] == pytest.approx(step.simulate().makespan_us, rel=1e-6)
+        assert step.makespan_and_peaks[0] == pytest.approx(step.simulate().makespan_us, rel=1e-6)
 
 
 def test_persistent_bytes_are_what_zero_leaves_of_18_bytes_per_parameter() -> None:
@@ -238,9 +238,9 @@ def test_more_recomputation_takes_longer_and_holds_less() -> None:
     free = StepOptions(efficiency=Efficiency(host_us=0.0, backward_host_us=0.0, collective_host_us=0.0, stage_us=0.0))
     layouts = [bl.Layout(pp=2, recompute=recompute, micro_batch=4) for recompute in ("none", "full")]
     steps = [step_of(layout, options=free) for layout in layouts]
-    (none_us, none_bytes), (full_us, full_bytes) = (step.makespan_and_peak for step in steps)
+    (none_us, none_bytes), (full_us, full_bytes) = (step.makespan_and_peaks for step in steps)
     assert full_us > 1.1 * none_us
-    assert full_bytes < none_bytes
+    assert full_bytes.max() < none_bytes.max()
 
 
 def test_stages_of_layers_that_do_not_divide() -> None:
@@ -461,3 +461,69 @@ def test_numbers_of_numpy_do_not_overflow():
 
     assert table(np.int32) == table(int)
     assert repr(bl.Layout(dp=np.int64(2), stage_layers=[np.int8(3)])) == "Layout(dp=2, stage_layers=(3,))"
+
+
+def two_kinds(memory_bytes: tuple[int, int] = (80 * 10**9, 80 * 10**9), speed: float = 1.0) -> bl.Cluster:
+    devices = [bl.Device(f"gpu:{k}", "a100", size, speed) for k, size in enumerate(memory_bytes)]
+    return bl.Cluster(devices, link=bl.Link(5.0, 1e-5), comm="duplex")
+
+
+def test_a_stage_may_fill_a_device_with_more_memory() -> None:
+    uneven = bl.Layout(pp=2, stage_layers=(7, 1))
+    training = {"global_batch": 8, "sequence_length": 1024, "layouts": [uneven]}
+    row = bl.layouts(GPT, two_kinds(), **training).rows[0]
+    large, small = row.timeline.peak_bytes.tolist()
+    assert large == row.peak_bytes > small
+    assert bl.layouts(GPT, two_kinds((large, small)), **training).rows[0].fits
+    refused = bl.layouts(GPT, two_kinds((large, small - 1)), **training).rows[0]
+    assert not refused.fits
+    assert refused.peak_bytes == large
+    assert refused.reason.startswith("its fullest device holds ")
+
+
+def test_speeds_of_devices_divide_the_times_of_kernels_alone() -> None:
+    layouts = [bl.Layout(pp=2), bl.Layout(tp=2), bl.Layout(dp=2, zero=1)]
+    training = {"global_batch": 8, "sequence_length": 1024, "layouts": layouts}
+    slow, fast = ({r.layout: r for r in bl.layouts(GPT, two_kinds(speed=s), **training)} for s in (1.0, 2.0))
+    for layout in layouts:
+        assert fast[layout].compute_us == pytest.approx(slow[layout].compute_us / 2)
+        assert (
+            slow[layout].step_us / 2 < fast[layout].step_us < slow[layout].step_us
+        )  # hosts and links are as they were
+        assert fast[layout].lower_bound_us <= fast[layout].step_us
+
+
+def test_a_stage_without_blocks_passes_on_what_it_receives() -> None:
+    step = step_of(bl.Layout(pp=4, stage_layers=(0, 8, 0, 0)), global_batch=8)
+    assert sorted(set(step.placement.device.tolist())) == [0, 1, 2, 3]
+    assert step.stages[2][0].parameters == 0
+    us, peaks = step.makespan_and_peaks
+    assert (step.least_bytes <= peaks).all()
+    assert step.lower_bound_us <= us
+
+
+def test_without_overlap_a_stage_reduces_its_gradients_after_its_own_backward_pass() -> None:
+    model = Transformer(hidden=256, layers=4, heads=4, vocabulary=1000, tied=False)
+    step = step_of(bl.Layout(pp=2, dp=2), model, global_batch=8, options=StepOptions(overlap=False))
+    timeline = step.simulate()
+    unrolled = bl.unroll(step.graph, step.micro_batches)
+    device = step.placement.on(unrolled).device
+    ends = timeline.start_us + unrolled.duration_us
+    for d in range(2):
+        reductions = [k for k, op_type in enumerate(unrolled.op_types) if op_type == "all_reduce" and device[k] == d]
+        passes = [k for k, op_type in enumerate(unrolled.op_types) if op_type == "Backward" and device[k] == d]
+        assert timeline.start_us[reductions].min() == pytest.approx(ends[passes].max(), abs=0.1)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h2", "gpipe"])
+def test_schedules_without_equal_rounds_are_simulated_in_full(schedule: str) -> None:
+    """Extrapolated, peaks were 6 percent (of one device under zb-h2) and 3 percent too high."""
+    experts = Transformer(hidden=512, layers=10, heads=8, vocabulary=32000, gated=True, bias=False, experts=4)
+    dense = Transformer(hidden=256, layers=4, heads=4, vocabulary=1000, tied=False)
+    model, stage_layers = (experts, (4, 2, 2, 2)) if schedule == "zb-h2" else (dense, (4, 0))
+    layout = bl.Layout(pp=len(stage_layers), schedule=schedule, recompute="full", stage_layers=stage_layers)
+    step = step_of(layout, model, global_batch=32)
+    timeline = step.simulate()
+    us, peaks = step.makespan_and_peaks
+    assert us == pytest.approx(timeline.makespan_us)
+    assert peaks.tolist() == timeline.peak_bytes.tolist()
