@@ -1,4 +1,4 @@
-"""Reads ONNX models as `Program`: shapes by ONNX's own inference, FLOPs by operator (`onnx_flops`).
+"""Reads ONNX models as `Program`: shapes by ONNX's own inference (`onnx_shapes`), FLOPs by operator (`onnx_flops`).
 
 Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
 Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
@@ -8,9 +8,8 @@ two branches, of the longer one.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ...errors import FormatError
 from ...graph.formats.onnx_file import (
     check_versions,
-    inline_functions,
     load_model,
     onnx_package,
     op_names,
@@ -29,7 +27,7 @@ from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
 from ..work import Kernel, added_bias, recurrent_kernel
-from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of, value_types
+from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of
 from .onnx_flops import (
     SHAPE_OPS,
     attribute,
@@ -40,13 +38,13 @@ from .onnx_flops import (
     product_shapes,
     repeated_rows,
     row_alignment,
-    runtime_shapes,
     vector_flops,
 )
-from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp, check_sizes, size_of_open_dimension
+from .onnx_shapes import FLOATS, Shape, infer_shapes, shapes_and_types, type_name
+from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 onnx = onnx_package()
 
@@ -58,7 +56,6 @@ _WIDTH = {
     "COMPLEX128": 16,
 }
 _PER_BYTE = {"INT2": 4, "UINT2": 4, "INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2}
-_FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -78,8 +75,6 @@ OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
 _OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
 """Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, of which only the bytes count."""
-
-Shape = tuple[int, ...]
 
 
 def program_of(
@@ -105,18 +100,18 @@ def _read_model(
 ) -> Program:
     """Reads the operators of a model with their kernels, in the order of the file; bodies are read as models of their own."""
     version = opset_version(model)
-    inferred_model = _infer_shapes(model, batch_size, sizes)
+    inferred_model = infer_shapes(model, batch_size, sizes)
     graph = inferred_model.graph
-    shapes, types = _shapes_and_types(graph)
+    shapes, types = shapes_and_types(graph)
     constants = {t.name for t in graph.initializer}
     constants |= {value for node in graph.node if node.op_type == "Constant" for value in node.output}
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             tensor = next((a.t for a in node.attribute if a.name == "value"), None)
             if tensor is not None:
-                shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
+                shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), type_name(tensor.data_type)
     if precision is not None and precision.dtype is not None:
-        types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in _FLOATS}
+        types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in FLOATS}
     _check_inputs_exist(graph)
     nodes = [n for n in graph.node if n.op_type != "Constant"]
     parameters = _parameters(nodes, constants, shapes, types)
@@ -219,7 +214,7 @@ def _parameters(
     nodes: Sequence[NodeProto], constants: Collection[str], shapes: Mapping[str, Shape], types: Mapping[str, str]
 ) -> dict[str, bool]:
     """Returns the constants by name, and whether each is trained: running statistics and scalars are not."""
-    parameters = {v: types[v] in _FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
+    parameters = {v: types[v] in FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
     for node in nodes:
         for position in _STATISTICS.get(node.op_type, ()):
             if len(node.input) > position and node.input[position] in parameters:
@@ -234,201 +229,6 @@ def _old_version_notes(version: int) -> tuple[str, ...]:
         f"its operators are of version {version}, which ONNX Runtime no longer reads (it takes {OLDEST_OPSET} and later); "
         "they are estimated as what they are today",
     )
-
-
-def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, int]) -> ModelProto:
-    """Returns the model with the shape of every input set and the shapes of all values that ONNX can infer."""
-    sized_model = onnx.ModelProto()
-    sized_model.CopyFrom(model)
-    for sparse in sized_model.graph.sparse_initializer:  # runtimes store them densely
-        sized_model.graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-    del sized_model.graph.sparse_initializer[:]
-    constants = {t.name for t in sized_model.graph.initializer}
-    size_of_label: dict[str, int] = {}
-    for value in sized_model.graph.input:
-        if value.name in constants or not value.type.HasField("tensor_type"):
-            continue
-        for k, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
-                continue
-            label = dim.dim_param or f"dimension {k} of {value.name}"
-            if label not in size_of_label:
-                description = f"input {value.name!r:.80}"
-                size_of_label[label] = size_of_open_dimension(label, description, k, batch_size, sizes)
-            dim.dim_value = size_of_label[label]
-    check_sizes(sizes, size_of_label)
-    # Stored shapes of inner values may still name the open dimensions.
-    del sized_model.graph.value_info[:]
-    for value in sized_model.graph.output:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.ClearField("dim_param")
-    for tensor in sized_model.graph.initializer:  # whose values are not read
-        if prod(tensor.dims) > SMALL:
-            for values in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                tensor.ClearField(values)
-    imported_domains = {o.domain for o in sized_model.opset_import}
-    for domain in sorted({n.domain for n in sized_model.graph.node} - imported_domains):  # a custom domain
-        sized_model.opset_import.add(domain=domain, version=1)
-    try:
-        sized_model = inline_functions(sized_model)
-        _add_types_that_inference_requires(sized_model)
-        return _infer_open_shapes(onnx.shape_inference.infer_shapes(sized_model, data_prop=True))
-    except (
-        onnx.shape_inference.InferenceError,
-        onnx.checker.ValidationError,
-        RuntimeError,
-        ValueError,
-        IndexError,
-    ) as error:
-        raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
-
-
-def _add_types_that_inference_requires(model: ModelProto) -> None:
-    """Adds types of inputs whose producers' types ONNX does not infer: of four operators, its inference then ends the process."""
-    if not any(_required_type(node) is not None for graph in _graphs(model.graph) for node in graph.node):
-        return
-    model_without_them = onnx.ModelProto()
-    model_without_them.CopyFrom(model)
-    for graph in _graphs(model_without_them.graph):
-        for i in reversed(range(len(graph.node))):
-            if _required_type(graph.node[i]) is not None:
-                del graph.node[i]
-    inferred_model = onnx.shape_inference.infer_shapes(model_without_them)
-    typed_values = {v for graph in _graphs(inferred_model.graph) for v in value_types(graph)}
-    for graph in _graphs(model.graph):
-        for node in graph.node:
-            name, required_type = next(iter(node.input), ""), _required_type(node)
-            if required_type is not None and name and name not in typed_values:
-                graph.value_info.add(name=name).type.CopyFrom(required_type)
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Returns a graph and the bodies of its control flow, and theirs."""
-    yield graph
-    for node in graph.node:
-        for attribute_of_node in node.attribute:
-            if attribute_of_node.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute_of_node.g)
-
-
-def _required_type(node: NodeProto) -> TypeProto | None:
-    """Returns a type that fits the first input, if inference fails without one. A tree has the type of its thresholds."""
-    if node.op_type == "DictVectorizer":
-        number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-        return onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, number)
-    splits = next((a.t.data_type for a in node.attribute if a.name == "nodes_splits"), onnx.TensorProto.FLOAT)
-    kinds = {"EyeLike": onnx.TensorProto.FLOAT, "RegexFullMatch": onnx.TensorProto.STRING, "TreeEnsemble": splits}
-    return onnx.helper.make_tensor_type_proto(kinds[node.op_type], None) if node.op_type in kinds else None
-
-
-def _infer_open_shapes(model: ModelProto) -> ModelProto:
-    """Adds shapes that ONNX leaves open (of control flow, ONNX Runtime and `ai.onnx.ml`), and what follows from them.
-
-    An inference visits the whole graph, so it waits for an op that reads a value of unknown shape.
-    """
-    is_inferred = True
-    types, shapes, element_types, own_values = _known_values(model.graph)
-    for k in range(len(model.graph.node)):
-        node = model.graph.node[k]
-        if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
-            continue
-        if not is_inferred and (node.op_type in CONTROL_FLOW or any(v and v not in shapes for v in node.input)):
-            model, is_inferred = onnx.shape_inference.infer_shapes(model, data_prop=True), True
-            types, shapes, element_types, own_values = _known_values(model.graph)
-            node = model.graph.node[k]
-        no_tensors = {
-            v for v in node.output if v in types and types[v].WhichOneof("value") not in (None, "tensor_type")
-        }
-        if all(v in shapes or v in no_tensors for v in node.output if v):
-            continue
-        bodies = bodies_of(node, model)
-        output_types = bodies[0].output_types(_infer_shapes(bodies[0].model, None, {}).graph) if bodies else []
-        with contextlib.suppress(IndexError, TypeError, ValueError, onnx.shape_inference.InferenceError):
-            input_shapes = [shapes.get(v) for v in node.input]
-            output_shapes = _shapes_of_equivalent(node, input_shapes) or runtime_shapes(node, input_shapes)
-            known_types = [types[v].tensor_type.elem_type if v in types else 0 for v in node.output]
-            result_type = onnx.TensorProto.DataType.Value(_result_type(node, element_types))
-            output_types = output_types or [
-                onnx.helper.make_tensor_type_proto(known_type or result_type, shape)
-                for known_type, shape in zip(known_types, output_shapes, strict=False)
-            ]
-        for name, output_type in zip(node.output, output_types, strict=False):
-            if name:
-                value = own_values.get(name) or model.graph.value_info.add(name=name)
-                value.type.CopyFrom(output_type)
-                is_inferred, types[name] = False, output_type
-                new_shapes, new_types = _shapes_and_types(onnx.GraphProto(value_info=[value]))
-                shapes |= new_shapes
-                element_types |= new_types
-    return model if is_inferred else onnx.shape_inference.infer_shapes(model, data_prop=True)
-
-
-def _known_values(
-    graph: GraphProto,
-) -> tuple[dict[str, TypeProto], dict[str, Shape], dict[str, str], dict[str, ValueInfoProto]]:
-    """Returns the types, shapes and types of elements of a graph's values, and the entries of those that nodes make."""
-    own_values = {v.name: v for v in (*graph.value_info, *graph.output)}
-    return value_types(graph), *_shapes_and_types(graph), own_values
-
-
-_EQUIVALENTS = {
-    "FusedConv": ("Conv", (0, 1)),
-    "FusedGemm": ("Gemm", (0, 1)),
-    "QGemm": ("Gemm", (0, 3)),
-    "QLinearAdd": ("Add", (0, 3)),
-    "QLinearMul": ("Mul", (0, 3)),
-    "QLinearWhere": ("Where", (0, 1, 4)),
-    "QLinearAveragePool": ("AveragePool", (0,)),
-    "QLinearGlobalAveragePool": ("GlobalAveragePool", (0,)),
-    "QLinearLeakyRelu": ("LeakyRelu", (0,)),
-    "QLinearReduceMean": ("ReduceMean", (0,)),
-    "QLinearSigmoid": ("Sigmoid", (0,)),
-    "QLinearSoftmax": ("Softmax", (0,)),
-}
-"""Operator of ONNX Runtime -> the one of ONNX that has its shapes, and the positions of the inputs that both have."""
-
-
-def _shapes_of_equivalent(node: NodeProto, input_shapes: Sequence[Shape | None]) -> list[Shape]:
-    """Returns the output shapes of a fused or quantized operator of `com.microsoft`, those of ONNX's own; none for others."""
-    if node.domain != "com.microsoft" or attribute(node, "channels_last", 0):
-        return []
-    if node.op_type == "QLinearConcat":
-        name, positions = "Concat", tuple(range(2, len(node.input), 3))
-    elif node.op_type in _EQUIVALENTS:
-        name, positions = _EQUIVALENTS[node.op_type]
-    else:
-        return []
-    schema = onnx.defs.get_schema(name, _VERSION_OF_EQUIVALENTS)
-    inputs = {f"input{k}": input_shapes[k] for k in positions}
-    types = {
-        value: onnx.helper.make_tensor_type_proto(
-            onnx.TensorProto.BOOL if name == "Where" and value == "input0" else onnx.TensorProto.FLOAT, shape
-        )
-        for value, shape in inputs.items()
-    }
-    equivalent = onnx.helper.make_node(name, list(inputs), ["output"])
-    equivalent.attribute.extend(a for a in node.attribute if a.name in schema.attributes)
-    opsets = [onnx.helper.make_opsetid("", _VERSION_OF_EQUIVALENTS)]
-    result = onnx.shape_inference.infer_node_outputs(schema, equivalent, types, opset_imports=opsets)["output"]
-    dims = result.tensor_type.shape.dim
-    has_sizes = result.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
-    return [tuple(d.dim_value for d in dims)] if has_sizes else []
-
-
-_VERSION_OF_EQUIVALENTS = 17
-"""Version of ONNX's operators whose shapes are taken."""
-
-
-def _result_type(node: NodeProto, element_types: Mapping[str, str]) -> str:
-    """Returns the type of the numbers that an operator makes, if ONNX does not infer it."""
-    if node.op_type == "QGemm" and (len(node.input) < 9 or not node.input[7]):
-        return "FLOAT"  # without a scale of the result
-    source = (
-        node.input[1] if node.op_type == "QLinearConcat" else node.input[1 if node.op_type == "QLinearWhere" else 0]
-    )
-    kind = element_types.get(source, "")
-    return kind if kind in _FLOATS or (node.op_type.startswith("Q") and kind in ("INT8", "UINT8")) else "FLOAT"
 
 
 def _longest_body(
@@ -447,38 +247,9 @@ def _longest_body(
     return body.rounds, tuple(dict.fromkeys(v for b in bodies for v in b.outer)), program, [p for _, p in programs]
 
 
-def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, str]]:
-    """Returns the shapes of values that are known, and the types of all values; rejects sizes that no tensor has."""
-    shapes: dict[str, Shape] = {}
-    types: dict[str, str] = {}
-    for tensor in graph.initializer:
-        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), _type_name(tensor.data_type)
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        kind = value.type.tensor_type
-        if not value.type.HasField("tensor_type"):
-            continue
-        types.setdefault(value.name, _type_name(kind.elem_type))
-        dims = kind.shape.dim
-        if kind.HasField("shape") and all(d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 for d in dims):
-            shapes.setdefault(value.name, tuple(d.dim_value for d in dims))
-    if any(prod(shape) > 2**50 for shape in shapes.values()):
-        large = next(v for v, shape in shapes.items() if prod(shape) > 2**50)
-        raise FormatError(f"value {large!r:.80} has the shape {list(shapes[large])!r:.120}; no tensor is that large")
-    negative = next((value for value, shape in shapes.items() if any(d < 0 for d in shape)), None)
-    if negative is not None:
-        raise FormatError(
-            f"value {negative!r:.80} has the shape {list(shapes[negative])!r:.120}; no size may be negative"
-        )
-    return shapes, types
-
-
 def _bytes(numbers: int, kind: str) -> int:
     """Returns the bytes of a tensor of so many numbers. Numbers of less than a byte share bytes."""
     return -(-numbers // _PER_BYTE[kind]) if kind in _PER_BYTE else numbers * _WIDTH.get(kind, 4)
-
-
-def _type_name(number: int) -> str:
-    return onnx.TensorProto.DataType.Name(number) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
 
 
 def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, str], version: int) -> tuple[Kernel, str]:
@@ -597,7 +368,7 @@ def _attribute_bytes(node: NodeProto) -> int:
     if node.domain != "ai.onnx.ml":
         return 0
     tensor_bytes = sum(
-        prod(a.t.dims) * _WIDTH.get(_type_name(a.t.data_type), 0) for a in node.attribute if a.HasField("t")
+        prod(a.t.dims) * _WIDTH.get(type_name(a.t.data_type), 0) for a in node.attribute if a.HasField("t")
     )
     return tensor_bytes + sum(4 * len(a.floats) + 8 * len(a.ints) for a in node.attribute)
 
