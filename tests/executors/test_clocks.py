@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.tensorflow.clocks import clock_offsets
 from baechi_lab.executors.tensorflow.devices import attached_names, select
+from baechi_lab.executors.tensorflow.trace import clock_offsets
 from baechi_lab.workers.messages import Decoder, Message, encode
 
 

@@ -7,9 +7,8 @@ import baechi_lab as bl
 from baechi_lab.graph.opgraph import VIEW
 from baechi_lab.memory.peak import order_peak, readiness_peak
 from baechi_lab.memory_saving.budget import RecomputePlans
-from baechi_lab.memory_saving.integer_program import Program
+from baechi_lab.memory_saving.integer_program import Answer, Program, Rows
 from baechi_lab.memory_saving.op_sequence import OpSequence
-from baechi_lab.memory_saving.program_rows import Answer, Rows
 from baechi_lab.memory_saving.recompute import graph_with_copies
 from baechi_lab.memory_saving.recompute_groups import RecomputeGroups, without_unread_copies
 from baechi_lab.memory_saving.state_search import MemoryStates, StateSearch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.tensorflow.memory_reuse import reuse_of
+from baechi_lab.profilers.tensorflow.profiling import reuse_of
 from baechi_lab.profilers.tensorflow.structure import read_structure
 
 tf = pytest.importorskip("tensorflow")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.viz.nested.boxes import Box, with_levels
+from baechi_lab.viz.nested.boxes import Box, repeats, segments, with_levels
+from baechi_lab.viz.nested.boxes import crossings as crossing_edges
 from baechi_lab.viz.nested.layered import crossings, longest_path, rows
 from baechi_lab.viz.nested.scene import build_paint, build_scene, covering, text_width
 from baechi_lab.viz.nested.scopes import BACKWARD, scope_paths
-from baechi_lab.viz.nested.segments import crossings as crossing_edges
-from baechi_lab.viz.nested.segments import repeats, segments
 from baechi_lab.viz.nested.svg import CROSSING, draw_scene
 from baechi_lab.viz.nested.tree import LEVEL, MOST_CHILDREN, OP, ROOT, SCOPE, build_tree
 

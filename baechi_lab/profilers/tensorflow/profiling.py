@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
+from ...graph.groups import join_groups
 from ...graph.hardware import PRECISIONS, Hardware, HardwareChoice, by_kind
-from ...graph.opgraph import OWN, OpGraph
+from ...graph.opgraph import OVERWRITES, OWN, VIEW, OpGraph
 from ...graph.step import Step
 from ..dispatch import MeasureSettings, Report, hardware_names
 from ..estimate_record import estimate_record
@@ -21,15 +22,17 @@ from ..machine_load import summarize_repeats, warn_if_disturbed
 from ..precision import Precision
 from ..work import Kernel
 from .backward_pairing import forward_ops, is_backward
-from .colocation import colocation_groups
 from .float_types import FLOAT_NAMES
 from .function_bodies import op_types
 from .kernel_scratch import scratch_bytes
-from .memory_reuse import reuse_of
+from .nodes import VIEWS, data_inputs
 from .op_work import count_work
 from .structure import Structure, read_structure
 from .tracing import trace
 from .worker_measurement import measure
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 _LOG = logging.getLogger(__name__)
 
@@ -152,3 +155,81 @@ def _variable_bytes(step: Step, structure: Structure, dtype: str | None = None) 
             width = (4 if dtype == "fp32" else 2) if is_replaced else value.itemsize
             size[structure.index[variable.name]] = value.size * width
     return size
+
+
+def colocation_groups(nodes: tuple[NodeDef, ...], slots: dict[str, str]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Returns the group of every op (-1 for none), and the groups' names: that of the first variable.
+
+    A group has the ops that TensorFlow can only run together on one device. Every op that takes a variable's handle joins the
+    group of the variable; an op that takes several (a While over two variables) joins their groups. An optimizer slot joins its
+    variable's group. A `_class` hint of the graph joins two ops.
+    """
+    index = {node.name: i for i, node in enumerate(nodes)}
+    handles = {node.name for node in nodes if node.op == "VarHandleOp"}
+    pairs = [(index[slot], index[variable]) for slot, variable in slots.items() if {slot, variable} <= index.keys()]
+    for i, node in enumerate(nodes):
+        pairs += [(i, index[producer]) for producer, _ in data_inputs(node) if producer in handles]
+        if "_class" in node.attr:
+            hints = [hint.decode() for hint in node.attr["_class"].list.s if hint.startswith(b"loc:@")]
+            names_of_hints = (hint.removeprefix("loc:@") for hint in hints)
+            pairs += [(i, index[name]) for name in names_of_hints if name in index]
+    group_of_node = join_groups(len(nodes), pairs)
+    alone = {index[name] for name in handles}.difference(*group_of_node)
+    group = np.full(len(nodes), -1, dtype=np.int32)
+    names: list[str] = []
+    for ops in sorted([*group_of_node, *((i,) for i in alone)]):
+        group[list(ops)] = len(names)
+        variables = (nodes[i].name for i in ops if nodes[i].name in handles)
+        names.append(next((v for v in variables if v not in slots), nodes[ops[0]].name))
+    return group, tuple(names)
+
+
+IN_PLACE = frozenset(
+    """
+        Abs Acos Acosh AccumulateNV2 Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr
+        BitwiseXor Ceil ClipByValue Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1
+        Floor FloorDiv FloorMod Inv InvGrad Invert LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax LogicalAnd
+        LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NextAfter Pow RealDiv Reciprocal ReciprocalGrad Relu
+        Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
+        Sinh SparseSoftmaxCrossEntropyWithLogits Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
+        SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy
+        Xlog1py Xlogy ZerosLike
+    """.split()
+)
+
+
+ALIGNED = 64
+"""Bytes to which TensorFlow's tensors are aligned (`EIGEN_MAX_ALIGN_BYTES`)."""
+
+
+def reuse_of(structure: Structure) -> NDArray[np.int8]:
+    """Returns int8[n], the `OpGraph.reuse` of a step's ops: the memory of their outputs, mostly by op type.
+
+    Views pass on their input or parts of it, and `ReadVariableOp` passes on the variable itself. Most elementwise kernels
+    overwrite an input that has no other reference (`forward_input_or_allocate_output` in their source). All other kernels and
+    unknown types allocate. Cross entropy writes its gradient over the logits.
+    """
+    return np.array([_reuse(structure, op) for op in range(len(structure.nodes))], dtype=np.int8)
+
+
+def _reuse(structure: Structure, op: int) -> int:
+    kind = structure.nodes[op].op
+    if kind in VIEWS or (kind == "Unpack" and _cuts(structure, op)):
+        return VIEW
+    is_list = structure.list_bytes.keys() & set(structure.output_tensors[op]) if kind == "ZerosLike" else False
+    return OVERWRITES if kind in IN_PLACE and not is_list and not _reads_twice(structure, op) else OWN
+
+
+def _reads_twice(structure: Structure, op: int) -> bool:
+    """Whether each input of the output's size is read as two arguments, as in `x * x`: both are references to its memory."""
+    inputs, outputs = structure.data_inputs[op], list(structure.output_tensors[op])
+    sizes = {int(size) for size in structure.tensor_bytes[outputs]}
+    fitting = [tensor for tensor in inputs if int(structure.tensor_bytes[tensor]) in sizes]
+    return bool(fitting) and all(inputs.count(tensor) > 1 for tensor in fitting)
+
+
+def _cuts(structure: Structure, op: int) -> bool:
+    """Whether an `Unpack` passes on slices of its input: along the first axis, each aligned (`UnpackOp::Compute`)."""
+    attributes, size = structure.nodes[op].attr, structure.tensor_bytes[list(structure.output_tensors[op])]
+    axis = attributes["axis"].i if "axis" in attributes else 0  # reading an absent key would add it
+    return bool(axis == 0 and len(size) and not (size % ALIGNED).any())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,9 @@ from ...errors import InvalidInput, in_short
 from ...graph.step import Source, Step, TensorSpec
 from ...workers.tensorflow_import import load_tensorflow
 from .captured_variables import bind_captures, variables_of
-from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
-from .named_outputs import name_outputs
+from .nodes import split
 from .optimizer_slots import keras_slots, optimizer_slots
 from .recurrent_layers import fused_layers, mark_fused_loops
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
@@ -223,3 +223,117 @@ def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:
         for node in function.node_def:
             node.device = ""
     return new_graph_def
+
+
+def as_tensors(value: object, label: str) -> Any:
+    """Replaces arrays, pandas tables and tensor specs by tensors, also within nests; Python values stay as they are.
+
+    Args:
+        value: one example input of the step `label`.
+
+    Raises:
+        InvalidInput: `value` has an open size or objects that are neither numbers nor texts, or is a variable, a dataset or
+            an iterator.
+
+    >>> as_tensors({"text": np.array(["a", "bc"], dtype=object)}, "step")["text"].dtype.name
+    'string'
+    """
+    import tensorflow as tf
+
+    if isinstance(value, dict):
+        return {k: as_tensors(v, label) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        elements = [as_tensors(v, label) for v in value]
+        return type(value)(*elements) if hasattr(value, "_fields") else type(value)(elements)
+    if isinstance(value, tf.TensorSpec):
+        if not value.shape.is_fully_defined():
+            raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
+        return tf.zeros(value.shape, value.dtype) if value.dtype != tf.string else tf.fill(value.shape, "")
+    if hasattr(value, "assign_add"):
+        kind = type(value).__name__
+        raise InvalidInput(
+            f"an example input of step {label!r} is a {kind}; let the step read it, and hand over what is fed"
+        )
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "Mm":
+        raise InvalidInput(
+            f"an example input of step {label!r} holds {value.dtype} values, which no tensor has; give numbers"
+        )
+    # What tf.function converts to a tensor: NumPy's arrays, a pandas column or table, an array of another framework.
+    if hasattr(value, "__array__") and not (tf.is_tensor(value) or isinstance(value, type)):
+        array = np.asarray(value)
+        if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.reshape(-1)):
+            raise InvalidInput(
+                f"an example input of step {label!r} is an array of Python objects; give numbers or texts, and for rows of "
+                "different lengths a tf.ragged.constant"
+            )
+        return tf.constant(array)
+    if isinstance(value, (tf.data.Dataset, Iterator)):
+        first = "next(iter(dataset))" if isinstance(value, tf.data.Dataset) else "next(iterator)"
+        raise InvalidInput(
+            f"an example input of step {label!r} is a {type(value).__name__}; let the step take one batch, and give the "
+            f"first one, {first}"
+        )
+    if hasattr(value, "tocoo"):
+        kind = type(value).__name__
+        raise InvalidInput(f"an example input of step {label!r} is a {kind} of SciPy; give a tf.sparse.SparseTensor")
+    return value
+
+
+def leaves(examples: object) -> list[Tensor]:
+    """Returns the tensors of a nest in TensorFlow's order; ragged and sparse tensors as their components."""
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(examples, expand_composites=True) if tf.is_tensor(x)]
+
+
+def name_outputs(nodes: list[NodeDef], outputs: list[str], structure: object) -> tuple[list[str], tuple[str, ...]]:
+    """Renames the Identity that tracing adds for an output to the key under which the output is returned.
+
+    Args:
+        nodes: NodeDefs, changed in place.
+        outputs: references like `"Identity:0"`.
+        structure: the function's result: dicts and tuples of symbolic tensors.
+
+    Returns:
+        the outputs' references, and their names (`loss`, or `metrics/accuracy` for nested ones); no names if the function
+        returned no dict. An op that already has the name keeps it.
+    """
+    names = list(_paths(structure, ())) if isinstance(structure, dict) else []
+    if len(names) != len(outputs) or len(set(outputs)) != len(outputs):
+        return outputs, ()
+    used_names = {n.name for n in nodes}
+    table = {n.name: n for n in nodes}
+    new_name: dict[str, str] = {}
+    for reference, name in zip(outputs, names, strict=True):
+        identity_name = split(reference)[0]
+        legal = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
+        if table[identity_name].op == "Identity" and legal not in used_names and re.match(r"[A-Za-z0-9.]", legal):
+            used_names.add(legal)
+            new_name[identity_name] = legal
+    for node in nodes:
+        node.name = new_name.get(node.name, node.name)
+        for k, reference in enumerate(node.input):
+            node.input[k] = _rename_reference(reference, new_name)
+    return [_rename_reference(reference, new_name) for reference in outputs], tuple(names)
+
+
+def _rename_reference(reference: str, new_name: dict[str, str]) -> str:
+    waits = "^" if reference.startswith("^") else ""
+    source, colon, index = reference.removeprefix("^").partition(":")
+    return waits + new_name.get(source, source) + colon + index
+
+
+def _paths(value: object, above: tuple[str, ...]) -> Iterator[str]:
+    """Yields one path per tensor in TensorFlow's order of flattening, with the keys of dicts sorted."""
+    import tensorflow as tf
+
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from _paths(value[key], (*above, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for k, element in enumerate(value):
+            yield from _paths(element, (*above, str(k)))
+    else:
+        for _ in tf.nest.flatten(value, expand_composites=True):
+            if value is not None:
+                yield "/".join(above)
