@@ -27,7 +27,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     (True, False)
     """
     try:
-        return int(_components(tensor)[0].untyped_storage()._cdata)
+        return int(dense_components(tensor)[0].untyped_storage()._cdata)
     except NotImplementedError as error:
         raise InvalidInput(
             "the model uses torch.vmap or a transform of torch.func between its layers, where tensors have no memory to be "
@@ -43,7 +43,7 @@ def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)
     """
-    return [component.untyped_storage() for component in _components(tensor)]
+    return [component.untyped_storage() for component in dense_components(tensor)]
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
@@ -72,7 +72,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     >>> tensor_bytes(torch.ones(4)[1:]), tensor_bytes(torch.eye(2).to_sparse())
     (12, 40)
     """
-    return sum(t.nbytes for t in _components(tensor))
+    return sum(t.nbytes for t in dense_components(tensor))
 
 
 def offset_bytes(tensor: torch.Tensor) -> int:
@@ -148,10 +148,12 @@ def tensors_within(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def dense_components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Values and indices of a sparse tensor, the components of the tensors within a wrapper; otherwise the tensor itself."""
     if is_wrapper(tensor):
-        return tuple(component for inner in tensors_within(tensor) for component in _components(inner)) or (tensor,)
+        return tuple(component for inner in tensors_within(tensor) for component in dense_components(inner)) or (
+            tensor,
+        )
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(), tensor._indices())
     if tensor.layout in _COMPRESSED:

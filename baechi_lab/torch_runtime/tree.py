@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 
 from ..errors import InvalidInput
 
@@ -206,6 +207,23 @@ def _is_batch(value: object) -> bool:
         return False
     attributes = vars(value)
     return any(True for _ in tensors(attributes)) and outline(attributes) is not None
+
+
+def attribute_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """Returns the tensors that a module has as parameters, buffers or plain attributes, those of modules within it included.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.scale = torch.ones(1)
+    >>> [list(t.shape) for t in attribute_tensors(layer)]
+    [[2, 2], [2], [1]]
+    """
+    return [
+        value
+        for inner in module.modules()
+        for attributes in (inner._parameters, inner._buffers, inner.__dict__)
+        for value in attributes.values()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def split_batch(batch: T, count: int) -> list[T]:

@@ -11,7 +11,8 @@ assigner can run. `autograd_edges` derives the paper's graph from autograd; the 
 Complexity: one forward, plus O(arguments) bookkeeping per call. Source: paper P, section 1.3.1. Deviations: functions between
 layers are recognised. A call that writes into a tensor (in-place layer) shares a colocation group with the call that computed
 the tensor, and runs after everything that read the tensor before. Modules that share a parameter share a colocation group
-(the paper's limitation 3).
+(the paper's limitation 3). So do a layer and the call that computed a tensor which it reads as an attribute, such as a weight
+that `torch.func.functional_call` replaces.
 """
 
 from __future__ import annotations
@@ -41,7 +42,16 @@ from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from ..torch_runtime.random import generator_states, same_states
 from ..torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes, version
-from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
+from ..torch_runtime.tree import (
+    Args,
+    Function,
+    Kwargs,
+    as_arguments,
+    attribute_tensors,
+    map_tensors,
+    tensors,
+    understood,
+)
 from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow
 from .lost_gradients import without_lost_gradients
@@ -420,7 +430,13 @@ class Tracer(Handler):
         flow, state = self.flow, self.state
         inputs = {storage_key(t) for t in input_tensors if id(t) in flow.value_of}
         state.seen_writes |= (written_storages | state_written) & (state.latest.keys() | inputs)
-        reads = flow.read(input_tensors, index)
+        attributes = [] if module is None else attribute_tensors(module)
+        reads = flow.read([*input_tensors, *attributes], index)
+        # No transport sees these: they stay on the device of the call that computed them.
+        attribute_producers = {flow.producer(t) for t in attributes if id(t) in flow.value_of} - {-1}
+        if attribute_producers:
+            flow.groups.append(tuple(sorted({*attribute_producers, index})))
+            self.pinned_calls.pin([*attribute_producers, index], "a computed tensor that is an attribute of a layer")
         after = flow.write(written_storages, index) | state.called_again(module, self._name(module) or "", index)
         used = {storage_key(t) for t in input_tensors}
         used |= {storage_key(t) for m in modules for t in (*m.parameters(), *m.buffers())}

@@ -26,7 +26,7 @@ from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
-from ...torch_runtime.tree import Args, Function, Kwargs, tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, attribute_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 
@@ -171,6 +171,8 @@ class MemoryWatch(Handler):
                 return run(*args, **kwargs)
         stop = inputs_of((args, kwargs))
         arguments = list(tensors((args, kwargs)))
+        if module is not None:
+            arguments += attribute_tensors(module)
         if key == LOSS_KEY:
             self.batch |= {storage_key(t) for t in tensors(kwargs)}
         saved_tensors: list[torch.Tensor] = []

@@ -31,7 +31,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch_runtime.storage import tensors_within
+from ...torch_runtime.storage import dense_components
 from ...torch_runtime.tree import Args, Kwargs, tensors
 from .memory import read_marked_changes
 
@@ -147,13 +147,13 @@ class StorageTracker:
 
     def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
         """Marks tracked tensors that are alive as persistent from their start."""
-        for tensor in (inner for t in persistent_tensors for inner in tensors_within(t)):
+        for tensor in (inner for t in persistent_tensors for inner in dense_components(t)):
             if (record := self._record_of(tensor)) is not None:
                 record.persistent = True
 
     def claim(self, arguments: Iterable[torch.Tensor], device: int) -> None:
         """Assigns storages that no call made (masks, positions) to the device of the first call that takes them."""
-        for tensor in (inner for t in arguments for inner in tensors_within(t)):
+        for tensor in (inner for t in arguments for inner in dense_components(t)):
             record = self._record_of(tensor)
             if record is not None and record.op < 0 and not (record.persistent or record.is_received):
                 record.device, record.op = device, CLAIMED
@@ -212,7 +212,7 @@ class StorageTracker:
         argument_addresses = (
             {_address(t) for t in _inner_tensors(arguments) if _has_storage(t)} if self.by_events else set()
         )
-        for tensor in (inner for t in outputs for inner in tensors_within(t)):
+        for tensor in (inner for t in outputs for inner in dense_components(t)):
             if not _has_storage(tensor) or (address := _address(tensor)) in argument_addresses:
                 continue
             with self.lock:
@@ -240,9 +240,9 @@ class StorageTracker:
 
 
 def _inner_tensors(structure: object) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a structure, of a wrapper subclass those within."""
+    """Yields the tensors of a structure, of a wrapper subclass or a sparse tensor those within."""
     for tensor in tensors(structure):
-        yield from tensors_within(tensor)
+        yield from dense_components(tensor)
 
 
 def _address(tensor: torch.Tensor) -> int:
