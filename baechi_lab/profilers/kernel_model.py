@@ -26,7 +26,9 @@ Boards whose matrix units run at a part of their generation's speed (`is_halved`
 Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`).
 
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
-the peak.
+the peak. These wait for loads, so that boards with halved units reach as many FLOP/s as others. TF32 is a permission: a product
+runs in float32 where that is faster, as with such rows on boards of games. Convolutions stay on matrix units: ResNet-50 in TF32
+(`data/training`), which is estimated too short on boards of games already, would become 3 to 10 % shorter.
 
 Arithmetic beside products (`vector_flops`) are the scores of fused attention, depthwise convolutions and batch norms, of which a
 multiprocessor computes one channel at a time. It needs cycles rather than units: its FLOPs, counted on multiprocessors with 128
@@ -50,6 +52,8 @@ Convolutional Neural Networks", CVPR 2016 (Winograd). Constants: `generations`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,10 +115,12 @@ convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
-HALVED_RATIOS = {"turing": 5.0, "ampere": 2.5, "ada": 2.5, "rtx-blackwell": 2.5, "hopper": 5.0}
-"""Generation -> FLOPs in half precision per FLOP in float32, by data sheets, below which a board's matrix units run at a part of
-the speed of others. Boards of games and the A10G, L40 and H20 do; the others have twice as many at least."""
-TF32 = PRECISIONS.index("tf32")
+WHOLE_RATIOS = {"turing": 8.0, "ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4.0, "hopper": 14.8}
+"""Generation -> FLOPs in half precision per FLOP in float32, by data sheets, of boards whose matrix units are whole. Boards of
+games, the A10G, L40 and H20 have a half of that, or less."""
+HALVED_SHARE = 0.65
+"""Share of that ratio below which the matrix units of a board are called halved."""
+FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 
 
 def estimated_us(
@@ -137,7 +143,12 @@ def estimated_us(
     constants = generation_named(hardware.generation) if generation is None else generation
     memory_us, cache_us = _memory_us(work, hardware, constants)
     bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
-    kernel = np.maximum(_arithmetic_us(work, hardware, constants), bytes_us)
+    arithmetic_us = _arithmetic_us(work, hardware, constants)
+    may_run_in_fp32 = (work.precision == TF32) & ~work.convolution
+    if hardware.multiprocessors and may_run_in_fp32.any():
+        in_fp32 = replace(work, precision=np.where(may_run_in_fp32, FP32, work.precision))
+        arithmetic_us = np.minimum(arithmetic_us, _arithmetic_us(in_fp32, hardware, constants))
+    kernel = np.maximum(arithmetic_us, bytes_us)
     if hardware.multiprocessors:
         layout_rate = LAYOUT_CYCLE_BYTES * hardware.multiprocessors * hardware.clock_hz
         layout_bandwidth = min(_bandwidth(hardware, constants), layout_rate)
@@ -183,6 +194,8 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if hardware.multiprocessors:
         for alignment, hopper_share in UNALIGNED_SHARES.items():
             share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
+            if is_halved(hardware):
+                share = min(1.0, share / _unit_share(hardware))
             reached_share = np.where(~full_precision & (work.row_alignment == alignment), share, reached_share)
         if is_recent:
             slow = work.crossed & (work.precision == TF32) & (work.row_alignment == ALIGNED)
@@ -239,7 +252,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[winograd_products] = np.minimum(product_us[winograd_products], us)
-    is_vector = (np.minimum(work.products.rows, work.products.columns) == 1) & ~work.convolution[owner]
+    is_vector = _multiplies_vectors(work)
     vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
     vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
     product_us = np.where(is_vector, vector_product_us, product_us)
@@ -252,7 +265,13 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
 
 def is_halved(hardware: Hardware) -> bool:
     """Whether the matrix units of a board run at a part of the speed of its generation's others, by its data sheet."""
-    return hardware.half_flops / hardware.peak_flops < HALVED_RATIOS.get(hardware.generation, 0.0)
+    return _unit_share(hardware) < HALVED_SHARE
+
+
+def _unit_share(hardware: Hardware) -> float:
+    """Returns which part of its generation's matrix units a board has, by its data sheet; 1 where no boards are halved."""
+    ratio = hardware.half_flops / hardware.peak_flops
+    return ratio / WHOLE_RATIOS.get(hardware.generation, ratio)
 
 
 def _uses_float32_units(work: Work, hardware: Hardware) -> NDArray[np.bool_]:
@@ -263,6 +282,11 @@ def _uses_float32_units(work: Work, hardware: Hardware) -> NDArray[np.bool_]:
 def _busy_multiprocessors(work: Work, hardware: Hardware) -> Floats:
     """Returns on how many multiprocessors each kernel runs: all, but for norms of few rows."""
     return np.minimum(np.where(work.row_count > 0, work.row_count, hardware.multiprocessors), hardware.multiprocessors)
+
+
+def _multiplies_vectors(work: Work) -> NDArray[np.bool_]:
+    """Returns which products multiply a matrix and a vector, which has no tiles."""
+    return (np.minimum(work.products.rows, work.products.columns) == 1) & ~work.convolution[work.products.owner]
 
 
 def _products_us(
@@ -313,6 +337,7 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
     memory = np.full(len(work.op), _bandwidth(hardware, constants))
     if hardware.multiprocessors:
         writes_tiles = work.matrix & (work.precision == TF32) & (work.product_count > 0) & ~work.convolution
+        writes_tiles[work.products.owner] &= ~_multiplies_vectors(work)
         memory *= np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
     if not hardware.l2_bytes or not work.reread_bytes.any():
         return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))

@@ -206,6 +206,29 @@ def test_halved_matrix_units_reach_what_they_have(name):
     assert kernel_us(replace(SQUARE, precision="tf32"), board) <= kernel_us(SQUARE, board)
 
 
+@pytest.mark.parametrize("fields", [{}, {"row_alignment": 4}, {"row_alignment": 2}, {"crossed": True}])
+@pytest.mark.parametrize("rows", [1, 8, 4096])
+def test_bug_narrow_products_took_longer_than_float32(rows, fields):
+    """A vocabulary of 50,257 words took a GeForce RTX 3060 three times as long in TF32, and an H20 twice as long in float16."""
+    product = Product(1, rows, 50_257, 4096)
+    float32 = Kernel(product.flops, matrix=True, products=(product,))
+    for hardware in HARDWARE.values():
+        longest_us = 1.001 * kernel_us(float32, hardware)
+        if hardware.generation:
+            assert kernel_us(replace(float32, precision="tf32", **fields), hardware) <= longest_us, hardware.name
+        if hardware.generation and not hardware.uses_float32_units("fp16"):
+            assert kernel_us(replace(float32, precision="fp16", **fields), hardware) <= longest_us, hardware.name
+
+
+def test_rows_of_other_lengths_are_as_fast_on_halved_units():
+    """An H20 has 0.23 of the matrix units of an H100 for its float32, by FLOPs; each of its multiprocessors loads as fast."""
+    product = Product(1, 78 * 64, 78 * 132 * 64, 4096)
+    kernel = Kernel(product.flops, matrix=True, precision="fp16", products=(product,), row_alignment=2)
+    h20, h100 = (Hardware.named(name) for name in ("h20", "h100"))
+    ratio = kernel_us(kernel, h20) / kernel_us(kernel, h100)
+    assert ratio == pytest.approx(h100.peak_flops / h20.peak_flops, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "units"), [("p100", 3584), ("v100", 5120), ("t4", 2560), ("a100", 6912), ("a10", 9216), ("h100", 16896)]
 )

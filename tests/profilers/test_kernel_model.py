@@ -80,9 +80,11 @@ def test_matrix_units_wait_less_for_a_tile_and_need_rows_of_16_bytes():
     half_us = TILE_FLOPS / 4e6
     assert product_us(Product(1, 64, 64, 64), device=device, precision="fp16") == pytest.approx(half_us / 2 + 0.5)
     product, generation = Product(4, 64, 64, 128), replace(TILES, tile_us=0.0)
-    for hopper, share in (("", 0.3), ("hopper", 0.11)):
+    for hopper, share in (("", 0.3), ("hopper", 0.11 * 14.8 / 4)):
         us = product_us(product, generation, replace(device, generation=hopper), precision="fp16", row_alignment=2)
-        assert us == pytest.approx(half_us / share)
+        assert us == pytest.approx(half_us / share), (
+            "Hopper has 14.8 times the FLOPs of float32, and this board 4 times"
+        )
     assert product_us(product, generation, device, row_alignment=2) == pytest.approx(TILE_FLOPS / 1e6), "float32"
 
 
@@ -147,7 +149,7 @@ def test_recent_matrix_units_read_tf32_along_the_summed_dimension():
     flat = replace(TILES, tile_us=0.0)
 
     def slowdown(generation, precision, **fields):
-        device = replace(DEVICE, generation=generation)
+        device = replace(DEVICE, matmul_flops=16e12, half_flops=60e12, generation=generation)
         plain, crossed = (
             product_us(Product(4, 64, 64, 128), flat, device, precision=precision, crossed=c, **fields)
             for c in (False, True)
@@ -160,11 +162,12 @@ def test_recent_matrix_units_read_tf32_along_the_summed_dimension():
 
 
 def test_tiles_in_tf32_are_written_when_they_are_complete():
-    """1e8 bytes of a product in TF32 at 0.8 of the bandwidth."""
-    product = Product(1, 64, 64, 64)
+    """1e8 bytes of a product in TF32 at 0.8 of the bandwidth. A product with a vector has no tiles."""
+    product, vector = Product(1, 64, 64, 64), Product(1, 1, 64, 64)
     for precision, us in (("tf32", 1.25), ("fp16", 1.0), ("fp32", 1.0)):
         kernel = Kernel(moved_bytes=1e8, matrix=True, precision=precision, products=(product,))
         assert kernel_us_of(kernel) == pytest.approx(100 * us)
+        assert kernel_us_of(replace(kernel, products=(vector,))) == pytest.approx(100)
 
 
 def kernel_us_of(kernel):
