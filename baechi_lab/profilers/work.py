@@ -101,12 +101,14 @@ class Product:
     def right_gradient(self) -> Product:
         """The product that makes the gradient of the right operand: of the left operand and the output's gradient.
 
-        Winograd's algorithm makes the gradients of the filters that it can convolve with, if they are many.
+        Winograd's algorithm makes the gradients of the filters that it can convolve with, if they are many. The filters of a
+        transposed convolution have the gradient of those of the convolution that makes the gradient of its input.
         """
-        winograd = self.winograd and self.winograd.right_gradient
+        convolved = self.input_gradient or self
+        winograd = convolved.winograd and convolved.winograd.right_gradient
         if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
             winograd = None
-        gradient = Product(self.count, self.inner, self.columns, self.rows, winograd)
+        gradient = Product(convolved.count, convolved.inner, convolved.columns, convolved.rows, winograd)
         return replace(gradient, window=self.window, makes_filters=self.window > 0)
 
 
