@@ -58,6 +58,8 @@ class WorkbenchModel:
         setting: the first setting.
         inline: compute at once instead of in the background, for tests and scripts.
 
+    While `is_drawn` is False, nobody sees the first picture yet, and no advice delays it.
+
     >>> model = WorkbenchModel(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Setting(Cluster.uniform(2)), inline=True)
     >>> model.compute_now().timeline.makespan_us
     15.0
@@ -80,6 +82,7 @@ class WorkbenchModel:
         self.advice: tuple[Advice, ...] = ()
         self.fitted: Setting | None = None
         self.stale = False
+        self.is_drawn = True
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
         self._confirmed = (setting.placer, setting.params)
@@ -347,6 +350,8 @@ class WorkbenchModel:
             if setting.schedule and setting != setting.replace(**STAGES.changes):
                 error.remedy = STAGES  # type: ignore[attr-defined]
             raise
+        if not self.is_drawn and outcome.timeline.feasible:
+            return outcome, ()
         if self.inline:
             return outcome, all_advice(outcome, self.subject, self.memo, report)
         return outcome, quick_advice(outcome, self.memo, report)
@@ -366,10 +371,14 @@ class WorkbenchModel:
         self._set_stale(False)
         self.emit("advice", self.advice)
         self.emit("outcome", outcome)
-        # Slower advice is searched in the background; a change of the setting ends the search.
-        if self.inline or not outcome.timeline.feasible:
+        self.search_advice()
+
+    def search_advice(self) -> None:
+        """Searches for the slower advice on the shown outcome in the background; a change of the setting ends the search."""
+        outcome, subject, memo = self.outcome, self.subject, self.memo
+        is_searchable = outcome is not None and outcome.timeline.feasible and not self.stale
+        if self.inline or not self.is_drawn or not is_searchable:
             return
-        subject, memo = self.subject, self.memo
 
         def show(advice: tuple[Advice, ...]) -> None:
             if advice != self.advice and self.outcome is outcome and not self.stale:

@@ -12,6 +12,7 @@ import ipywidgets
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster
 from ..graph.units import format_us
+from ..importing import without_garbage_collection
 from .background import DelayedCall
 from .bars import lane_groups
 from .comparing import name_of
@@ -79,12 +80,17 @@ class Workbench(PicturedBox):
     """
 
     def __init__(self, subject: Subject | None = None, cluster: Cluster | None = None, **setting: object):
-        self.model = WorkbenchModel(subject, first_setting(subject, cluster, setting))
+        with without_garbage_collection():  # the tree of a large graph has an object per op, and none is garbage yet
+            self._open(WorkbenchModel(subject, first_setting(subject, cluster, setting)))
+
+    def _open(self, model: WorkbenchModel) -> None:
+        """Makes the views, shows the first outcome of `model` in them, and arranges them."""
+        self.model = model
+        model.is_drawn = not model.worker.on_loop
         self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
         self.details = DetailsView(self._go_to_op)
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
-        self.setting = SettingPanel(self.model, self.tasks)
         self._listening, self._delayed_picture = True, DelayedCall(PICTURE_SECONDS)
         self._connect_parts()
         with self.model.noting():
@@ -97,11 +103,25 @@ class Workbench(PicturedBox):
                 self.model.fail(Problem.of(error))
         super().__init__(self._arrange_parts(), layout=WIDE)
         self.add_class("bl-workbench")
-        # Most controls are in tabs that are hidden at first: they are made when the page has drawn the graph.
-        if self.model.worker.on_loop:
-            self.graph.on_drawn = self._fill_panes
+        # The first picture needs no setting, no hidden tab and no advice: they are made when the page has drawn the graph.
+        if model.is_drawn:
+            self._complete()
         else:
-            self._fill_panes()
+            self.graph.on_drawn = self._complete
+
+    def _complete(self) -> None:
+        """Puts the controls into the panes that are empty in the first picture, and starts the search for advice."""
+        self.graph.on_drawn = lambda: None
+        _ = self.setting  # its constructor fills its pane
+        self._fill_panes()
+        self.model.is_drawn = True
+        if not self.model.worker.busy:
+            self.model.search_advice()
+
+    @cached_property
+    def setting(self) -> SettingPanel:
+        """The controls at the left."""
+        return SettingPanel(self.model, self.tasks, self._setting_pane)
 
     @cached_property
     def compare(self) -> ComparePanel:
@@ -164,11 +184,13 @@ class Workbench(PicturedBox):
         pane = ipywidgets.VBox([self.details])
         for mark in ("bl-details-pane", "bl-sized-details"):
             pane.add_class(mark)
-        self.setting.widget.add_class("bl-sized-setting")
+        self._setting_pane = ipywidgets.VBox(layout={"min_width": "0"})
+        for mark in ("bl-setting", "bl-sized-setting"):
+            self._setting_pane.add_class(mark)
         setting_edge = Splitter("setting", "width of the setting", limits=(220, 560))
         details_edge = Splitter("details", "width of the details", limits=(140, 640), growth=-1)
         details_edge.add_class("bl-details-edge")
-        body = ipywidgets.HBox([self.panes, details_edge, pane, self.setting.widget, setting_edge])
+        body = ipywidgets.HBox([self.panes, details_edge, pane, self._setting_pane, setting_edge])
         body.add_class("bl-body")
         self.details_fold = Folder(
             "Details", hint="fold the details of the selection away, or show them", in_strip=True

@@ -1,6 +1,6 @@
 """Pictures of every part of the workbench on seven graphs, at three sizes, light and dark, and what on them is not whole:
 
-    python tests/benchmarks/workbench_screens.py FOLDER
+    python tests/benchmarks/workbench_screens.py FOLDER [--graphs mlp gnmt] [--looks 1600-dark 1920-light]
 
 Each part is asked what its button asks first. A picture is `graph-part-width-theme.png`; the exit code is 1 where a label is
 cut, a chart is blank, a part lies below the screen, an error is shown, or a text has the colour of its
@@ -19,6 +19,7 @@ import jupyter_browser as jb
 from whole_screen import EMPTIED, TABS, faults, tab, themed
 
 SIZES = ((1280, 720), (1600, 1000), (1920, 1080))
+LOOKS = {f"{width}-{theme.lower()}": (theme, width, height) for theme in ("Light", "Dark") for width, height in SIZES}
 BUSY = "() => [...document.querySelectorAll('.bl-workbench button')].some((b) => b.innerText === 'Cancel' && b.offsetParent)"
 ASK = {"Compare": "Compare", "Explore": "Sweep", "Explain": "Explain", "Fit": "Will it fit?"}
 DATA = jb.ROOT / "data"
@@ -52,18 +53,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
+    parser.add_argument("--looks", nargs="+", default=list(LOOKS), choices=list(LOOKS))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     messages: list[str] = []
     with tempfile.TemporaryDirectory() as folder, jb.running_lab(Path(folder)) as lab:
         for name in arguments.graphs:
             with jb.browser_page(1280, 720) as page:
-                messages += walked(page, lab, name, arguments.folder)
+                messages += walked(page, lab, name, arguments.looks, arguments.folder)
     print("\n".join(messages) or "nothing is cut, blank, faint or below the screen")
     return 1 if messages else 0
 
 
-def walked(page, lab, name: str, folder: Path) -> list[str]:
+def walked(page, lab, name: str, looks: list[str], folder: Path) -> list[str]:
     """The faults of one graph's workbench."""
     messages: list[str] = []
     page.on("pageerror", lambda error: messages.append(f"{name}: {error}"))
@@ -78,15 +80,13 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
         page.wait_for_function(f"() => !({BUSY})()", timeout=400_000)
     messages += [f"{name}: {error}" for error in page.locator(".bl-problem:visible").all_inner_texts()]
     page.evaluate(EMPTIED)
-    for theme in ("Light", "Dark"):
+    for look in looks:
+        theme, width, height = LOOKS[look]
         themed(page, theme)
-        for width, height in SIZES:
-            page.set_viewport_size({"width": width, "height": height})
-            for tab_name in TABS:
-                messages += [
-                    f"{name}, {tab_name}, {width}, {theme}: {k} {v}" for k, v in faults(page, tab_name).items()
-                ]
-                page.screenshot(path=folder / f"{name}-{tab_name.lower()}-{width}-{theme.lower()}.png")
+        page.set_viewport_size({"width": width, "height": height})
+        for tab_name in TABS:
+            messages += [f"{name}, {tab_name}, {look}: {k} {v}" for k, v in faults(page, tab_name).items()]
+            page.screenshot(path=folder / f"{name}-{tab_name.lower()}-{look}.png")
     return messages + [f"{name}: blank {selector}" for selector in page.evaluate("() => window.emptied")]
 
 

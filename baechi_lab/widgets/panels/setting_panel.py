@@ -47,41 +47,37 @@ PASS_HINTS = {
 
 
 class SettingPanel:
-    """Controls whose values are the fields of the model's `Setting`."""
+    """Controls whose values are the fields of the model's `Setting`, in the box `pane`."""
 
-    def __init__(self, model: WorkbenchModel, tasks: Tasks):
-        self.model, self.tasks, self.quiet = model, tasks, Quiet()
+    def __init__(self, model: WorkbenchModel, tasks: Tasks, pane: ipywidgets.Box):
+        self.model, self.tasks, self.quiet, self.widget = model, tasks, Quiet(), pane
         self._make_controls()
         self.params = ParamsForm(lambda: self._change_setting(lambda: {"params": self.params.values()}))
         self.source_note = note()
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
-        self.widget = ipywidgets.VBox(
-            [
-                Fold("Model", [self.source, self.batch, self.source_note]),
-                Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
-                Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
-                Fold(
-                    "Advanced",
-                    [
-                        self.file,
-                        self.hardware,
-                        self.speeds,
-                        self.link,
-                        self.measure,
-                        self.comm,
-                        passes,
-                        self.forward,
-                        self.params.widget,
-                        self.scheduler,
-                        self.schedule,
-                        self.replicas,
-                    ],
-                    unfolded=False,
-                ),
-            ],
-            layout=ipywidgets.Layout(min_width="0"),
-        )
-        self.widget.add_class("bl-setting")
+        pane.children = [
+            Fold("Model", [self.source, self.batch, self.source_note]),
+            Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
+            Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
+            Fold(
+                "Advanced",
+                [
+                    self.file,
+                    self.hardware,
+                    self.speeds,
+                    self.link,
+                    self.measure,
+                    self.comm,
+                    passes,
+                    self.forward,
+                    self.params.widget,
+                    self.scheduler,
+                    self.schedule,
+                    self.replicas,
+                ],
+                unfolded=False,
+            ),
+        ]
         self._bind()
         model.on("setting", self.show)
         model.on("progress", lambda _: self._show_progress())
