@@ -7,7 +7,7 @@ best simulated time: the best layout of the list is proven to be the best of all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -23,7 +23,7 @@ from ..graph.columns import record, record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
-from .configuration import read_transformer
+from .configuration import configuration_fields, read_transformer
 from .kernel_times import EFFICIENCIES, Efficiency
 from .layout_stages import StageCosts, StepOptions, stage_blocks
 from .layout_step import LayoutStep, make_layout_step
@@ -128,6 +128,11 @@ class Layouts:
     rows: tuple[LayoutRow, ...]
     memory_bytes: int
     reduce_precision: str
+    cluster: Cluster
+    precision: str
+    overlap_products: bool
+    configuration: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the model's configuration; none if the model was given as a `Transformer`."""
     measured_on: str = ""
     """Hardware with the same constants whose steps were measured; empty if there is none."""
 
@@ -309,7 +314,19 @@ def layouts(
     rows = search.rows(candidates, all_of_them=layouts is not None)
     memory_bytes = int(cluster.memory_bytes.min())
     measured_on = next((name for name, constants in EFFICIENCIES.items() if constants is efficiencies), "")
-    return Layouts(transformer, global_batch, sequence_length, tuple(rows), memory_bytes, reduce_precision, measured_on)
+    return Layouts(
+        transformer,
+        global_batch,
+        sequence_length,
+        tuple(rows),
+        memory_bytes,
+        reduce_precision,
+        cluster,
+        precision,
+        options.overlap_products,
+        {} if isinstance(model, Transformer) else configuration_fields(model)[0],
+        measured_on,
+    )
 
 
 def _candidates(

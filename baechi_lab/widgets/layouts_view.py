@@ -8,6 +8,7 @@ from ..graph.units import format_bytes, format_us
 from ..parallel.layouts import LayoutRow, Layouts
 from ..passes.unroll import unroll
 from ..viz.layout import BYTES, UNITS
+from .panels.layout_form import LayoutForm
 from .panels.parts import WIDE, note, say
 from .views import TimelineView
 from .views.base import PicturedBox
@@ -22,7 +23,8 @@ class LayoutsView(PicturedBox):
     """A table of layouts with step, memory, exposed communication and bubbles, and the timeline of one, at first the best.
 
     `row` is the chosen row. Each group of equal ranks has lanes for its computation, its collectives and its transfers
-    between pipeline stages. Idle time that waits for a collective is exposed communication.
+    between pipeline stages. Idle time that waits for a collective is exposed communication. `form` writes the layout of the row
+    for the program that trains.
 
     Args:
         answer: the record that `bl.layouts` returned.
@@ -40,7 +42,7 @@ class LayoutsView(PicturedBox):
         self.row: LayoutRow | None = None
         left_out = len(answer) - MOST_ROWS
         self.table = TableView("Layouts", on_action=lambda number, _: self.show(number))
-        self.words, self.timeline = note(), TimelineView()
+        self.words, self.timeline, self.form = note(), TimelineView(), LayoutForm(answer)
         left_out_note = [note(f"{left_out:,} more rows are in to_pandas()")] if left_out > 0 else []
         self._above_timeline = [self.table, *left_out_note, note(answer.accuracy), self.words]
         super().__init__(self._above_timeline, layout=WIDE)
@@ -56,6 +58,7 @@ class LayoutsView(PicturedBox):
         """Shows the timeline of `answer.rows[number]`."""
         row = self.answer.rows[number]
         self.row = row
+        self.form.show_layout(row.layout)
         step = row.step()
         timeline = step.simulate()
         micro_batches = 1 if timeline.micro_batch is None else int(timeline.micro_batch.max()) + 1
@@ -75,7 +78,7 @@ class LayoutsView(PicturedBox):
             "note" if row.fits else "bad",
         )
         self.renew_picture()
-        self.children = [*self._above_timeline, self.timeline]
+        self.children = [*self._above_timeline, self.timeline, self.form.widget]
 
     def picture(self) -> str:
         return self.timeline.picture()

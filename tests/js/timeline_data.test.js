@@ -3,10 +3,10 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf } = load(
+const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
   ["common.js", "timeline_data.js"],
   ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
-    "phaseOf"],
+    "phaseOf", "waitKeys"],
 );
 
 // Lane 0 has bars 0-4, 5-6, 9-12, lane 1 none, lane 2 one bar 3-10.
@@ -126,4 +126,14 @@ test("a pipeline has four shades per device: its own, forward, backward and weig
   assert.deepEqual(Array.from(shade, (k) => palette[k]), ["b1", "b2", "b3", "b0", "a0"]);
   assert.deepEqual(Array.from(shade, (k) => isHatched(palette, classes, k)), [false, false, true, false, false]);
   assert.deepEqual([0, 1, 2, 3, 9].map((label) => phaseOf(given, label)), ["forward", "backward", "weight gradients", "", ""]);
+});
+
+test("every kind of line in idle time has words beside it, a dashed one too", () => {
+  const [transfer, queue, op, order, nothing, collective] = [0, 1, 2, 3, 4, 5];
+  const words = (kinds) => waitKeys(kinds).map(([mark, text]) => `${mark}: ${text}`);
+  assert.deepEqual(words([nothing]), []);
+  assert.deepEqual(words([queue, queue]), ["bl-queued: waits in the queue of a link"]);
+  assert.deepEqual(words([op, collective, transfer]), ["bl-moving: waits for a transfer or collective", "bl-waiting: waits for another device"]);
+  assert.deepEqual(words([order]), ["bl-waiting: waits for its turn"]);
+  assert.deepEqual(words([order, op]), ["bl-waiting: waits for another device or its turn"]); // one kind of line
 });

@@ -71,6 +71,21 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
         page.wait_for_selector('th[aria-sort="ascending"]:has-text("memory")')
         least = min(range(len(answer)), key=lambda k: answer.rows[k].peak_bytes)
         jb.eventually(page, lambda: _assert_first(rows, columns[0].texts[least]))
+        # The launch script of the shown row, with what the program cannot be told.
+        plan = bl.write_layout(
+            answer.rows[-1].layout, "torchtitan", model=names["config"], global_batch=16, sequence_length=512
+        )
+        page.locator('.widget-dropdown:has(label > :text-is("for")) select').select_option(
+            label="torchtitan: TOML file"
+        )
+        page.click('button:text-is("Show the files")')
+        page.wait_for_selector('.bl-note:has-text("torchtitan cannot be told:")')
+        jb.eventually(page, lambda: _assert_texts(page.locator(".bl-code"), [plan.text.strip()]))
+        jb.eventually(page, lambda: _assert_texts(page.locator("ul.bl-note li"), plan.unsupported))
+        page.click('button:text-is("Write the files")')
+        page.wait_for_selector('.bl-good:has-text("Written: layout/")')
+        written = {path.name: path.read_bytes() for path in (lab.folder / "layout").iterdir()}
+        assert {name: written[name] for name in plan.files} == plan.files and plan.unsupported
         # Without a mouse or eyes: at most ten Tab stops to the timeline, whatever the number of rows, and nothing for axe-core.
         page.evaluate("() => { const f = document.querySelector('.bl-panel'); f.tabIndex = -1; f.focus(); }")
         stops = []
@@ -90,6 +105,10 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
                 jb.eventually(page, lambda: _assert_no_violation(page))
             page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / f"layouts-{theme}.png")
         assert problems == []
+
+
+def _assert_texts(elements, texts):
+    assert [text.strip() for text in elements.all_inner_texts()] == list(texts)
 
 
 def _update_us(row):

@@ -1,9 +1,14 @@
 """The table of layouts and the lanes of the chosen one, against the rows of `bl.layouts`."""
 
+import html
+import json
+import re
+
 import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.cli import main
 from baechi_lab.widgets import LayoutsView
 from baechi_lab.widgets.bars import build_bars
 from baechi_lab.widgets.schedule import computing, critical_chain, exposed_us, idle
@@ -96,7 +101,7 @@ def test_the_table_has_the_rows_and_the_chosen_one_its_timeline():
         assert reasons.sum(axis=1) == pytest.approx(idle_us)
         if lanes == 3 and row.layout.pp == 1:  # one group of ranks waits for nothing but its collectives
             assert view.timeline.lanes[0]["exposed_us"] == pytest.approx(idle_us[0]) == pytest.approx(reasons[0, -1])
-    assert view.children[-1] is view.timeline and len(view.children) == 4
+    assert view.children[-2:] == (view.timeline, view.form.widget) and len(view.children) == 5
     assert answer.accuracy in view.children[1].value
 
 
@@ -106,6 +111,44 @@ def test_layouts_that_do_not_fit_say_so_and_can_be_shown():
     assert all(row["cells"][4] == "no" and row["cells"][3].startswith("✗") for row in view.table.rows)
     view.show(1)
     assert view.row is view.answer.rows[1] and "bl-bad" in view.words.value and len(view.timeline.timelines) == 1
+
+
+@pytest.mark.parametrize("format", ["accelerate", "deepspeed", "megatron", "torchtitan"])
+def test_the_form_writes_what_the_command_writes(format, tmp_path, capsys, monkeypatch):
+    """Files and what they cannot express are those of `baechi-lab layouts --write`, for machines of two devices."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arguments = "layouts config.json --hardware h100 --devices 4 --per-machine 2 --global-batch 4 --sequence-length 512"
+    assert main([*arguments.split(), "--write", format, "-o", "by_command"]) == 0
+    not_written = capsys.readouterr().err
+    cluster = bl.Cluster.machines(4, 2, kind="h100")
+    overlaps = dict.fromkeys(("overlap_gather", "overlap_tensor"), format == "megatron")
+    view = LayoutsView(bl.layouts("config.json", cluster, global_batch=4, sequence_length=512, **overlaps))
+    view.form.format.value, view.form.folder.value = format, "by_view"
+    view.form.write.click()
+    names = sorted(path.name for path in (tmp_path / "by_command").iterdir())
+    assert len(names) > 1 and names == sorted(path.name for path in (tmp_path / "by_view").iterdir())
+    for name in names:
+        assert (tmp_path / "by_view" / name).read_bytes() == (tmp_path / "by_command" / name).read_bytes()
+    assert "bl-good" in view.form.state.value and "by_view" in view.form.state.value
+    sentences = [line.removeprefix("not written: ") for line in not_written.splitlines() if "not written: " in line]
+    assert re.findall("<li>(.*?)</li>", view.form.unsupported.value) == [html.escape(s) for s in sentences]
+
+
+def test_the_form_says_why_there_are_no_files():
+    view = LayoutsView(table(memory_bytes="100MB"))
+    view.form.show.click()
+    assert "Press Show in a row first" in view.form.state.value and view.form.copy.text == ""
+    view = LayoutsView(table())
+    view.form.format.value = "deepspeed"
+    view.form.show.click()
+    plan = bl.write_layout(view.row.layout, "deepspeed", model=LLAMA, global_batch=16, sequence_length=512)
+    assert view.form.copy.text == plan.text and html.escape(plan.text) in view.form.text.value
+    view.form.folder.value = " "
+    view.form.write.click()
+    assert "folder is empty" in view.form.state.value and "bl-bad" in view.form.state.value
+    view.show(2)  # what is shown belongs to another layout
+    assert view.form.text.value == view.form.state.value == view.form.copy.text == ""
 
 
 @pytest.mark.slow

@@ -103,6 +103,22 @@ def row(*children: object, wrap: bool = True) -> ipywidgets.HBox:
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
+MOST_SHOWN = 20_000
+"""Most letters of a plan that are shown; copies and files have the whole plan."""
+
+
+def code_block(text: str) -> str:
+    """Returns a text as HTML with a scroll bar, without what is after `MOST_SHOWN` letters."""
+    more = "\n..." if len(text) > MOST_SHOWN else ""
+    return f'<div class="bl-scroll bl-code">{html.escape(text[:MOST_SHOWN])}{more}</div>'
+
+
+def bullets(sentences: Sequence[str]) -> str:
+    """Returns sentences as an HTML list; an empty text if there are none."""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="bl-note">{items}</ul>' if items else ""
+
+
 def count_up_to(label: str, value: object, limit: int) -> int:
     """Reads a whole number from 1 to `limit` from a number or a text.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 
 import ipywidgets
@@ -15,7 +14,7 @@ from ..controls import Dropdown, Text
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
-from .parts import WIDE, add_hint, button, note, row, say
+from .parts import WIDE, add_hint, bullets, button, code_block, note, row, say
 
 RUNTIMES = {
     "chakra": "an execution trace per device (MLCommons Chakra)",
@@ -28,8 +27,6 @@ RUNTIMES = {
     "pipelining": "torch.distributed.pipelining",
     "vllm": "VLLM_PP_LAYER_PARTITION",
 }
-MOST_SHOWN = 20_000
-"""Most letters of a plan that are shown; copies and files have the whole plan."""
 
 
 class PlanForm:
@@ -99,14 +96,11 @@ class PlanForm:
                 say(self.state, f"No plan for {self.format.value}: {error}", "bad")
                 return
             self.plan, self.copy.text, self.save.disabled = plan, plan.text, False
-            cut = "\n..." if len(plan.text) > MOST_SHOWN else ""
-            self.text.value = f'<div class="bl-scroll bl-code">{html.escape(plan.text[:MOST_SHOWN])}{cut}</div>'
-            items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in plan.unsupported)
-            if items:
+            self.text.value, self.unsupported.value = code_block(plan.text), bullets(plan.unsupported)
+            if plan.unsupported:
                 say(self.state, "This format cannot express:")
             else:
                 say(self.state, "This format expresses the whole placement.", "good")
-            self.unsupported.value = f'<ul class="bl-note">{items}</ul>' if items else ""
 
     def _save(self) -> None:
         with Guard(self.model.fail):

@@ -47,6 +47,7 @@ function readBars(model) {
 const TRANSFER_WAIT = 0;
 const QUEUE_WAIT = 1;
 const OP_WAIT = 2;
+const ORDER_WAIT = 3;
 const NOTHING_LEFT = 4;
 const COLLECTIVE_WAIT = 5; // exposed communication
 
@@ -78,6 +79,21 @@ function reason(kind, source, op) {
   const what = [`${tensor} is under way`, `${tensor} waits in the queue of a link`, `${source || "an op"} has not ended on another device`,
     "nothing is missing: a planned order, or what the runtime does besides", "", `exposed communication: ${source || "a collective"} has not ended`][kind];
   return op ? `${what}; next here: ${op}` : what;
+}
+
+/** What the lines in idle time mean, of those that occur: mark of the line, words beside it, and what they mean.
+ * @param {Iterable<number>} kinds of waits @returns {[string, string, string][]} */
+function waitKeys(kinds) {
+  const used = new Set(kinds);
+  const moving = [used.has(TRANSFER_WAIT) ? "transfer" : "", used.has(COLLECTIVE_WAIT) ? "collective" : ""].filter(Boolean);
+  const others = [used.has(OP_WAIT) ? "another device" : "", used.has(ORDER_WAIT) ? "its turn" : ""].filter(Boolean);
+  /** @type {[boolean, string, string, string][]} */
+  const keys = [
+    [moving.length > 0, "bl-moving", `waits for a ${moving.join(" or ")}`, "idle: the tensor that the next op needs is under way, or a collective has not ended"],
+    [used.has(QUEUE_WAIT), "bl-queued", "waits in the queue of a link", "idle: the tensor that the next op needs waits behind others in the queue of a link"],
+    [others.length > 0, "bl-waiting", `waits for ${others.join(" or ")}`, "idle: the op whose tensor is needed next has not ended on another device, or nothing is missing: a planned order, or what a real runtime does besides"],
+  ];
+  return keys.filter(([occurs]) => occurs).map(([, ...key]) => key);
 }
 
 /** Colours of the bars: a class per label, or the device. On the critical path is a bar, not an op: of the transfers of a

@@ -63,10 +63,7 @@ function legendOf(model, waits, against, moved) {
   const items = model.get("legend").map((/** @type {{label: string, color: string, time: number, hatched?: boolean}} */ one) => element(
     "span", { class: "bl-key", title: `${one.label}: ${formatTime(one.time)} in all` },
     element("span", { class: one.hatched ? "bl-swatch bl-hatched" : "bl-swatch", style: `background-color:${one.color}` }), one.label));
-  const kinds = new Set(waits.kind);
-  const moving = [kinds.has(TRANSFER_WAIT) || kinds.has(QUEUE_WAIT) ? "transfer" : "", kinds.has(COLLECTIVE_WAIT) ? "collective" : ""].filter(Boolean);
-  if (moving.length) items.push(lineKey("bl-moving", `waits for a ${moving.join(" or ")}`, "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link; a collective has not ended"));
-  if (kinds.has(OP_WAIT)) items.push(lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
+  items.push(...waitKeys(waits.kind).map(([mark, text, title]) => lineKey(mark, text, title)));
   if (against) {
     items.push(element("span", { class: "bl-key bl-moved", title: "the bar's upper edge has the colour of the other device" },
       moved ? `▔ ${opsInWords(moved)} on another device than in ${against}` : `every op where it is in ${against}, up to the names of equal devices`));
