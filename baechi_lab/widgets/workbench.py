@@ -195,6 +195,7 @@ class Workbench(PicturedBox):
         self.details_fold = Folder(
             "Details", hint="fold the details of the selection away, or show them", in_strip=True
         )
+        self.details_fold.add_class("bl-details-fold")
         self.details_fold.observe(lambda _: fold(body, "bl-without-details", self.details_fold), "unfolded")
         self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
         self.fold.observe(lambda _: fold(body, "bl-folded", self.fold), "unfolded")

@@ -244,7 +244,10 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     page.click('.bl-strip button:text-is("▾ Details")')
     page.wait_for_selector(".bl-details-pane", state="hidden")
     page.click('.bl-strip button:text-is("▸ Details")')
+    tab(page, "Compare")  # has no details that could be folded
+    page.wait_for_selector(".bl-details-fold", state="hidden")
     tab(page, "Graph")
+    page.wait_for_selector(".bl-details-fold")
     page.wait_for_selector(".bl-panes.bl-at-graph")
     page.locator(GRAPH).focus()
     page.keyboard.press("Escape")

@@ -52,6 +52,7 @@ def test_the_button_beside_the_memory_view():
     bench.fit.ask.click()
     assert bench.fit.answer.fits and "Yes: 1 device" in bench.fit.state.value
     assert "recomputation" in bench.fit.rows.value
+    assert "choose a model in Setting" in bench.fit.rows.value and "a function that takes" not in bench.fit.rows.value
     assert (
         bench.fit.rows.value.count("<th>") == 6 and "samples/s" not in bench.fit.rows.value
     )  # nothing is known of them

@@ -14,7 +14,7 @@ import ipywidgets
 
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
-from ...fitting.subject import Subject, model_code
+from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
@@ -26,6 +26,11 @@ from ..guard import Guard
 from ..setting import Setting
 from ..tasks import Tasks
 from .parts import WIDE, button, for_people, note, row, say, table
+
+OTHER_BATCH = {
+    NO_OTHER_BATCH: "a graph does not say what another batch costs: open the workbench with a step, or choose a model in Setting"
+}
+"""What the library says to people who write code, and its words for the workbench."""
 
 
 class FitPanel:
@@ -70,7 +75,7 @@ class FitPanel:
         best = answer.best
         marked_row = -1 if best is None else answer.options.index(best)
         self.points.children = [FitView(answer)]
-        texts = [option.texts() for option in answer.options]
+        texts = [[OTHER_BATCH.get(text, text) for text in option.texts()] for option in answer.options]
         has_values = [any(row[k] != "-" for row in texts) for k in range(len(HEAD))]
         head, *rows = (list(compress(cells, has_values)) for cells in (HEAD, *texts))
         self.rows.value = table(head, rows, marked_row)
