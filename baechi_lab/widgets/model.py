@@ -376,8 +376,7 @@ class WorkbenchModel:
     def search_advice(self) -> None:
         """Searches for the slower advice on the shown outcome in the background; a change of the setting ends the search."""
         outcome, subject, memo = self.outcome, self.subject, self.memo
-        is_searchable = outcome is not None and outcome.timeline.feasible and not self.stale
-        if self.inline or not self.is_drawn or not is_searchable:
+        if outcome is None or not outcome.timeline.feasible or self.stale or self.inline or not self.is_drawn:
             return
 
         def show(advice: tuple[Advice, ...]) -> None:

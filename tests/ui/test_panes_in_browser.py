@@ -23,7 +23,8 @@ from baechi_lab.widgets.compute import compute
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME, format_heat, op_heat
 from baechi_lab.widgets.heat import MEMORY as MEMORY_HEAT
 from baechi_lab.widgets.levels import live_bytes
-from baechi_lab.widgets.panels.plan_form import MOST_SHOWN, RUNTIMES
+from baechi_lab.widgets.panels.parts import MOST_SHOWN
+from baechi_lab.widgets.panels.plan_form import RUNTIMES
 from baechi_lab.widgets.schedule import critical_chain
 from baechi_lab.widgets.setting import HARDWARE_PRESETS, Setting
 

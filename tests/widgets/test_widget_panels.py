@@ -729,6 +729,18 @@ def test_two_workbenches_are_independent(diamond, pair):
     assert two.model.selection == () and two.timeline.selected == []
 
 
+def test_bug_the_message_on_a_rejected_value_stayed_when_the_value_in_force_was_confirmed(bench):
+    """After `x` the field says 1 again. Enter on 1 is no change, so nothing removed the message on `x`."""
+    bench.setting.replicas.value = "x"
+    assert "replicas is 'x'" in bench.model.problem.sentence and bench.setting.replicas.value == "1"
+    receive(bench.setting.replicas, event="submit")
+    assert bench.model.problem is None
+    bench.setting.memory.value = "1 B"  # the result does not fit: that is not the message on a rejected value
+    assert bench.model.problem is not None
+    receive(bench.setting.memory, event="submit")
+    assert bench.model.problem is not None
+
+
 def test_a_setting_that_does_not_fit_opens_with_its_reason(diamond):
     graph = diamond.replace(persistent_bytes=[10] * 4)
     workbench = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=5), passes=())

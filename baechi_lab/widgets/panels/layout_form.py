@@ -36,7 +36,7 @@ class LayoutForm:
                 options=[(PROGRAMS.get(name, name), name) for name in LAYOUT_FORMATS],
                 value="torchrun",
                 description="for",
-                layout={"width": "430px"},
+                layout={"width": "430px", "max_width": "100%"},
             ),
             "the program that trains the model",
         )

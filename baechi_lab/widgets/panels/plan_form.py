@@ -36,7 +36,9 @@ class PlanForm:
         self.model = model
         options = [(f"{name}: {RUNTIMES.get(name, name)}", name) for name in FORMATS]
         self.format = add_hint(
-            Dropdown(options=options, value="dot", description="plan for", layout={"width": "530px"}),
+            Dropdown(
+                options=options, value="dot", description="plan for", layout={"width": "530px", "max_width": "100%"}
+            ),
             "the program that shall run the placement",
         )
         self.show = button("Show the plan", "the placement as this runtime takes it", self._show)

@@ -15,7 +15,7 @@ from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
 from ..controls import Dropdown, IntSlider, SelectionSlider, Text
-from ..guard import Guard, guard_change
+from ..guard import Guard, Problem, guard_change
 from ..model import WorkbenchModel
 from ..setting import (
     GIVEN_SUBJECT,
@@ -51,6 +51,7 @@ class SettingPanel:
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks, pane: ipywidgets.Box):
         self.model, self.tasks, self.quiet, self.widget = model, tasks, Quiet(), pane
+        self._rejection: Problem | None = None
         self._make_controls()
         self.params = ParamsForm(lambda: self._change_setting(lambda: {"params": self.params.values()}))
         self.source_note = note()
@@ -216,6 +217,8 @@ class SettingPanel:
         changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
+        for text in (self.count, self.memory, self.speeds, self.micro, self.replicas):
+            text.on_msg(self._clear_rejection)
 
     def _changes_for_hardware(self, hardware: str) -> dict[str, object]:
         if hardware == "measured":
@@ -228,10 +231,16 @@ class SettingPanel:
         if self.quiet.active:
             return
         before = self.model.setting
-        with guard_change(self.model.fail):
+        with guard_change(self.model.fail) as guard:
             self.model.change(**make())
+        self._rejection = self.model.problem if guard.failed else None
         if self.model.setting is before:  # rejected, or equal: the control shows the setting that is in force
             self.show(before)
+
+    def _clear_rejection(self, _: object, content: dict[str, object], __: object) -> None:
+        """Removes the message on a rejected value when Enter confirms the one in force, which is no change."""
+        if content.get("event") == "submit" and self._rejection is not None and self.model.problem is self._rejection:
+            self.model.clear_problem()
 
     def _device_count(self, text: str) -> int:
         return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
