@@ -27,6 +27,7 @@ from baechi_lab.widgets.panels.parts import MOST_SHOWN
 from baechi_lab.widgets.panels.plan_form import RUNTIMES
 from baechi_lab.widgets.schedule import critical_chain
 from baechi_lab.widgets.setting import HARDWARE_PRESETS, Setting
+from baechi_lab.widgets.waiting import KINDS, waits
 
 pytestmark = [
     pytest.mark.ui,
@@ -296,7 +297,7 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
     assert page.problems == []
 
 
-def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
+def test_idle_devices_are_one_line_and_lanes_are_stretched(page, outcome):
     tab(page, "Timeline")
     page.wait_for_selector(".bl-panes.bl-at-timeline")
     lanes = f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n"
@@ -326,7 +327,14 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     page.wait_for_function(lanes, arg="3")
     placer.select_option("m-etf")
     page.wait_for_function(lanes, arg="8")
-    waiting = ["waits for a transfer", "waits for another device"]
+    words = {
+        "transfer": "waits for a transfer",
+        "queue": "waits in the queue of a link",
+        "op": "waits for another device",
+    }
+    kinds = {KINDS[kind] for kind in waits(*outcome).kind}
+    waiting = [text for kind, text in words.items() if kind in kinds]
+    assert "queue" in kinds  # dashed lines
     jb.eventually(page, lambda: _same_list(legend.all_inner_texts()[4:], waiting))
     assert page.problems == []
 
