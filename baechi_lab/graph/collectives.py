@@ -8,6 +8,9 @@ machines. Where machines differ in their devices, `m` is that of the smallest. T
 An all-to-all sends `b / n` to every other device, over the link to each. Measured tables replace the formulas
 (`MeasuredCollective`).
 
+Where some pairs of devices have no link, a ring passes over the others: the order of the ring is the one whose slowest link is
+fastest (among more than `MOST_ORDERED` devices, the given order). An all-to-all needs a link between every two devices.
+
 A link between two devices is what each device has when all of them send at once: of machines that share four network cards
 among eight devices, half a card.
 """
@@ -30,6 +33,8 @@ from .opgraph import COLLECTIVES
 NO_LINK_US_PER_BYTE = 1e3
 """Microseconds per byte from which two devices count as not linked: a thousandth of a megabyte per second."""
 
+MOST_ORDERED = 8
+"""Most devices of which all orders of a ring are tried: those of one machine."""
 
 ALIKE = 1.25
 """Links whose microseconds per byte differ by at most this factor are of one level, as measured ones of equal hardware do."""
@@ -107,7 +112,7 @@ class Collectives:
             devices: that take part, in the order of the ring.
 
         Raises:
-            InvalidInput: two devices have no link.
+            InvalidInput: two devices have no link, and no ring of the others joins all devices.
         """
         check_text("kind", kind, COLLECTIVES)
         members = devices if isinstance(devices, range) else tuple(devices)
@@ -122,6 +127,8 @@ class Collectives:
         if kind == "send_recv":
             return (n - 1) * latency + (n - 1) / n * size_bytes * per_byte
         if kind == "all_to_all":
+            if not all(level.joins_all_pairs for level in levels):
+                raise _no_link(self.cluster, np.array(members))
             # Each device sends an equal share to each other: transfers of one level follow one another, levels go on
             # at once.
             return float(max(x.latency_us + x.peers * size_bytes / n * x.us_per_byte for x in levels))
@@ -178,6 +185,7 @@ class Level:
         width: most components of the level below in one component.
         least_devices: devices of the smallest component.
         peers: most devices that a device reaches by these links and not by those of the level below.
+        joins_all_pairs: False for the links of a ring past devices that have no link.
     """
 
     width: int
@@ -185,6 +193,39 @@ class Level:
     peers: int
     latency_us: float
     us_per_byte: float
+    joins_all_pairs: bool = True
+
+
+def _no_link(cluster: Cluster, rows: np.ndarray) -> InvalidInput:
+    """Returns the error that names the first two of some devices that have no link."""
+    cost = cluster.us_per_byte[np.ix_(rows, rows)]
+    a, b = np.argwhere((np.maximum(cost, cost.T) >= NO_LINK_US_PER_BYTE) & ~np.eye(len(rows), dtype=bool))[0]
+    return InvalidInput(
+        f"devices {cluster.names[rows[a]]} and {cluster.names[rows[b]]} have no link (bandwidth 0); a collective of both "
+        "needs one"
+    )
+
+
+def _ring(cost: np.ndarray) -> list[int] | None:
+    """Returns the order of a ring over links, whose slowest one is as fast as possible; None if there is no ring."""
+    n = len(cost)
+    if n > MOST_ORDERED:
+        ring = list(range(n))
+        return ring if cost[ring, np.roll(ring, -1)].max() < NO_LINK_US_PER_BYTE else None
+
+    def extend(ring: list[int], slowest: float) -> list[int] | None:
+        if len(ring) == n:
+            return ring if cost[ring[-1], 0] <= slowest else None
+        for device in range(1, n):
+            if device not in ring and cost[ring[-1], device] <= slowest:
+                complete_ring = extend([*ring, device], slowest)
+                if complete_ring is not None:
+                    return complete_ring
+        return None
+
+    prices = np.unique(cost[~np.eye(n, dtype=bool)])
+    rings = (extend([0], price) for price in prices[prices < NO_LINK_US_PER_BYTE])
+    return next((ring for ring in rings if ring is not None), None)
 
 
 def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], float]) -> tuple[Level, ...]:
@@ -196,11 +237,12 @@ def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], f
     latency = np.maximum(cluster.latency_us[np.ix_(rows, rows)], cluster.latency_us[np.ix_(rows, rows)].T)
     off = ~np.eye(len(rows), dtype=bool)
     if cost[off].max() >= NO_LINK_US_PER_BYTE:
-        a, b = np.argwhere((cost >= NO_LINK_US_PER_BYTE) & off)[0]
-        raise InvalidInput(
-            f"devices {cluster.names[rows[a]]} and {cluster.names[rows[b]]} have no link (bandwidth 0); a collective of both "
-            "needs one"
-        )
+        ring = _ring(cost)
+        if ring is None:
+            raise _no_link(cluster, rows)
+        links = ring, np.roll(ring, -1)
+        price, n = float(cost[links].max()), len(rows)
+        return (Level(n, n, n - 1, float(latency[links].max()), price / share(price), joins_all_pairs=False),)
     levels: list[Level] = []
     component, size = np.arange(len(rows)), np.ones(len(rows), dtype=np.int64)
     prices, low = np.unique(cost[off]), 0

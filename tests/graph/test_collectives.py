@@ -110,3 +110,44 @@ def test_the_formula_is_near_the_measured_all_reduces_of_one_machine() -> None:
     formula = Collectives(cluster)
     error = [abs(formula.us("all_reduce", size, range(n)) / us - 1) for n, size, us in rows if size >= 32e6]
     assert len(error) > 100 and np.mean(error) < 0.08
+
+
+def linked(pairs: dict[tuple[int, int], float], devices: int) -> bl.Cluster:
+    """A cluster in which only `pairs` have links, with these microseconds per byte and a latency of 2 us."""
+    missing = bl.Link(0.0, 1e9)
+    links = [
+        [
+            bl.Link(2.0, pairs.get((min(a, b), max(a, b)), 0.0)) if (min(a, b), max(a, b)) in pairs else missing
+            for b in range(devices)
+        ]
+        for a in range(devices)
+    ]
+    return bl.Cluster([bl.Device(f"gpu:{k}", "gpu", 10**9) for k in range(devices)], links)
+
+
+def test_a_ring_passes_over_the_links_that_there_are() -> None:
+    # 0 and 1, 2 and 3 have no link: the ring is 0 2 1 3, whose slowest link takes 0.003 us per byte.
+    square = Collectives(linked({(0, 2): 0.001, (1, 2): 0.002, (1, 3): 0.003, (0, 3): 0.001}, 4))
+    assert square.us("all_reduce", 4000, range(4)) == pytest.approx(6 * (2 + 1000 * 0.003))
+    assert square.us("all_gather", 4000, (0, 1, 2, 3)) == pytest.approx(3 * (2 + 1000 * 0.003))
+    assert square.us("send_recv", 4000, range(4)) == pytest.approx(3 * (2 + 1000 * 0.003))
+    with pytest.raises(bl.InvalidInput, match="devices gpu:0 and gpu:1 have no link"):
+        square.us("all_to_all", 4000, range(4))
+
+
+def test_of_several_rings_the_one_with_the_fastest_slowest_link_is_taken() -> None:
+    links = {(0, 1): 0.001, (1, 2): 0.001, (2, 3): 0.001, (0, 3): 0.001, (0, 2): 0.009}  # 1 and 3 have no link
+    assert Collectives(linked(links, 4)).us("all_reduce", 4000, range(4)) == pytest.approx(6 * (2 + 1000 * 0.001))
+
+
+def test_a_ring_of_many_devices_keeps_the_given_order() -> None:
+    many = Collectives(linked({(k, k + 1): 0.001 for k in range(9)} | {(0, 9): 0.001}, 10))
+    assert many.us("all_gather", 10_000, range(10)) == pytest.approx(9 * (2 + 1000 * 0.001))
+    with pytest.raises(bl.InvalidInput, match="have no link"):
+        many.us("all_gather", 10_000, (0, 2, 1, *range(3, 10)))
+
+
+def test_a_chain_is_no_ring() -> None:
+    chain = Collectives(linked({(0, 1): 0.001, (1, 2): 0.001, (2, 3): 0.001}, 4))
+    with pytest.raises(bl.InvalidInput, match="devices gpu:0 and gpu:2 have no link"):
+        chain.us("all_reduce", 8, range(4))
