@@ -67,12 +67,17 @@ class _CopyToDevice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, storages: StorageTracker, source: int, target: int) -> torch.Tensor:
-        ctx.storages, ctx.source = storages, source
+        ctx.storages, ctx.source, ctx.target = storages, source, target
         return receive_copy(tensor, storages, target)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
         return receive_copy(gradient, ctx.storages, ctx.source), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
+        """Copies the tangent of forward-mode differentiation, too."""
+        return receive_copy(tangent, ctx.storages, ctx.target)
 
 
 class SeparateMemoryCopier(HostCopier):

@@ -291,7 +291,7 @@ class Measurement(Observer):
             if backward_row not in self.stop_marks:  # the backward call begins only now
                 self.start_marks[backward_row] = self._mark(forward_op)
             if self.storages is not None:
-                self.storages.call(backward_row, self.session.plan.device[forward_op])
+                self.storages.call(backward_row, self._device(forward_op))
 
         return around
 
