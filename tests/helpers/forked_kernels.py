@@ -1,6 +1,6 @@
-"""Jupyter kernels that are forked from a process that has imported TensorFlow and the library.
+"""Jupyter kernels that are forked from a process that has imported TensorFlow and the library, and opened a workbench.
 
-A kernel of a new program imports both, which takes more time than most browser tests do. The kernel specification of the tests'
+In a kernel of a new program both take more time than most browser tests do. The kernel specification of the tests'
 JupyterLab starts this file as a small program: it asks the fork server for a kernel, passes interrupts on, and ends with it.
 """
 
@@ -67,6 +67,17 @@ def _ask(address: str, connection_file: str) -> int:
         return int(control.recv(64) or -signal.SIGKILL)
 
 
+def _load_what_a_workbench_uses() -> None:
+    """Imports the modules that the first workbench imports, and loads the compiled functions that it calls."""
+    import baechi_lab as bl
+    import baechi_lab.widgets.workbench
+    from baechi_lab.widgets.model import WorkbenchModel, first_setting
+
+    graph, cluster = bl.generators.gnmt(length=2, layers=2), bl.Cluster.uniform(2)
+    setting = first_setting(graph, cluster, {"placer": "m-topo"})
+    WorkbenchModel(graph, setting, inline=True).open()  # without a thread: a fork has one alone
+
+
 def _serve(listener: socket.socket) -> None:
     """Forks two processes for each connection: a kernel, and its supervisor."""
     import tensorflow  # noqa: F401
@@ -76,6 +87,7 @@ def _serve(listener: socket.socket) -> None:
     from baechi_lab.workers.isolated import die_with_parent
 
     die_with_parent()
+    _load_what_a_workbench_uses()
     gc.freeze()  # collecting would write to all pages that the kernels share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
     while True:
