@@ -372,54 +372,63 @@ dist.destroy_process_group()
 
 FORKED = """
 import os, sys, runpy
+from pathlib import Path
 import torch, train, transformers
 transformers.LlamaForCausalLM
 
-size, ranks = int(sys.argv[1]), set()
-for rank in range(size):
-    pid = os.fork()
-    if pid == 0:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
-        group = {"init_method": f"file://{os.getcwd()}/store", "rank": rank, "world_size": size}
-        runpy.run_path("check.py", init_globals={"GROUP": group})
-        sys.stdout.flush()
-        os._exit(0)
-    ranks.add(pid)
-while ranks:
-    pid, status = os.wait()
-    ranks.discard(pid)
-    if status:
-        for other in ranks:
-            os.kill(other, 9)
-        sys.exit(f"a rank ended with status {status}")
+for folder, size in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    os.chdir(folder)
+    train.FOLDER = Path(folder)
+    ranks = set()
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+            group = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": size}
+            runpy.run_path("check.py", init_globals={"GROUP": group})
+            sys.stdout.flush()
+            os._exit(0)
+        ranks.add(pid)
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status:
+            for other in ranks:
+                os.kill(other, 9)
+            sys.exit(f"a rank in {folder} ended with status {status}")
 """
-"""As torchrun starts them, but PyTorch and transformers are imported once: eight imports take 40 seconds of a processor."""
+"""As torchrun starts them, but PyTorch and transformers are imported once: ten imports take 50 seconds of a processor."""
+
+TRAINED_LAYOUTS = [
+    # The first stage has the embedding, and 9 parameters and the norms of queries and keys of each of its two layers; two
+    # steps. Each tensor-parallel rank has the gradients of these norms for its own heads only.
+    (bl.Layout(tp=2, pp=2, dp=2, zero=1), LLAMA | {"model_type": "qwen3", "head_dim": 8}, 2 * (1 + 2 * 11)),
+    # Tied: both ends hold the embedding. Two layers on each device, in two stages; 12 parameters of a layer.
+    (bl.Layout(pp=2, schedule="interleaved-1f1b"), GPT2, 2 * (2 + 2 * 12)),
+]
+"""Layout, model, and how many gradients rank 0 compares."""
 
 
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.subprocess
-@pytest.mark.parametrize(
-    ("layout", "model", "gradients"),
-    [
-        # The first stage has the embedding, and 9 parameters and the norms of queries and keys of each of its two layers; two
-        # steps. Each tensor-parallel rank has the gradients of these norms for its own heads only.
-        (bl.Layout(tp=2, pp=2, dp=2, zero=1), LLAMA | {"model_type": "qwen3", "head_dim": 8}, 2 * (1 + 2 * 11)),
-        # Tied: both ends hold the embedding. Two layers on each device, in two stages; 12 parameters of a layer.
-        (bl.Layout(pp=2, schedule="interleaved-1f1b"), GPT2, 2 * (2 + 2 * 12)),
-    ],
-)
-def test_the_script_trains_as_the_undivided_model_does(tmp_path, layout, model, gradients):
+def test_the_scripts_train_as_the_undivided_models_do(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    folder = tmp_path / "training"
-    written(layout, "torchrun", model, global_batch=8, precision="float32", folder=folder)
-    assert Path(folder, "README.md").read_text().startswith(f"    torchrun --nproc-per-node {layout.devices} train.py")
-    Path(folder, "check.py").write_text(CHECK)
-    Path(folder, "forked.py").write_text(FORKED)
-    command = [sys.executable, "forked.py", str(layout.devices)]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
-    assert f"compared {gradients}" in ended.stdout, ended.stderr[-3000:]
+    folders_and_sizes, scripts = [], set()
+    for k, (layout, model, _) in enumerate(TRAINED_LAYOUTS):
+        folder = tmp_path / f"training{k}"
+        written(layout, "torchrun", model, global_batch=8, precision="float32", folder=folder)
+        command = f"    torchrun --nproc-per-node {layout.devices} train.py"
+        assert Path(folder, "README.md").read_text().startswith(command)
+        Path(folder, "check.py").write_text(CHECK)
+        scripts.add(Path(folder, "train.py").read_text())
+        folders_and_sizes += [str(folder), str(layout.devices)]
+    assert len(scripts) == 1  # so that one import of it serves all
+    Path(folders_and_sizes[0], "forked.py").write_text(FORKED)
+    command = [sys.executable, "forked.py", *folders_and_sizes]
+    ended = subprocess.run(command, cwd=folders_and_sizes[0], capture_output=True, text=True, timeout=250)
+    assert ended.stdout.splitlines() == [f"compared {count}" for _, _, count in TRAINED_LAYOUTS], ended.stderr[-3000:]
 
 
 def test_products_in_pieces_are_written_where_the_program_has_them():
