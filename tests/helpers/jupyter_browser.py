@@ -45,6 +45,7 @@ UNUSED_EXTENSIONS = [
 fades for a second after every change of the theme."""
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / ".pytest_cache" / "screenshots"
+"""Where screenshots are stored if the variable BAECHI_LAB_SCREENSHOTS is 1."""
 
 
 def _cell(number: int, text: str) -> dict:
@@ -242,6 +243,15 @@ def execute(page, code: str) -> None:
 def await_drawing(page) -> None:
     """Waits until the page has drawn what follows from the last action, if no kernel is asked."""
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
+def screenshot(page, name: str, part=None) -> None:
+    """Stores a picture of the page, or of `part` of it, where pictures are asked for; else waits until the page is drawn."""
+    if os.environ.get("BAECHI_LAB_SCREENSHOTS") != "1":
+        await_drawing(page)
+        return
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    (part or page).screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 SETTLED = """async () => {

@@ -1,6 +1,6 @@
 """The view of layouts in a real browser, against the rows of `bl.layouts`.
 
-Screenshots, light and dark, are kept in .pytest_cache/screenshots/.
+With BAECHI_LAB_SCREENSHOTS=1, screenshots, light and dark, are stored in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
@@ -96,14 +96,13 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
             )
             stops.append(page.evaluate(focused))
         assert stops[-1] == "CANVAS Timeline" and len(stops) <= 10, stops
-        jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
         if AXE.is_file():
             page.evaluate(AXE.read_text())
         for theme in ("Light", "Dark"):
             themed(page, theme)
             if AXE.is_file():
                 jb.eventually(page, lambda: _assert_no_violation(page))
-            page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / f"layouts-{theme}.png")
+            jb.screenshot(page, f"layouts-{theme}", page.locator(".bl-panel").first)
         assert problems == []
 
 

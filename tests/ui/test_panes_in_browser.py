@@ -1,6 +1,6 @@
 """Details, heat, lanes and memory of the workbench in a real browser, against numbers of the library.
 
-Screenshots are kept in .pytest_cache/screenshots/.
+With BAECHI_LAB_SCREENSHOTS=1, screenshots are stored in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
@@ -76,12 +76,11 @@ def outcome():
 
 
 def shot(page, name):
-    """Screenshots in both themes, whose texts can be read."""
-    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    """Texts can be read in both themes; a screenshot of each."""
     for theme in ("Dark", "Light"):
         themed(page, theme)
         jb.eventually(page, lambda: _assert_readable(page))
-        page.screenshot(path=jb.ARTIFACTS / f"panes-{name}-{theme.lower()}.png")
+        jb.screenshot(page, f"panes-{name}-{theme.lower()}")
 
 
 def _assert_readable(page):
@@ -713,6 +712,6 @@ def test_figures_show_every_device_on_one_scale_without_a_background(page, outco
       return !legend || !buttons || legend.top >= buttons.bottom || legend.right <= buttons.left;
     })"""
     assert page.evaluate(apart)
-    page.screenshot(path=jb.ARTIFACTS / "panes-figures-dark.png")
+    jb.screenshot(page, "panes-figures-dark")
     themed(page, "Light")
     assert page.problems == []

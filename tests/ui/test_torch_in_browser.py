@@ -1,6 +1,6 @@
 """A PyTorch step in a real browser: opened, run and exported, compared with the library's numbers.
 
-Screenshots are kept in .pytest_cache/screenshots/.
+With BAECHI_LAB_SCREENSHOTS=1, screenshots are stored in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         for text in (f"simulated for rtx2080 {format_us(timeline.makespan_us)}", "steps 2", "native (eager)"):
             numbers.filter(has_text=text).wait_for()
         page.wait_for_selector('.bl-title:has-text("measured")')
-        picture(page, "torch-run")
+        jb.screenshot(page, "torch-run")
         # Export: the script as it would be written, and then written; a plan with what it cannot express.
         tab(page, "Export")
         page.click('.bl-pane-export button:text-is("Preview")')
@@ -83,14 +83,9 @@ def test_a_torch_step_is_opened_run_and_exported(lab):
         facts.filter(has_text=f"step {format_us(micro_batched.makespan_us)}").wait_for()
         for name in TABS:
             assert faults(page, name) == {}, name
-            picture(page, f"torch-{name.lower()}")
+            jb.screenshot(page, f"torch-{name.lower()}")
         assert problems == []
 
 
 def same_text(element, text):
     assert element.inner_text().strip() == text.strip()
-
-
-def picture(page, name):
-    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=jb.ARTIFACTS / f"{name}.png")

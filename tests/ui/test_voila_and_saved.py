@@ -33,11 +33,6 @@ def step_time(placer: str) -> str:
     return format_us(bl.simulate(graph, cluster, bl.place(graph, cluster, placer)).makespan_us)
 
 
-def shot(page, name):
-    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=jb.ARTIFACTS / f"{name}.png")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("voila") is None, reason="Voila is not installed")
 def test_voila_serves_the_workbench(tmp_path):
     with jb.running_voila(tmp_path, CELLS) as address, jb.browser_page(1400, 1600) as page:
@@ -53,7 +48,7 @@ def test_voila_serves_the_workbench(tmp_path):
         page.wait_for_selector(f".bl-facts:has-text('step {step_time('m-etf')}')", timeout=60_000)
         pictures = page.locator(".jp-RenderedSVG")
         assert not any(pictures.nth(k).is_visible() for k in range(pictures.count()))
-        shot(page, "11-voila")
+        jb.screenshot(page, "11-voila")
 
 
 def test_nbconvert_shows_the_picture_without_any_script(tmp_path):
@@ -73,4 +68,4 @@ def test_nbconvert_shows_the_picture_without_any_script(tmp_path):
         picture.first.wait_for(state="visible", timeout=30_000)
         box = picture.first.bounding_box()
         assert box["width"] > 500 and box["height"] > 500
-        shot(page, "12-nbconvert")
+        jb.screenshot(page, "12-nbconvert")

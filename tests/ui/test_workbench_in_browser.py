@@ -1,6 +1,6 @@
 """The workbench in a real JupyterLab and a real browser: what the page shows equals what the library computes.
 
-Screenshots of every station are kept in .pytest_cache/screenshots/.
+With BAECHI_LAB_SCREENSHOTS=1, screenshots of every station are stored in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
@@ -96,11 +96,6 @@ class Expected:
         return coarse, bl.place(coarse, cluster, placer, explain=True).info["decisions"][1]
 
 
-def shot(page, name):
-    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=jb.ARTIFACTS / f"{name}.png")
-
-
 def shows(page, text, timeout=90_000):
     """Wait until the facts above the views hold `text`, and are not out of date."""
     page.wait_for_function(
@@ -146,7 +141,7 @@ def test_the_first_picture_shows_the_library_s_numbers(page, expected):
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="hidden")
     assert picture.count() == 1
-    shot(page, "01-first-picture")
+    jb.screenshot(page, "01-first-picture")
     assert page.problems == []
 
 
@@ -180,7 +175,7 @@ def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
         " return w[0] <= first && w[1] >= last && w[1] - w[0] < 1.31 * (last - first); }",
         arg=[first, last],
     )
-    shot(page, "01-verdict")
+    jb.screenshot(page, "01-verdict")
     page.locator('canvas[aria-label="Timeline"]').focus()
     page.keyboard.press("0")
     page.keyboard.press("c")
@@ -218,7 +213,7 @@ def test_the_devices_slider_and_the_placer(page, lab, expected):
     jb.execute(page, "import pathlib\npathlib.Path('threads').write_text(str(threads))")
     jb.settle(page)
     assert (lab.folder / "threads").read_text() == "{True}"
-    shot(page, "02-after-the-slider")
+    jb.screenshot(page, "02-after-the-slider")
 
 
 GRAPH = 'canvas[aria-label="Graph"]'
@@ -277,7 +272,7 @@ def test_the_critical_path_is_the_real_chain(page, expected):
     crossed = {(owner[a], owner[b]) for a, b in itertools.pairwise(chain) if (a, b) in edges and owner[a] != owner[b]}
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.critical === n", arg=str(len(crossed)))
-    shot(page, "11-critical-path")
+    jb.screenshot(page, "11-critical-path")
     page.wait_for_selector(f'.bl-view:has({GRAPH}) .bl-key:text-is("critical path")')
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
     assert 0 < len(crossed) < data(page, "arrows")
@@ -315,7 +310,7 @@ def test_boxes_open_in_place(page):
     page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) > n", arg=before)
     page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}').dataset.frames_open) > 0")
     assert data(page, "nodes") <= 300
-    shot(page, "12-opened")
+    jb.screenshot(page, "12-opened")
     # Where not everything is in sight there is a minimap, and a click on it leads there.
     page.wait_for_function(f"() => document.querySelector('{GRAPH}').dataset.minimap === ''")
     page.locator(GRAPH).focus()
@@ -346,7 +341,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     target = next(i for i in matching_ops if graph.colocation[i] >= 0)
     coarse = bl.optimize(graph, bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu"), passes=("colocation",))
     group = all_moving_ops(graph, [target], coarse.group_of)
-    shot(page, "13-found")
+    jb.screenshot(page, "13-found")
     page.click(f'button.bl-row:text-is("{graph.names[target]}")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.chosen === n", arg=str(len(group)))
     page.wait_for_selector(f'button.bl-row[aria-current="true"]:text-is("{graph.names[target]}")')
@@ -355,7 +350,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     described = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
     jb.eventually(page, lambda: _holds(announced(page), described))
     assert page.locator(".bl-crumbs").inner_text().startswith("graph")
-    shot(page, "03-selected")
+    jb.screenshot(page, "03-selected")
     before = expected.timeline()
     device = before.device_names[int(before.device[target])]
     other_device = "cpu:1" if device == "cpu:0" else "cpu:0"
@@ -391,7 +386,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     assert np.flatnonzero(after.device != before.device).tolist() == group.tolist()
     confirmation = f"{len(group)} ops moved to {other_device}: {described}. Undo takes it back."
     jb.eventually(page, lambda: _equal(page.locator(".bl-confirm").inner_text(), confirmation))
-    shot(page, "03-moved")
+    jb.screenshot(page, "03-moved")
     page.locator(GRAPH).focus()
     page.keyboard.press("Escape")
     assert page.locator(".bl-confirm").is_visible()  # what was done stays said
@@ -457,7 +452,7 @@ def test_hovering_and_clicking_in_every_view(page):
             page.wait_for_function(
                 "(live) => document.querySelector(live).textContent.includes('why then: started at')", arg=live
             )
-            shot(page, "03b-why-then")
+            jb.screenshot(page, "03b-why-then")
     assert "device" in tooltips["Graph"] and "start" in tooltips["Timeline"] and "persistent" in tooltips["Memory"]
     page.locator('canvas[aria-label="Timeline"]').focus()
     page.keyboard.press("c")
@@ -525,7 +520,7 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
 }""",
         arg=[TIMELINE, int(x), int(y), expected_color],
     )
-    shot(page, "14-colours")
+    jb.screenshot(page, "14-colours")
     # On the critical path are the ops and transfers of the chain: other transfers of its ops are not.
     page.select_option('.bl-pane-timeline select[aria-label="Colour"]', "critical path")
     chain = critical_chain(graph, line)
@@ -576,7 +571,7 @@ def test_statistics_of_a_marked_range(page, expected):
         strict=True,
     )
     assert all(any(cells[1:]) for cells in columns)  # a cause that nobody waited for has no column
-    shot(page, "15-statistics")
+    jb.screenshot(page, "15-statistics")
     page.click('button:text-is("Zoom to range")')
     page.wait_for_function(
         f"(a) => Math.abs(Number(document.querySelector('{TIMELINE}').dataset.window.split(' ')[0]) / a - 1) < 0.01",
@@ -614,7 +609,7 @@ def test_the_setting_before_lies_below_on_one_axis(page, expected):
     )
     jb.eventually(page, lambda: _holds(title.inner_text(), f"m-etf {format_us(current.makespan_us)}"))
     jb.eventually(page, lambda: _holds(title.inner_text(), f"before: m-topo {format_us(before.makespan_us)}"))
-    shot(page, "16-against")
+    jb.screenshot(page, "16-against")
     page.select_option('select[aria-label="Against"]', "")
     control(page, "placer").locator("select").select_option("m-topo")
     shows(page, f"step {format_us(before.makespan_us)}")
@@ -691,7 +686,7 @@ def test_compare_shows_bl_compare(page, lab, expected):
     hint = page.locator('.bl-setting label > span:text-is("transfers")').get_attribute("title")
     assert hint.startswith("sequential: a device sends or receives one tensor at a time")
     page.wait_for_selector(".bl-pane-compare .bl-chart rect", timeout=60_000)
-    shot(page, "04-compare")
+    jb.screenshot(page, "04-compare")
 
 
 def test_columns_of_compare_sort_by_click_and_by_key(page):
@@ -741,7 +736,7 @@ def test_a_real_run_arrives_live(page, expected):
     drawn = texts_of(page, "Memory")
     _holds(drawn, *(f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes), "simulated", "measured")
     page.wait_for_selector(".bl-pane-run .bl-chart circle")
-    shot(page, "05-run")
+    jb.screenshot(page, "05-run")
     # The estimate is for other hardware than this: one click profiles here.
     page.wait_for_selector('.bl-pane-run :text("The two cannot be compared")')
     page.click('button:text-is("Profile here first")')
@@ -777,7 +772,7 @@ def test_explain_steps_through_decisions(page, expected):
         decision.reason,
     )
     jb.eventually(page, lambda: _holds(page.locator('.bl-good:has-text("step 2 of")').inner_text(), *sentences))
-    shot(page, "06-explain")
+    jb.screenshot(page, "06-explain")
     page.click('.bl-workbench button:text-is("End")')
 
 
@@ -802,7 +797,7 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     facts = page.locator(".bl-facts").first
     jb.eventually(page, lambda: _holds(facts.inner_text(), format_us(expected.timeline().makespan_us)))
     page.wait_for_selector('button:text-is("Compute")', state="visible")
-    shot(page, "10-cancelled")
+    jb.screenshot(page, "10-cancelled")
     page.click('button:text-is("Compute")')
     page.click('button:text-is("Keep the best")', timeout=60_000)
     page.wait_for_selector('.bl-header .bl-facts:has-text("placed by search in")', timeout=20_000)
@@ -871,7 +866,7 @@ def test_explore_sweeps_and_names_the_best(page, lab, expected):
     assert page.locator('.bl-pane-explore .bl-chart-cell:has-text("◆")').count() >= 1
     texts = page.locator(".bl-pane-explore .bl-chart-cell text").all_text_contents()
     assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts  # one precision for the map
-    shot(page, "07-explore")
+    jb.screenshot(page, "07-explore")
     page.locator('.bl-chart-cell[aria-label^="batch 64, 1 device"]').click()
     shows(page, f"step {format_us(us)}")
     page.click('button:text-is("Undo")')
@@ -898,7 +893,7 @@ def test_export_writes_the_script(page, lab):
     page.wait_for_selector('.bl-good:has-text("Written")', timeout=60_000)
     folder = lab.folder / "placed_training"
     assert {"train.py", "placement.json"} <= {p.name for p in folder.iterdir()}
-    shot(page, "08-export")
+    jb.screenshot(page, "08-export")
 
 
 def test_everything_is_whole_on_one_screen_light_and_dark(page):
@@ -914,7 +909,7 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
             for name in TABS:
                 assert faults(page, name) == {}, (name, width, theme)
                 if (width == 1280) == (theme == "Light"):  # a picture takes longer than all the looking
-                    shot(page, f"20-{name.lower()}-{width}-{theme.lower()}")
+                    jb.screenshot(page, f"20-{name.lower()}-{width}-{theme.lower()}")
     assert page.evaluate("() => window.emptied") == []
     page.set_viewport_size({"width": 1500, "height": 2000})
     assert page.problems == []
@@ -975,7 +970,7 @@ def test_dark_theme(page):
     tab(page, "Graph")
     corner = "() => [...document.querySelector('canvas[aria-label=\"Graph\"]').getContext('2d').getImageData(2, 2, 1, 1).data]"
     jb.eventually(page, lambda: _at_most(max(page.evaluate(corner)[:3]), 90))
-    shot(page, "09-dark")
+    jb.screenshot(page, "09-dark")
     assert page.problems == []
 
 
@@ -1003,7 +998,7 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab, expect
     # What the picture shows stands beside it for screen readers, since JupyterLab's image has no alternative text.
     description = f"placed by m-topo on 2 devices, {format_us(expected.timeline().makespan_us)}"  # of the last setting
     assert description in page.locator(".jp-OutputArea").last.aria_snapshot()
-    shot(page, "21-saved")
+    jb.screenshot(page, "21-saved")
 
 
 GNMT = f"""
@@ -1034,7 +1029,7 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
     page.click('.bl-workbench .bl-tab:text-is("Explain")')
     page.click('.bl-pane button:text-is("Explain")')
     page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n:,}")', timeout=60_000)
-    shot(page, "13-gnmt")
+    jb.screenshot(page, "13-gnmt")
 
 
 NEVER_FITS = """
@@ -1060,7 +1055,7 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
         f"together {format_bytes(a + b)}, and the largest device that it may use has {format_bytes(8 * 10**9)}",
     )
     jb.eventually(page, lambda: _holds(page.locator('.bl-header [role="alert"]').inner_text(), *sentences))
-    shot(page, "30-never-fits")
+    jb.screenshot(page, "30-never-fits")
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     (lab.folder / "huge-saved.ipynb").write_bytes((lab.folder / "huge.ipynb").read_bytes())
     page.goto(lab.address("huge-saved.ipynb"))
@@ -1112,7 +1107,7 @@ def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
         assert colours >= 32
 
     jb.eventually(page, lanes_and_strip_have_colours)
-    shot(page, "31-wide")
+    jb.screenshot(page, "31-wide")
     tab(page, "Graph")
     jb.settle(page)
     rows, cut_rows = page.evaluate(MOVE_ROWS)  # the buttons "Move to" of 64 devices
@@ -1133,7 +1128,7 @@ def test_a_click_beside_a_running_cell_is_answered_by_one_sentence(page, lab):
     jb.execute(page, "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)")
     page.click('.bl-workbench .bl-tab:text-is("Graph")')
     page.wait_for_selector('.bl-unanswered[role="status"]:has-text("kernel busy")')
-    shot(page, "32-busy")
+    jb.screenshot(page, "32-busy")
     (lab.folder / "go").touch()
     page.wait_for_selector(".bl-panes.bl-at-graph")
     page.wait_for_selector(".bl-unanswered:empty", state="attached")
