@@ -39,8 +39,27 @@ def test_records_need_no_heavy_package():
 
 def test_command_line_parser_needs_no_framework():
     code = (
-        "import sys; from baechi_lab.cli import parser; parser()\n"
+        "import sys; from baechi_lab.cli import COMMANDS, parser; [parser(command) for command in COMMANDS]\n"
         "print([m for m in ('tensorflow', 'torch', 'plotly', 'cvxpy', 'pandas') if m in sys.modules])"
+    )
+    assert run_python(code) == "[]"
+
+
+def test_a_command_imports_its_own_module_only():
+    """The module of `demo` imports every stage, and with them numba."""
+    code = (
+        "import sys; from baechi_lab.cli import parser; parser('place')\n"
+        "print([m for m in ('baechi_lab.cli.demo', 'baechi_lab.passes', 'numba', 'scipy') if m in sys.modules])"
+    )
+    assert run_python(code) == "[]"
+
+
+def test_reading_a_graph_imports_no_validator(tmp_path):
+    path = tmp_path / "graph.json"
+    baechi_lab.save_graph(baechi_lab.generators.chain(3), path)
+    code = (
+        f"import sys, baechi_lab as bl; bl.load_graph({str(path)!r})\n"
+        f"print([m for m in ('jsonschema', *{HEAVY}) if m in sys.modules])"
     )
     assert run_python(code) == "[]"
 

@@ -71,14 +71,17 @@ def _one_line(text: str) -> str:
     return line if len(line) <= 1000 else f"{line[:500]} ... {line[-400:]}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the argument parser with all sub-commands."""
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Returns the argument parser: `command` with its arguments, the other sub-commands, whose imports take long, by name."""
     top = _Parser(
         prog="baechi-lab", description="Which operator should run on which device, and what does a step cost?"
     )
     top.add_argument("--version", action="version", version=f"baechi-lab {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, line in COMMANDS.items():
+        if name != command:
+            commands.add_parser(name, help=line)
+            continue
         module = importlib.import_module(f".{name}", __name__)
         text = (module.__doc__ or line).strip()
         sub = commands.add_parser(name, help=line, description=text, formatter_class=_Formatter)
@@ -160,13 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, level)  # notices of the frameworks are not our output
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words else ""
+    sub_command = next((word for word in words if not word.startswith("-")), "")
     notes: list[str] = []
     try:
         with _interruptible(), _collecting_warnings(notes):
             if command not in COMMANDS and command[:1] not in ("", "-"):
                 raise UnknownNameError.of("command", command, COMMANDS)
             arguments: Any
-            arguments, unknown_words = parser().parse_known_args(words)
+            arguments, unknown_words = parser(sub_command).parse_known_args(words)
             if unknown_words:  # refused by the sub-command, whose --help lists what it takes
                 arguments.refuse(f"unrecognized arguments: {' '.join(unknown_words)}")
             code = int(arguments.work(arguments) or 0)
