@@ -34,17 +34,21 @@ def add_single_groups(graph: OpGraph, ops: Sequence[int] | Ints, label: str) -> 
 
 
 def components(n: int, a: Integers, b: Integers) -> NDArray[np.int64]:
-    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`. O(n + pairs)."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`.
 
-    if not len(a):
-        return np.arange(n, dtype=np.int64)
-    edges = coo_array((np.ones(len(a), dtype=np.int8), (a, b)), shape=(n, n))
-    label = connected_components(edges, directed=False)[1]
-    smallest = np.full(n, n, dtype=np.int64)
-    np.minimum.at(smallest, label, np.arange(n))
-    return smallest[label]
+    Each round joins every tree to the smallest that a pair leads to, and then points every node at its root (Shiloach and
+    Vishkin 1982, doi:10.1016/0196-6774(82)90008-6). Two rounds halve the trees of a component: O((n + pairs) log n), and no
+    import of SciPy, which takes longer than all rounds.
+    """
+    root = np.arange(n, dtype=np.int64)
+    while True:
+        root_a, root_b = root[a], root[b]
+        joins = root_a != root_b
+        if not joins.any():
+            return root
+        np.minimum.at(root, np.maximum(root_a, root_b)[joins], np.minimum(root_a, root_b)[joins])
+        while not np.array_equal(root[root], root):
+            root = root[root]
 
 
 def join_groups(n: int, groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:

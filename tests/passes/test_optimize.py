@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import baechi_lab as bl
 from baechi_lab.graph.generators import chain, gnmt, random_dag, unrolled_rnn
+from baechi_lab.graph.groups import components
 from baechi_lab.memory.peak import single_device_peak
 from baechi_lab.passes import make_pass
-from baechi_lab.passes.components import components
 from baechi_lab.passes.coplacement import CoPlacement
 from baechi_lab.passes.fusion import Fusion
 from baechi_lab.passes.optimize import fits_everywhere

@@ -17,6 +17,7 @@ from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import check_records
 from ...graph.costs import allowed_durations
+from ...graph.groups import components
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.csr import Floats
 from ...graph.kernels.jit import HAS_NUMBA
@@ -203,20 +204,16 @@ def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats,
 
     Every op and its tensors stay on one device, so a part on one device needs all of its persistent bytes there.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     if graph.edge_count == 0 or cluster.n < 2 or int(graph.persistent_bytes.sum()) <= int(cluster.memory_bytes.max()):
         return 0.0
     source, target = graph.edge_source, graph.consumers
-    edges = coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(graph.n, graph.n))
-    component_count, component = connected_components(edges, directed=False)
-    component_bytes = np.bincount(component, graph.persistent_bytes, component_count)
+    component = components(graph.n, source, target)
+    component_bytes = np.bincount(component, graph.persistent_bytes, graph.n)
     cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
     path_us = (head + fastest)[source] + cost + (fastest + tail)[target]
     is_colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
     path_us[is_colocated] = np.inf  # never cut
-    cheapest_cut = np.full(component_count, np.inf)
+    cheapest_cut = np.full(graph.n, np.inf)
     np.minimum.at(cheapest_cut, component[source], path_us)
     cuts = cheapest_cut[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(cheapest_cut)]
     return float(cuts.max(initial=0.0))
