@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ...importing import without_garbage_collection
+
 
 class Column(list[Any]):
     """One-dimensional array: numbers, or one object per entry where `dtype` has fields."""
@@ -124,11 +126,14 @@ def run_interpreted(function: FunctionType, records: Callable[..., object], argu
             return lists_of_array.setdefault(id(value), (value, to_lists(value)))[1]
         return value.item() if isinstance(value, np.generic) else value
 
-    outputs = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
-    for array, lists in lists_of_array.values():
-        if array.flags.writeable and lists is not array:
-            array[...] = lists.array()
-    return _to_arrays(outputs)
+    with (
+        without_garbage_collection()
+    ):  # entries never form cycles, and the collector would visit all of them again and again
+        outputs = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
+        for array, lists in lists_of_array.values():
+            if array.flags.writeable and lists is not array:
+                array[...] = lists.array()
+        return _to_arrays(outputs)
 
 
 def _has_structured_array(value: object) -> bool:

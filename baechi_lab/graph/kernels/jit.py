@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...importing import in_existing_folder, without_garbage_collection
+from ...importing import in_existing_folder, without_garbage_collection, without_modules
 from .interpreted import run_interpreted
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ try:
 except ImportError:  # not on Windows: processes that start together each compile for themselves
     _files = None  # type: ignore[assignment]
 try:
-    with in_existing_folder():
+    with (
+        in_existing_folder(),
+        without_modules("coverage"),
+    ):  # numba imports it, though it is not measuring, for a seventh longer
         from numba import config as _config
         from numba import njit as _njit
         from numba import types as _types
