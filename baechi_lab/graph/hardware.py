@@ -4,7 +4,8 @@ Units: FLOP/s count a multiply-add as two; bandwidth in bytes/s; times in micros
 those of the vendor's tables, dense (without the doubling for structured sparsity). `matmul_flops` is what float32
 matrix products and convolutions reach in TensorFlow by default: TF32 tensor cores from Ampere on, else the float32
 units. `half_flops` is for float16/bfloat16 products, accumulated in float32; devices without units for bfloat16 or TF32
-compute those with the units of float32 (`Hardware.uses_float32_units`). float64 counts as float32.
+compute those with the units of float32 (`Hardware.uses_float32_units`). Products of float64 have `FLOAT64_SHARES`; all other
+arithmetic on float64 counts as that on float32.
 
 Launch overhead: NVIDIA's "Getting Started with CUDA Graphs" (A. Gray, 2019) times a 2.9 us kernel on a V100 at 9.6 us
 when each launch is waited for, so a launch costs 6.7 us; it is a property of host and driver, and the same figure is
@@ -36,11 +37,31 @@ HOST_OP_US = 0.25
 DEFAULT_HARDWARE = "rtx2080"
 """Hardware of an estimate that names none."""
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp64")
 """Of the operands of matrix products."""
 UNITS_OF_GENERATIONS = {"kepler": (), "pascal": (), "volta": ("fp16",), "turing": ("fp16",)}
 """Generation -> precisions for whose products its devices have units besides those of float32; those that are not here have all.
 By NVIDIA's architecture whitepapers: matrix units since Volta, for TF32 and bfloat16 since Ampere."""
+FLOAT64_SHARES = {
+    "": 1 / 2,
+    "kepler": 1 / 3,
+    "pascal": 1 / 32,
+    "volta": 1 / 2,
+    "turing": 1 / 32,
+    "ampere": 1 / 64,
+    "ada": 1 / 64,
+    "hopper": 1.0,
+    "rtx-blackwell": 1 / 64,
+    "blackwell": 1 / 2,
+    "cdna": 1.0,
+    "p100": 1 / 2,
+    **dict.fromkeys(("a100", "a100-40gb", "a100-pcie-40gb", "a100-80gb-pcie", "a30"), 1.0),
+    "h20": 1 / 44,
+    "mi100": 1 / 4,
+    **dict.fromkeys(("mi350x", "mi355x"), 1 / 2),
+}
+"""Generation, or a device that differs from its generation -> FLOP/s of float64 products per FLOP/s of float32 ones, by the data
+sheets, matrix units included; "" is a processor."""
 CONVERTED_SHARE = 0.57
 """Share of the rate of float32 products that bfloat16 products reach on units of float32: between 0.52 and 0.74 on seven devices
 (`data/products`)."""
@@ -73,6 +94,7 @@ class Hardware(Params):
         l2_bytes: size of the last cache before memory; 0 without a generation, so that what is read again is not counted.
         power_w: power limit of the board in watts; 0 without a generation, so that it does not hold products back.
         workspace_bytes: what libraries hold on the device besides tensors while a PyTorch step runs, a part of every peak.
+        float64_share: FLOP/s of float64 matrix products and convolutions per `peak_flops`.
 
     >>> Hardware.named("v100").bandwidth, Hardware.named("RTX 4090").name
     (900000000000.0, 'rtx4090')
@@ -101,6 +123,7 @@ class Hardware(Params):
     multiprocessor_threads: int = 2048
     float32_units: int = 128
     workspace_bytes: int = 0
+    float64_share: float = 1.0
 
     def validate(self) -> None:
         """Raises `InvalidInput` for a number that is out of range, or missing although the generation's constants need it."""
@@ -113,7 +136,7 @@ class Hardware(Params):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
         if not (isfinite(self.launch_us) and self.launch_us >= 0):
             raise InvalidInput(f"hardware launch_us is {self.launch_us}; it must be finite and not negative")
-        for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
+        for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share", "float64_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
         if not 0 < self.float32_units < float("inf"):
@@ -163,7 +186,7 @@ class Hardware(Params):
 
         >>> a100 = Hardware.named("a100")    # has no units for 8-bit floats
         >>> [a100.product_flops(p) / 1e12 for p in PRECISIONS]
-        [19.5, 156.0, 312.0, 312.0, 312.0, 624.0]
+        [19.5, 156.0, 312.0, 312.0, 312.0, 624.0, 19.5]
         """
         return {
             "fp32": self.peak_flops,
@@ -172,10 +195,13 @@ class Hardware(Params):
             "bf16": CONVERTED_SHARE * self.peak_flops if self.uses_float32_units("bf16") else self.half_flops,
             "fp8": self.fp8_flops or self.half_flops,
             "int8": self.int8_ops or self.half_flops,
+            "fp64": self.float64_share * self.peak_flops,
         }[precision]
 
     def uses_float32_units(self, precision: str) -> bool:
         """Whether products of operands in one of `PRECISIONS` run on the units of float32, for want of others.
+
+        Those of float64 run on units of their own, in the same tiles.
 
         >>> t4 = Hardware.named("t4")    # Turing has matrix units for float16, none for bfloat16
         >>> t4.uses_float32_units("fp16"), t4.uses_float32_units("bf16"), t4.product_flops("bf16") < t4.peak_flops
@@ -183,7 +209,7 @@ class Hardware(Params):
         """
         if precision in ("tf32", "fp16", "bf16"):
             return precision not in UNITS_OF_GENERATIONS.get(self.generation, PRECISIONS)
-        return precision == "fp32"
+        return precision in ("fp32", "fp64")
 
     if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.device`
 
@@ -278,6 +304,7 @@ def _read_table() -> dict[str, Hardware]:
             power_w=float(row["power_w"]),
             launches_hidden=bool(row["generation"]),
             workspace_bytes=_WORKSPACE_BYTES.get(row["generation"], 0),
+            float64_share=FLOAT64_SHARES.get(row["name"], FLOAT64_SHARES[row["generation"]]),
         )
         for row in csv.DictReader(lines)
     }

@@ -23,7 +23,8 @@ algorithm. On matrix units, `layout_bytes` change their order in memory: at the 
 `LAYOUT_CYCLE_BYTES` in a cycle, whichever takes longer, and at least in `LAYOUT_US`.
 
 Boards whose matrix units run at a part of their generation's speed (`is_halved`) reach all of that part: operands arrive in time.
-Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`).
+Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`). So does float64, at the rate
+of the data sheet; it has no kernels of Winograd's algorithm, and its few units do not reach the power limit.
 
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
 the peak. These wait for loads, so that boards with halved units reach as many FLOP/s as others. TF32 is a permission: a product
@@ -120,7 +121,7 @@ WHOLE_RATIOS = {"turing": 8.0, "ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4.0, 
 games, the A10G, L40 and H20 have a half of that, or less."""
 HALVED_SHARE = 0.65
 """Share of that ratio below which the matrix units of a board are called halved."""
-FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
+FP32, TF32, FP64 = (PRECISIONS.index(name) for name in ("fp32", "tf32", "fp64"))
 
 
 def estimated_us(
@@ -219,13 +220,13 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     splits = np.where(
         work.convolution[owner], CONVOLUTION_SPLITS[-1], np.where(work.products.count == 1, SPLITS[-1], 1)
     )
-    full = full_precision[owner]
+    full, is_double = full_precision[owner], work.precision[owner] == FP64
     makes_points = work.products.makes_filters & (work.products.window == 1) & full & (not is_recent)
     product_rates = rates[owner] * np.where(makes_points, POINT_FILTERS_SHARE, 1.0)
     product_us = _products_us(
         work.products,
         product_rates,
-        full,
+        full & ~is_double,
         full & ~work.convolution[owner],
         splits,
         hardware,
@@ -251,6 +252,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         channels = np.where(work.products.makes_filters[winograd_products], work.winograd.rows, work.winograd.inner)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
+        us[is_double[winograd_products]] = np.inf
         product_us[winograd_products] = np.minimum(product_us[winograd_products], us)
     is_vector = _multiplies_vectors(work)
     vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
@@ -310,7 +312,7 @@ def _products_us(
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     area_share = tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     float32_rate = hardware.product_flops("fp32") * constants.product_share
-    tile_us = constants.tile_us * area_share * np.where(full_precision, 1.0, float32_rate / rates)
+    tile_us = constants.tile_us * area_share * np.where(full_precision, 1.0, np.minimum(float32_rate / rates, 1.0))
     best = np.full(len(tiles), np.inf)
     for splits in CONVOLUTION_SPLITS:
         inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)

@@ -14,6 +14,8 @@ from ..graph.hardware import PRECISIONS
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 
+PRECISION_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp64": 8}
+"""Bytes of a number by the precision of its products."""
 REGISTER_ROW = 1024
 """Numbers of a row that PyTorch's softmax holds in the registers of one warp."""
 SHARED_ROW_BYTES = 48 * 1024
@@ -258,7 +260,7 @@ def recurrent_kernel(
     """
     if kernel.precision == "fp32" and hidden <= PERSISTENT_HIDDEN[gates > 1][backward]:
         return replace(kernel, steps=steps, step_us=PERSISTENT_STEP_US)
-    number_bytes = 4 if kernel.precision == "fp32" else 2
+    number_bytes = PRECISION_BYTES[kernel.precision]
     gate_bytes = float(number_bytes * steps * samples * hidden * (2 * gates + 1))
     return replace(
         kernel, steps=steps, followed_by=Kernel(moved_bytes=gate_bytes, precision=kernel.precision, steps=steps)

@@ -172,9 +172,9 @@ def test_links_that_are_not_there(link, kind, message):
 
 
 def test_products_by_precision():
-    """1e15 FLOPs on an H100: 67, 494.7, 989.4, 989.4, 1978.9 and 1978.9 TFLOP/s, and the launch."""
+    """1e15 FLOPs on an H100: 67, 494.7, 989.4, 989.4, 1978.9, 1978.9 and 67 TFLOP/s, and the launch."""
     h100 = Hardware.named("h100").as_roofline()
-    for precision, peak in zip(PRECISIONS, (67, 494.7, 989.4, 989.4, 1978.9, 1978.9), strict=True):
+    for precision, peak in zip(PRECISIONS, (67, 494.7, 989.4, 989.4, 1978.9, 1978.9, 67), strict=True):
         kernel = Kernel(flops=1e15, precision=precision, matrix=True)
         assert kernel_us(kernel, h100) == pytest.approx(6.7 + 1e9 / peak)
 
@@ -235,6 +235,29 @@ def test_rows_of_other_lengths_are_as_fast_on_halved_units():
 def test_units_are_those_of_the_data_sheet(name, units):
     hardware = Hardware.named(name)
     assert hardware.multiprocessors * hardware.float32_units == units
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [("k40", 1.43), ("p100", 4.7), ("v100", 7.8), ("t4", 0.25), ("a100", 19.5), ("a30", 10.3), ("rtx3090", 0.556)]
+    + [
+        ("rtx4090", 1.29),
+        ("h100", 67.0),
+        ("h100-nvl", 60.0),
+        ("h20", 1.0),
+        ("b200", 40.0),
+        ("mi100", 11.5),
+        ("mi300x", 163.4),
+    ],
+)
+def test_float64_products_reach_what_data_sheets_say(name, tflops):
+    assert Hardware.named(name).product_flops("fp64") == pytest.approx(tflops * 1e12, rel=0.02)
+
+
+def test_power_does_not_hold_few_float64_units_back():
+    """A T4 multiplies in float64 at 1/32 of the peak of float32, which its power limit halves."""
+    us = kernel_us(replace(SQUARE, precision="fp64"), Hardware.named("t4"))
+    assert us == pytest.approx(32e6 * SQUARE.flops / 8.1e12 / 0.97, rel=0.02)
 
 
 def test_vector_arithmetic_needs_cycles():

@@ -56,7 +56,7 @@ _WIDTH = {
     "COMPLEX128": 16,
 }
 _PER_BYTE = {"INT2": 4, "UINT2": 4, "INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2}
-_PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8"}
+_PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "bf16", "DOUBLE": "fp64", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")

@@ -22,11 +22,12 @@ def float_types() -> frozenset[int]:
 
 
 @cache
-def half_precisions() -> dict[int, str]:
-    """Returns DataType number -> precision of products, for types of 16 bits."""
+def product_precisions() -> dict[int, str]:
+    """Returns DataType number -> precision of products, for floating-point types."""
     import tensorflow as tf
 
-    return {getattr(tf, _NAMES[precision]).as_datatype_enum: precision for precision in ("fp16", "bf16")}
+    names = {**_NAMES, "fp64": "float64"}
+    return {getattr(tf, name).as_datatype_enum: precision for precision, name in names.items()}
 
 
 def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...internal_warnings import outer_stacklevel
 from ..programs.estimation import GuessedCosts
-from ..work import Kernel, Work, work_of
-from .float_types import half_precisions
+from ..work import PRECISION_BYTES, Kernel, Work, work_of
+from .float_types import product_precisions
 from .flops import (
     METADATA_OPS,
     flops,
@@ -57,7 +57,7 @@ def count_work(structure: Structure) -> Work:
 
     Warns with `GuessedCosts` of loops whose rounds or sizes are not known.
     """
-    halves, width = half_precisions(), bytes_per_element()
+    precisions, width = product_precisions(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
     library = Library(structure.graph_def)
     rows: list[tuple[int, Kernel]] = []
@@ -75,7 +75,7 @@ def count_work(structure: Structure) -> Work:
         read_sizes: Sizes,
         written_sizes: Sizes,
     ) -> None:
-        rows.append((op, _kernel(node, inputs, outputs, read_sizes, written_sizes, halves)))
+        rows.append((op, _kernel(node, inputs, outputs, read_sizes, written_sizes, precisions)))
         times.append(run_count)
         free.append(node.op in _TAKES_NO_TIME or op in plumbing)
 
@@ -124,18 +124,18 @@ def _is_on_host(node: NodeDef, has_host_inputs: bool) -> bool:
 
 
 def _kernel(
-    node: NodeDef, inputs: Shapes, outputs: Shapes, input_bytes: Sizes, output_bytes: Sizes, halves: dict[int, str]
+    node: NodeDef, inputs: Shapes, outputs: Shapes, input_bytes: Sizes, output_bytes: Sizes, precisions: dict[int, str]
 ) -> Kernel:
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
-    half = halves.get(node.attr["T"].type) if "T" in node.attr else None
-    number_bytes, moved_bytes = 2 if half else 4, _moved_bytes(node.op, inputs, input_bytes, output_bytes)
+    precision = precisions.get(node.attr["T"].type, "fp32") if "T" in node.attr else "fp32"
+    number_bytes, moved_bytes = PRECISION_BYTES[precision], _moved_bytes(node.op, inputs, input_bytes, output_bytes)
     products = product_shapes(node, inputs, outputs)
     convolution = is_convolution(node.op) and bool(products)
     return Kernel(
         flops=flops(node, inputs, outputs),
         moved_bytes=moved_bytes,
-        precision=half or "fp32",
+        precision=precision,
         matrix=is_matrix_product(node.op),
         batched=not convolution and any(product.count > 1 for product in products),
         products=products,

@@ -14,9 +14,9 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..work import Kernel, recurrent_kernel
+from ..work import PRECISION_BYTES, Kernel, recurrent_kernel
 from .backward_pairing import is_backward
-from .float_types import half_precisions
+from .float_types import product_precisions
 from .flops import Shapes, flops, is_matrix_product
 from .nodes import called_functions, split
 
@@ -97,10 +97,11 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
     Its FLOPs are those of the matrix products of all steps. Each step reads its part of the operands and writes the gates;
     the weights are read, and their gradients written, once.
     """
-    halves = half_precisions()
+    precisions = product_precisions()
     products = [(node, inputs, outputs) for node, inputs, outputs in body_ops if is_matrix_product(node.op)]
-    half = next((halves[node.attr["T"].type] for node, _, _ in products if node.attr["T"].type in halves), None)
-    width = 2 if half else 4
+    types = (node.attr["T"].type for node, _, _ in products)
+    precision = next((precisions[number] for number in types if number in precisions), "fp32")
+    width = PRECISION_BYTES[precision]
     step_numbers = weight_numbers = samples = hidden = gates = 0
     for node, (left, right), (output,) in products:
         weight, activation = (output, right) if node.attr["transpose_a"].b else (right, output)
@@ -111,7 +112,7 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
     kernel = Kernel(
         flops=steps * sum(flops(*product) for product in products),
         moved_bytes=float(width * (steps * step_numbers + weight_numbers)),
-        precision=half or "fp32",
+        precision=precision,
         matrix=True,
     )
     backward = any(node.attr["transpose_b"].b for node, _, _ in products)

@@ -271,7 +271,7 @@ def _precision(inputs: list[torch.Tensor]) -> str:
         return "fp16"
     if kinds and kinds <= {torch.int8, torch.uint8}:
         return "int8"
-    return "fp32"
+    return "fp64" if torch.float64 in kinds else "fp32"
 
 
 def _mutates(func: OpOverload) -> bool:
