@@ -33,6 +33,8 @@ from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..internal_warnings import collected_notes
 from ..memo import Memo
+from ..placers.auto import Auto
+from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.registry import make_placer, placer_class
 from .advice import STAGES, Advice, all_advice, find_fitting_change, quick_advice
 from .background import Background, Ticket
@@ -47,7 +49,7 @@ from .setting import GIVEN_SUBJECT, OWN, Setting, named_hardware
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
 FIRST_PLACER, LARGE_GRAPH = "m-etf", 5_000
-"""The placer of `auto` whose placement is shown first, and the ops of a graph from which `auto` takes seconds."""
+"""The placer whose placement is shown first, and the ops of a graph from which placers that are not fast take seconds."""
 
 
 class WorkbenchModel:
@@ -85,6 +87,7 @@ class WorkbenchModel:
         self.is_drawn = True
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
+        self._opening_setting = setting
         self._confirmed = (setting.placer, setting.params)
         self._computed: deque[Setting] = deque(maxlen=self.memo.size)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
@@ -267,7 +270,7 @@ class WorkbenchModel:
     def open(self) -> Outcome:
         """Computes the first outcome; if it does not fit, makes the smallest change that fits, and emits it as `fitted`.
 
-        If `auto` takes seconds, the first outcome is that of `FIRST_PLACER`, and `auto` continues in the background.
+        If the placer may take seconds, the first outcome is that of `FIRST_PLACER`, and the placer continues in the background.
 
         Raises:
             InfeasiblePlacement: no change that was tried fits.
@@ -305,18 +308,21 @@ class WorkbenchModel:
         return fitting.outcome
 
     def _first_outcome(self) -> Outcome | None:
-        """Returns the outcome of `FIRST_PLACER` under the setting, which that of `auto` can only improve, else None.
+        """Returns the outcome of `FIRST_PLACER` under the setting if its placer may take seconds on a large graph, else None.
 
-        It is None if `auto` is fast, has another goal, or is simulated in another order than its own, if the placement does not
-        fit in the groups that `auto` places, and if there is no loop on which the outcome of `auto` could arrive.
+        It is None for a fast placer, if the setting is simulated in another order than that of its placer, if `auto` has another
+        goal, if the placement does not fit in the groups of the setting, and if there is no loop on which the outcome of the
+        setting could arrive.
         """
         setting = self.setting
         first_setting = setting.replace(placer=FIRST_PLACER, params={})
         has_defaults = (
-            setting.scheduler is None and not setting.pipeline and first_setting.replace(placer="auto") == setting
+            setting.scheduler is None and not setting.pipeline and setting.start is None and not setting.moves
         )
-        if self.inline or not self.worker.on_loop or not has_defaults:
+        is_slow = not setting.params if setting.placer == Auto.name else setting.placer not in FAST_PLACERS
+        if self.inline or not self.worker.on_loop or not has_defaults or not is_slow:
             return None
+        make_placer(setting.placer, **setting.placer_params)  # an unknown placer or parameter ends the cell
         if source(setting, self.subject, self.memo)[1].n < LARGE_GRAPH:
             return None
         try:
@@ -327,9 +333,8 @@ class WorkbenchModel:
 
     @property
     def preliminary(self) -> bool:
-        """Whether the shown outcome is that of `FIRST_PLACER`, because `auto` has none yet for the setting."""
-        first, outcome = self.first, self.outcome
-        return outcome is not None and outcome is first and outcome.setting.replace(placer="auto") == self.setting
+        """Whether the shown outcome is that of `FIRST_PLACER`, because the setting has none yet."""
+        return self.outcome is not None and self.outcome is self.first and self.setting == self._opening_setting
 
     def final_outcome(self) -> Outcome | None:
         """Returns the newest outcome, and computes it before if a preliminary one is shown."""

@@ -65,8 +65,8 @@ class Workbench(PicturedBox):
         setting: any other field of `baechi_lab.widgets.Setting`: `placer="m-sct"`, `passes=()`, `batch_size=64`, ...
 
     The first result is computed before the constructor returns; later ones in the background. Of a graph of 5,000 ops or
-    more, placer `auto` first shows the placement of m-etf in a notebook, and its own when that is there. `model` is the
-    state without widgets, `outcome` the newest result, `code` the library code of the current state.
+    more, placers that may take seconds first show the placement of m-etf in a notebook, and their own when that is there.
+    `model` is the state without widgets, `outcome` the newest result, `code` the library code of the current state.
 
     Raises:
         InvalidInput: there is no graph, or a setting is unknown.
@@ -391,7 +391,7 @@ class Workbench(PicturedBox):
 
     @property
     def outcome(self) -> Outcome | None:
-        """The newest outcome; that of `auto` is waited for."""
+        """The newest outcome; that of a slow placer is waited for."""
         return self.model.final_outcome()
 
     @property

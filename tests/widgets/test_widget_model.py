@@ -410,6 +410,36 @@ def test_code_that_asks_for_the_outcome_of_a_large_graph_gets_auto_s(large):
     assert model.open().timeline.makespan_us == steps["auto"]
 
 
+@pytest.mark.parametrize(
+    ("placer", "is_slow"), [("m-sct", True), ("search", True), ("m-topo", False), ("contiguous", False)]
+)
+def test_a_large_graph_is_drawn_before_a_slow_placer_has_its_result(large, placer, is_slow):
+    """m-sct takes a minute on 22,856 ops, in which nothing was on the screen."""
+    graph, setting, steps = large
+    setting = setting.replace(placer=placer, params={"time_limit": 0.2} if placer == "search" else {})
+
+    async def main():
+        model = WorkbenchModel(graph, setting)
+        model.open()
+        assert model.preliminary == model.stale == is_slow and model.setting == setting
+        if is_slow:
+            assert model.outcome.timeline.makespan_us == steps["m-etf"] and not model.worker.busy
+        await _computed(model)
+        assert model.outcome.setting == setting and not model.preliminary and model.before is None
+
+    asyncio.run(main())
+
+
+def test_an_unknown_parameter_of_a_slow_placer_ends_the_cell(large):
+    graph, setting, _ = large
+
+    async def main():
+        with pytest.raises(bl.InvalidInput, match="speed"):
+            WorkbenchModel(graph, setting.replace(placer="m-sct", params={"speed": 1})).open()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("changes", [{"scheduler": "pct"}, {"params": {"optimized": False}}, {"micro_batches": 2}])
 def test_what_auto_might_make_slower_than_its_placer_is_not_shown_first(large, changes):
     graph, setting, _ = large

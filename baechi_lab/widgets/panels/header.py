@@ -183,7 +183,7 @@ class Header:
         self.facts.value = f'<div class="bl-stale">{text}</div>' if stale else text
         text = "out of date: the numbers are those of an earlier setting"
         if self.model.preliminary:
-            text = f"the numbers are those of {FIRST_PLACER}; auto has no answer yet"
+            text = f"the numbers are those of {FIRST_PLACER}; {self.model.setting.placer} has no answer yet"
         say(self.mark, text if stale else "")
         self.again.layout.display = "none"
 
