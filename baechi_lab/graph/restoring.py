@@ -35,12 +35,22 @@ def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     for metric in getattr(model, "metrics", ()):  # the losses of several outputs have means of their own
         variables += metric.variables
     parameters: dict[str, Any] = {}
-    for variable in variables:
+    repeated_names: set[str] = set()
+    for variable in {id(v): v for v in variables}.values():
         path = getattr(variable, "path", None) or variable.name.split(":")[0]
-        parameters.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
+        name = re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/")
+        if parameters.setdefault(name, variable) is not variable:
+            repeated_names.add(name)
     for name, value in values.items():
-        if name not in parameters or tuple(parameters[name].shape) != value.shape:
-            raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
+        if name in parameters and name not in repeated_names and tuple(parameters[name].shape) == value.shape:
+            continue
+        reason = "has no counterpart to copy it to"
+        if name in repeated_names or re.sub(r"_\d+$", "", name) in repeated_names:
+            reason = "cannot be told from others that have the same path in the model"
+        raise InvalidInput(
+            f"variable {name!r} of shape {value.shape} {reason}; nothing was copied: assign the values of "
+            "run.info['variables'] yourself, by these names"
+        )
     for name, value in values.items():
         parameters[name].assign(value)
     return len(values)

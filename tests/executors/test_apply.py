@@ -131,3 +131,27 @@ def test_returns_a_dict_as_the_step_does_and_takes_composites_and_dicts():
     assert [array.tolist() for array in batches[0]] == [[1, 2, 4], [0, 1, 3], ["xyz", "yz"]]
     batches = checked_batches(traced, [{"rows": first, "texts": np.array(["x", "y"])}] * 2)
     assert [array.tolist() for array in batches[1]] == [[1, 2, 3], [0, 2, 3], ["x", "y"]]
+
+
+def test_bug_variables_of_one_path_had_a_message_that_helped_nobody():
+    """Keras's Adafactor names several of its variables `kernel`: which value belongs to which is not known."""
+
+    class Variable:
+        def __init__(self, path, shape):
+            self.path, self.shape, self.value = path, shape, None
+
+        def assign(self, value):
+            self.value = value
+
+    variables = [Variable("adafactor/kernel", (3,)), Variable("adafactor/kernel", (3,)), Variable("layer/kernel", (3,))]
+    values = {name: np.full(3, 7.0) for name in ("layer/kernel", "adafactor/kernel", "adafactor/kernel_1")}
+    with pytest.raises(
+        bl.InvalidInput, match=r"'adafactor/kernel' of shape \(3,\) cannot be told from others .* yourself"
+    ):
+        copy_back(values, variables)
+    assert all(variable.value is None for variable in variables)
+    with pytest.raises(
+        bl.InvalidInput, match=r"'lstm/state' of shape \(3,\) has no counterpart .* run.info\['variables'\]"
+    ):
+        copy_back({"lstm/state": np.ones(3)}, variables)
+    assert copy_back({"layer/kernel": np.full(3, 7.0)}, variables) == 1
