@@ -150,9 +150,8 @@ def read_transformer(model: object) -> Transformer:
     kind = fields.get("model_type")
     if count is None and kind is not None and str(kind).lower() not in CHECKED:
         complete = from_fields(_with_defaults(fields), source)
-        if all(
-            getattr(complete, size) == getattr(transformer, size) for size in REQUIRED_SIZES
-        ):  # not under another name
+        # A size that the file gives under another name would be a default of transformers here, and differ.
+        if all(getattr(complete, size) == getattr(transformer, size) for size in REQUIRED_SIZES):
             transformer = complete
         count = _parameters_in_transformers(fields, source)
         if count is None:

@@ -46,9 +46,8 @@ def as_arguments(
             "sample_inputs has a nested tensor of layout torch.strided, whose sizes PyTorch does not tell; make it with "
             "layout=torch.jagged, or pad its parts to one length"
         )
-    if isinstance(sample_inputs, Mapping) and all(
-        isinstance(key, str) for key in sample_inputs
-    ):  # Hugging Face's BatchEncoding is no dict
+    # Hugging Face's BatchEncoding is a mapping, but no dict.
+    if isinstance(sample_inputs, Mapping) and all(isinstance(key, str) for key in sample_inputs):
         return (), dict(sample_inputs)
     if isinstance(sample_inputs, tuple) and len(sample_inputs) == 2:
         args, kwargs = sample_inputs

@@ -77,9 +77,8 @@ def test_state_lies_on_the_host_between_steps():
         forward_of=[-1, -1, -1, -1, 3, -1],
         persistent_bytes=[500, 1000, 0, 0, 0, 0],
     )
-    with pytest.warns(
-        UserWarning, match="saves nothing here"
-    ):  # nothing but the update needs memory; it has both, 2000
+    # Nothing but the update needs memory; it has both, 2000.
+    with pytest.warns(UserWarning, match="saves nothing here"):
         offloaded = bl.offload(graph, WITH_HOST, state=True)
     assert offloaded.names[graph.n :] == ("slot/state", "slot/stored")
     assert offloaded.persistent_bytes.tolist() == [500, 0, 0, 0, 0, 0, 1000, 0]

@@ -126,9 +126,8 @@ def run_interpreted(function: FunctionType, records: Callable[..., object], argu
             return lists_of_array.setdefault(id(value), (value, to_lists(value)))[1]
         return value.item() if isinstance(value, np.generic) else value
 
-    with (
-        without_garbage_collection()
-    ):  # entries never form cycles, and the collector would visit all of them again and again
+    # Entries never form cycles, and the collector would visit all of them again and again.
+    with without_garbage_collection():
         outputs = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
         for array, lists in lists_of_array.values():
             if array.flags.writeable and lists is not array:

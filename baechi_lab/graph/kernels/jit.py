@@ -26,10 +26,8 @@ try:
 except ImportError:  # not on Windows: processes that start together each compile for themselves
     _files = None  # type: ignore[assignment]
 try:
-    with (
-        in_existing_folder(),
-        without_modules("coverage"),
-    ):  # numba imports it, though it is not measuring, for a seventh longer
+    # numba imports coverage, though it is not measuring, for a seventh longer.
+    with in_existing_folder(), without_modules("coverage"):
         from numba import config as _config
         from numba import njit as _njit
         from numba import types as _types

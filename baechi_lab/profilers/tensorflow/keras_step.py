@@ -45,9 +45,8 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
         )
     refuse_replicas([model.optimizer], name)
     with strategy_of(model.optimizer).scope():
-        if not all(
-            layer.built for layer in model._flatten_layers()
-        ):  # `model.build()` may leave layers without variables
+        # `model.build()` may leave layers without variables.
+        if not all(layer.built for layer in model._flatten_layers()):
             model(batch[0], training=False)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
