@@ -40,6 +40,10 @@ ALIKE = 1.25
 """Links whose microseconds per byte differ by at most this factor are of one level, as measured ones of equal hardware do."""
 
 
+class MissingLink(InvalidInput):
+    """Two devices that send to each other have no link."""
+
+
 @dataclass(frozen=True, eq=False)
 class MeasuredCollective:
     """Measured times of a collective over `devices` devices: `size_bytes` float64[k] ascending and `us` float64[k].
@@ -112,7 +116,7 @@ class Collectives:
             devices: that take part, in the order of the ring.
 
         Raises:
-            InvalidInput: two devices have no link, and no ring of the others joins all devices.
+            MissingLink: two devices have no link, and no ring of the others joins all devices.
         """
         check_text("kind", kind, COLLECTIVES)
         members = devices if isinstance(devices, range) else tuple(devices)
@@ -159,9 +163,9 @@ class Collectives:
         return self.bandwidth_share if us_per_byte <= 2 * self._fastest else self.network_share
 
     def check_neighbours(self, source: int, target: int) -> None:
-        """Raises `InvalidInput` if two devices that send to each other have no link."""
+        """Raises `MissingLink` if two devices that send to each other have no link."""
         if self.cluster.us_per_byte[[source, target], [target, source]].max() >= NO_LINK_US_PER_BYTE:
-            raise InvalidInput(
+            raise MissingLink(
                 f"devices {self.cluster.names[source]} and {self.cluster.names[target]} have no link (bandwidth 0); "
                 "neighbouring pipeline stages need one"
             )
@@ -196,11 +200,11 @@ class Level:
     joins_all_pairs: bool = True
 
 
-def _no_link(cluster: Cluster, rows: np.ndarray) -> InvalidInput:
+def _no_link(cluster: Cluster, rows: np.ndarray) -> MissingLink:
     """Returns the error that names the first two of some devices that have no link."""
     cost = cluster.us_per_byte[np.ix_(rows, rows)]
     a, b = np.argwhere((np.maximum(cost, cost.T) >= NO_LINK_US_PER_BYTE) & ~np.eye(len(rows), dtype=bool))[0]
-    return InvalidInput(
+    return MissingLink(
         f"devices {cluster.names[rows[a]]} and {cluster.names[rows[b]]} have no link (bandwidth 0); a collective of both "
         "needs one"
     )

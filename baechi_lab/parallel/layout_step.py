@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -205,6 +206,14 @@ class LayoutStep:
         """Returns the bytes of devices whose tensors have `tensor_bytes`, with overhead and reserve."""
         return (tensor_bytes * (1.0 + self.options.reserve_share)).astype(np.int64) + self.options.overhead_bytes
 
+    def check_links(self) -> None:
+        """Raises `MissingLink` if devices that send to each other have no link: of neighbouring stages, of one collective."""
+        first_devices = [first_device(self.layout, stage_device(self.layout, s)) for s in range(self.layout.stages)]
+        for source, target in pairwise(first_devices):
+            self.costs.collectives.check_neighbours(source, target)
+        for axis in ("dp+cp", "edp"):
+            self.costs.different_groups(self.layout, axis)
+
     @cached_property
     def memory_bytes(self) -> np.ndarray:
         """Memory of the pipeline's devices, int64[pp]: the smallest of a group, as all of its devices hold as much."""
@@ -269,7 +278,5 @@ def _group_cluster(
         latency, per_byte = collectives.pair_cost(a * width, b * width)
         return Link(latency, per_byte)
 
-    for s in range(layout.stages - 1):
-        collectives.check_neighbours(stage_device(layout, s) * width, stage_device(layout, s + 1) * width)
     links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
     return Cluster(tuple(devices), links, comm="duplex")

@@ -18,7 +18,7 @@ import numpy as np
 from ..checks import check_callback, check_flag, check_text, check_tokens, check_whole
 from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, Timeline
-from ..graph.collectives import Collectives, MeasuredCollective
+from ..graph.collectives import Collectives, MeasuredCollective, MissingLink
 from ..graph.columns import record, record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
@@ -230,8 +230,8 @@ def layouts(
         global_batch: number of sequences of a step.
         sequence_length: number of tokens of a sequence.
         layouts: the layouts to simulate; by default every legal combination of tensor, pipeline, data, expert and context
-            parallelism with micro-batches of powers of two, 1F1B and interleaved 1F1B, ZeRO 1 (with a pipeline) or 1 to 3,
-            no or full recomputation, and sequence parallelism if tp is above 1.
+            parallelism whose devices have links, with micro-batches of powers of two, 1F1B and interleaved 1F1B, ZeRO 1 (with a
+            pipeline) or 1 to 3, no or full recomputation, and sequence parallelism if tp is above 1.
         hardware: hardware of the devices, if their kinds do not name it.
         precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of blocks
             in fp8).
@@ -428,11 +428,19 @@ class _Search:
         return make_layout_step(self.costs, layout, self.global_batch)
 
     def rows(self, layouts: Sequence[Layout], all_of_them: bool) -> list[LayoutRow]:
-        outlines = []
+        outlines: list[LayoutRow] = []
+        missing_link: MissingLink | None = None
         for k, layout in enumerate(layouts):
             if k % 50 == 0:
                 self.callback(f"bounding layout {k + 1} of {len(layouts)}")
-            outlines.append(self._bounded_row(layout))
+            try:
+                outlines.append(self._bounded_row(layout))
+            except MissingLink as error:
+                if all_of_them:
+                    raise
+                missing_link = error
+        if not outlines and missing_link is not None:
+            raise missing_link
         outlines.sort(key=lambda row: (not row.fits, row.lower_bound_us))
         rows, best, simulated_count = [], float("inf"), 0
         for row in outlines:
@@ -457,6 +465,7 @@ class _Search:
 
     def _bounded_row(self, layout: Layout) -> LayoutRow:
         step = self.step(layout)
+        step.check_links()
         too_large = _too_large(step.least_bytes, step.memory_bytes, "at least ")
         reason = too_large or "its lower bound is above the best layout's time"
         least = int(step.least_bytes.max())

@@ -527,3 +527,17 @@ def test_schedules_without_equal_rounds_are_simulated_in_full(schedule: str) -> 
     us, peaks = step.makespan_and_peaks
     assert us == pytest.approx(timeline.makespan_us)
     assert peaks.tolist() == timeline.peak_bytes.tolist()
+
+
+def test_layouts_whose_devices_have_no_link_are_not_listed() -> None:
+    """On a ring of four devices, neighbours share tensors or stages; devices 0 and 2 have no link."""
+    near, missing = bl.Link(1.0, 1e-5), bl.Link(0.0, 1e9)
+    links = [[near if (a - b) % 4 in (1, 3) else missing for b in range(4)] for a in range(4)]
+    ring = bl.Cluster(a100(4).devices, links)
+    model = Transformer(hidden=256, layers=4, heads=4, vocabulary=1000, tied=False)
+    training = {"global_batch": 4, "sequence_length": 128}
+    listed = {(row.tp, row.pp, row.dp, row.cp) for row in bl.layouts(model, ring, **training)}
+    assert {(4, 1, 1, 1), (1, 4, 1, 1), (1, 1, 4, 1)} <= listed
+    assert (2, 1, 2, 1) not in listed
+    with pytest.raises(bl.InvalidInput, match="a100:0 and a100:2 have no link"):
+        bl.layouts(model, ring, **training, layouts=[bl.Layout(tp=2, dp=2)])
