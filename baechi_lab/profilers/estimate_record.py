@@ -128,6 +128,19 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
     return description
 
 
+def main_error_in_words(error_by_kind: Mapping[str, float]) -> str:
+    """Returns the expected error of whole models in words, else that of steps or of the first kind of kernel.
+
+    >>> main_error_in_words({"linear": 0.09, "model": 0.16}), main_error_in_words({"linear": 0.13}), main_error_in_words({})
+    ('mean error 16 %', 'mean error of linear 13 %', 'error unknown')
+    """
+    if not error_by_kind:
+        return "error unknown"
+    kind = next((kind for kind in ("model", "step") if kind in error_by_kind), next(iter(error_by_kind)))
+    of_kind = "" if kind in ("model", "step") else f" of {kind}"
+    return f"mean error{of_kind} {100 * error_by_kind[kind]:.0f} %"
+
+
 def main_precision(kernels: Iterable[Kernel]) -> str:
     """Returns the precision of most FLOPs of matrix products."""
     flops: dict[str, float] = {}

@@ -147,10 +147,14 @@ def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
 
 
 def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
-    """The default "rtx2080" was shown for graphs that were profiled for something else."""
-    estimate = {"hardware": {"gpu": "a100"}, "precision": "fp32", "expected_error": {}}
+    """The default "rtx2080" was shown for graphs that were profiled for something else; their expected error was not shown."""
+    estimate = {
+        "hardware": {"gpu": "a100"},
+        "precision": "fp32",
+        "expected_error": {"a100": {"linear": 0.05, "model": 0.14}},
+    }
     bench = bl.Workbench(diamond.replace(info={"estimate": estimate}), pair, placer="single", passes=())
-    assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100"
+    assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100 (mean error 14 %)"
     assert (
         bench.setting.hardware.layout.display == "none"
         and "those in the given graph" in bench.setting.source_note.value

@@ -9,6 +9,7 @@ import ipywidgets
 
 from ...graph import OpGraph
 from ...graph.units import format_bytes, format_us, plain_number
+from ...profilers.estimate_record import main_error_in_words
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..advice import MOST_ADVICE, Advice
@@ -268,7 +269,9 @@ def same_work(first: Outcome, second: Outcome) -> bool:
 
 
 def costs_in_words(graph: OpGraph) -> str:
-    """Says whether the durations are measured or estimated, and for which hardware; empty if the graph does not say.
+    """Says whether the durations are measured or estimated, for which hardware, and the expected error of whole models there.
+
+    It is empty if the graph does not say.
 
     >>> costs_in_words(OpGraph.from_edges([1.0])), costs_in_words(OpGraph.from_edges([1.0], info={"measured": {}}))
     ('', 'measured here')
@@ -279,8 +282,11 @@ def costs_in_words(graph: OpGraph) -> str:
             f", {len(repeats)} repeats of {format_us(min(repeats))} to {format_us(max(repeats))}" if repeats else ""
         )
         return f"measured here{between}"
-    hardware = graph.info.get("estimate", {}).get("hardware", {})
-    return f"estimated for {', '.join(dict.fromkeys(hardware.values()))}" if hardware else ""
+    estimate = graph.info.get("estimate", {})
+    errors = estimate.get("expected_error", {})
+    names = dict.fromkeys(estimate.get("hardware", {}).values())
+    costs = [f"{name} ({main_error_in_words(errors.get(name, {}))})" for name in names]
+    return f"estimated for {', '.join(costs)}" if costs else ""
 
 
 def mood(outcome: Outcome) -> str:
