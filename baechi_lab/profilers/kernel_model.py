@@ -28,8 +28,8 @@ of the data sheet; it has no kernels of Winograd's algorithm, and its few units 
 
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
 the peak. These wait for loads, so that boards with halved units reach as many FLOP/s as others. TF32 is a permission: a product
-runs in float32 where that is faster, as with such rows on boards of games. Convolutions stay on matrix units: ResNet-50 in TF32
-(`data/training`), which is estimated too short on boards of games already, would become 3 to 10 % shorter.
+runs in float32 where that is faster, as with such rows on boards of games. Neither holds for convolutions: ResNet-50
+(`data/training`), which is estimated too short on boards of games already, would become 1 to 10 % shorter.
 
 Arithmetic beside products (`vector_flops`) are the scores of fused attention, depthwise convolutions and batch norms, of which a
 multiprocessor computes one channel at a time. It needs cycles rather than units: its FLOPs, counted on multiprocessors with 128
@@ -195,9 +195,11 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if hardware.multiprocessors:
         for alignment, hopper_share in UNALIGNED_SHARES.items():
             share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
-            if is_halved(hardware):
-                share = min(1.0, share / _unit_share(hardware))
-            reached_share = np.where(~full_precision & (work.row_alignment == alignment), share, reached_share)
+            product_share = min(1.0, share / _unit_share(hardware)) if is_halved(hardware) else share
+            unaligned_share = np.where(work.convolution, share, product_share)
+            reached_share = np.where(
+                ~full_precision & (work.row_alignment == alignment), unaligned_share, reached_share
+            )
         if is_recent:
             slow = work.crossed & (work.precision == TF32) & (work.row_alignment == ALIGNED)
             reached_share = np.where(slow, CROSSED_SHARE * reached_share, reached_share)
