@@ -26,6 +26,15 @@ def batch_bytes_of_ops(info: Mapping[str, object], index: Mapping[str, int]) -> 
     return {index[op]: size for op, size in entry.items() if op in index and type(size) is int and 0 <= size < 2**63}
 
 
+def lasting_info(info: Mapping[str, object]) -> dict[str, object]:
+    """Returns the entries of a graph's info that stay true if ops are added and those that are there keep their names.
+
+    >>> lasting_info({"estimate": {}, "measured": {}})
+    {'estimate': {}}
+    """
+    return {key: info[key] for key in LASTING_ENTRIES if key in info}
+
+
 def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
     """Types and shapes of what an op makes as `OpGraph.output_shapes` has them; a negative size is not known.
 
@@ -62,6 +71,8 @@ BATCH_BYTES = "batch_bytes"
 """Entry of `OpGraph.info`: name of an op -> bytes of the batch among its persistent bytes. Each micro-batch has its own."""
 UNREPEATABLE = "unrepeatable"
 """Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
+LASTING_ENTRIES = ("estimate", UNREPEATABLE, BATCH_BYTES)
+"""Entries of `OpGraph.info` that also hold for a graph with the same ops and added ones (`lasting_info`)."""
 
 
 class TensorTable:

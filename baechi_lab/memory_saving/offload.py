@@ -28,7 +28,7 @@ from ..errors import InvalidInput, UnknownOpError, in_short
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.opgraph import OWN, VIEW
-from ..graph.tensors import tensor_columns, text_column
+from ..graph.tensors import lasting_info, tensor_columns, text_column
 from ..graph.units import format_bytes
 from ..internal_warnings import warn
 from ..passes.base import Pass
@@ -372,6 +372,8 @@ class _OffloadBuilder:
             colocation_names=graph.colocation_names,
             reuse=reuse,
             output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * op_count)),
+            batch_readers=graph.batch_readers,
+            info=lasting_info(graph.info),
             name=f"{graph.name}, offloading",
             **tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names)),
         )
@@ -439,6 +441,7 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
         allowed_sets=graph.allowed_sets,
         colocation_names=graph.colocation_names,
         reuse=None if graph.reuse is None else graph.reuse[:ops],
+        info=lasting_info(graph.info),
         name=graph.name,
         **columns,
         **tensor_columns(

@@ -13,7 +13,7 @@ import numpy as np
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints, distinct
-from ..graph.tensors import tensor_columns, text_column
+from ..graph.tensors import lasting_info, tensor_columns, text_column
 from .op_sequence import OpSequence
 
 
@@ -100,6 +100,8 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
         forward_of=forward,
         output_shapes=text_column(graph.output_shapes, origin.tolist()),
         copied_key=graph.copied_key,
+        batch_readers=graph.batch_readers,
+        info=lasting_info(graph.info),
         name=f"{graph.name}, recomputing",
         **optional,
         **_colocation(graph, at.origin, origin),
