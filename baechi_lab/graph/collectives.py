@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +29,7 @@ from ..checks import check_text, check_whole
 from ..errors import InvalidInput
 from .cluster import Cluster
 from .columns import require_entries
+from .layout import Layout
 from .opgraph import COLLECTIVES
 
 NO_LINK_US_PER_BYTE = 1e3
@@ -105,6 +107,8 @@ class Collectives:
     bandwidth_share: float = 1.0
     network_share: float = 1.0
     _cache: dict[Sequence[int], tuple[Level, ...]] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[object, ...], list[range]] = field(default_factory=dict, repr=False)
+    _levels_by_links: dict[bytes, tuple[Level, ...]] = field(default_factory=dict, repr=False)
 
     def us(self, kind: str, size_bytes: float, devices: Sequence[int]) -> float:
         """Microseconds of one collective.
@@ -149,8 +153,25 @@ class Collectives:
     def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
         """Returns the levels of links among devices, innermost first; `devices` is a range or a tuple."""
         if devices not in self._cache:
-            self._cache[devices] = _levels(self.cluster, devices, self._share) if len(devices) > 1 else ()
+            self._cache[devices] = self._levels_of_links(np.array(devices)) if len(devices) > 1 else ()
         return self._cache[devices]
+
+    def _levels_of_links(self, rows: np.ndarray) -> tuple[Level, ...]:
+        """Returns the levels of links among devices; groups with equal links, as most are, share them."""
+        square = np.ix_(rows, rows)
+        links = self.cluster.us_per_byte[square].tobytes() + self.cluster.latency_us[square].tobytes()
+        key = sha256(links).digest()
+        if key not in self._levels_by_links:
+            self._levels_by_links[key] = _levels(self.cluster, rows, self._share)
+        return self._levels_by_links[key]
+
+    def different_groups(self, layout: Layout, axis: str, first: int, count: int) -> list[range]:
+        """Returns the groups of `layout.axis_groups` that differ in their links."""
+        key = axis, layout.tp, layout.cp, layout.dp, layout.pp, layout.ep, first, count
+        if key not in self._groups:
+            groups = layout.axis_groups(axis, first, count)
+            self._groups[key] = list({self.levels(group): group for group in groups}.values())
+        return self._groups[key]
 
     @cached_property
     def _fastest(self) -> float:
@@ -232,11 +253,10 @@ def _ring(cost: np.ndarray) -> list[int] | None:
     return next((ring for ring in rings if ring is not None), None)
 
 
-def _levels(cluster: Cluster, devices: Sequence[int], share: Callable[[float], float]) -> tuple[Level, ...]:
+def _levels(cluster: Cluster, rows: np.ndarray, share: Callable[[float], float]) -> tuple[Level, ...]:
     """Groups devices by their fastest links, then the groups by theirs, and so on."""
     from scipy.sparse.csgraph import connected_components
 
-    rows = np.array(devices)
     cost = np.maximum(cluster.us_per_byte[np.ix_(rows, rows)], cluster.us_per_byte[np.ix_(rows, rows)].T)
     latency = np.maximum(cluster.latency_us[np.ix_(rows, rows)], cluster.latency_us[np.ix_(rows, rows)].T)
     off = ~np.eye(len(rows), dtype=bool)

@@ -143,6 +143,16 @@ class Layout(Params):
         start = first - first // distance % count * distance
         return range(start, start + count * distance, distance)
 
+    def axis_groups(self, axis: str, first: int, count: int) -> list[range]:
+        """Returns the groups of `axis` among the devices from `first` on, `count` of them; none if a group is one device.
+
+        >>> Layout(tp=2, dp=2).axis_groups("tp", 0, 4)
+        [range(0, 2, 1), range(2, 4, 1)]
+        """
+        if len(self.axis_range(axis)) == 1:
+            return []
+        return list(dict.fromkeys(self.axis_range(axis, device) for device in range(first, first + count)))
+
     def __repr__(self) -> str:
         fields_text = [
             f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default

@@ -166,7 +166,6 @@ class StageCosts:
     _devices: dict[range, StageDevice] = field(default_factory=dict, repr=False)
     _parts: dict[tuple[object, ...], tuple[Part, tuple[PartTimes, PartTimes]]] = field(default_factory=dict, repr=False)
     _costs: dict[tuple[object, ...], PartCosts] = field(default_factory=dict, repr=False)
-    _groups: dict[tuple[object, ...], list[range]] = field(default_factory=dict, repr=False)
 
     def devices(self, layout: Layout) -> list[StageDevice]:
         """Returns the slowest of the devices that are one device of the pipeline, for each of them."""
@@ -178,16 +177,13 @@ class StageCosts:
         return [self._devices[group] for group in groups]
 
     def different_groups(self, layout: Layout, axis: str) -> list[range]:
-        """Returns groups of `axis`, one per pipeline device, without those that have equal links."""
-        key = axis, layout.tp, layout.cp, layout.dp, layout.pp, layout.ep
-        if key not in self._groups:
-            groups = [layout.axis_range(axis, first_device(layout, d)) for d in range(layout.pp)]
-            self._groups[key] = list({self.collectives.levels(group): group for group in reversed(groups)}.values())
-        return self._groups[key]
+        """Returns the groups of `axis` that differ in their links; none if a group is one device."""
+        return self.collectives.different_groups(layout, axis, 0, layout.devices)
 
     def collective_us(self, layout: Layout, kind: str, axis: str, size_bytes: float) -> float:
         """Returns the microseconds of a collective on the slowest devices of the pipeline."""
-        return max(self.collectives.us(kind, size_bytes, group) for group in self.different_groups(layout, axis))
+        groups = self.different_groups(layout, axis)
+        return max((self.collectives.us(kind, size_bytes, group) for group in groups), default=0.0)
 
     def stages(self, layout: Layout, devices: Sequence[StageDevice]) -> list[list[Segment]]:
         """Returns the segments of every stage."""
@@ -234,7 +230,7 @@ class StageCosts:
             device.speed,
         )
         tensor_links, context_links, expert_links = (
-            self.collectives.levels(rank.devices_of(axis)) for axis in ("tp", "cp", "ep")
+            frozenset(map(self.collectives.levels, rank.groups_of(axis))) for axis in ("tp", "cp", "ep")
         )
         sizes = layout.tp, layout.cp, layout.micro_batch, layout.sequence_parallel
         common = (

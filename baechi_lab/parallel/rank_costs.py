@@ -95,8 +95,13 @@ class RankCosts:
         return self.layout.axis_range(axis, self.first)
 
     def collective_us(self, kind: str, axis: str, size_bytes: float) -> float:
-        """Returns the microseconds of one collective of the first rank."""
-        return self.collectives.us(kind, size_bytes, self.devices_of(axis))
+        """Returns the microseconds of one collective on the slowest links of the stage's groups."""
+        return max((self.collectives.us(kind, size_bytes, group) for group in self.groups_of(axis)), default=0.0)
+
+    def groups_of(self, axis: str) -> list[range]:
+        """Returns the stage's groups of `axis` that differ in their links; none if a group is one device."""
+        width = self.layout.tp * self.layout.cp * self.layout.dp
+        return self.collectives.different_groups(self.layout, axis, self.first, width)
 
     def pass_times(self, part: Part) -> tuple[PartTimes, PartTimes]:
         """Returns the times of a part's forward and backward pass, without recomputation."""

@@ -541,3 +541,19 @@ def test_layouts_whose_devices_have_no_link_are_not_listed() -> None:
     assert (2, 1, 2, 1) not in listed
     with pytest.raises(bl.InvalidInput, match="a100:0 and a100:2 have no link"):
         bl.layouts(model, ring, **training, layouts=[bl.Layout(tp=2, dp=2)])
+
+
+def test_the_slowest_links_of_all_groups_count() -> None:
+    """Of the tensor-parallel groups (0, 1) and (2, 3), the second has a slow link: the step is that of slow links."""
+    model = Transformer(hidden=1024, layers=4, heads=8, vocabulary=1000)
+
+    def step_us(slow_pairs: list[set[int]]) -> float:
+        links = [[bl.Link(1.0, 1e-3 if {a, b} in slow_pairs else 1e-5) for b in range(4)] for a in range(4)]
+        layouts = [bl.Layout(tp=2, dp=2)]
+        cluster = bl.Cluster(a100(4).devices, links)
+        return float(
+            bl.layouts(model, cluster, global_batch=8, sequence_length=512, layouts=layouts).rows[0].step_us or 0
+        )
+
+    assert step_us([{2, 3}]) > 1.5 * step_us([])
+    assert step_us([{2, 3}]) == pytest.approx(step_us([{0, 1}]))
