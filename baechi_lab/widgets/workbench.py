@@ -27,7 +27,7 @@ from .panels.explore_panel import ExplorePanel
 from .panels.export_panel import ExportPanel
 from .panels.fit_panel import FitPanel
 from .panels.header import Header, facts_of
-from .panels.parts import WIDE, heading, row
+from .panels.parts import WIDE, heading, row, set_class
 from .panels.run_panel import RunPanel
 from .panels.setting_panel import SettingPanel
 from .panels.tabs import Tabs
@@ -196,14 +196,19 @@ class Workbench(PicturedBox):
             "Details", hint="fold the details of the selection away, or show them", in_strip=True
         )
         self.details_fold.add_class("bl-details-fold")
-        self.details_fold.observe(lambda _: fold(body, "bl-without-details", self.details_fold), "unfolded")
+        self.details_fold.observe(lambda change: set_class(body, "bl-without-details", not change.new), "unfolded")
+        self.tabs.observe(lambda change: self._offer_details(change.new), "chosen")
         self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
-        self.fold.observe(lambda _: fold(body, "bl-folded", self.fold), "unfolded")
+        self.fold.observe(lambda change: set_class(body, "bl-folded", not change.new), "unfolded")
         style = ipywidgets.HTML(f"<style>{STYLE}</style>")
         style.add_class("bl-style")
         strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
         strip.add_class("bl-strip")
         return [style, self.header.widget, strip, body]
+
+    def _offer_details(self, tab: str) -> None:
+        """Offers to fold details on the tabs that have them."""
+        self.details_fold.layout.visibility = "visible" if tab in ("Graph", "Timeline") else "hidden"
 
     # -- wiring ----------------------------------------------------------------------------------------
 
@@ -430,8 +435,3 @@ class Workbench(PicturedBox):
             return "<Workbench: no placement fits>"
         setting, step = outcome.setting, format_us(outcome.timeline.makespan_us)
         return f"<Workbench: {outcome.graph.name!r} placed by {setting.placer} on {setting.cluster.n} devices, {step}>"
-
-
-def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:
-    """Puts the class `mark`, which hides a part, on `body` while the part's folder is folded."""
-    body.remove_class(mark) if folder.unfolded else body.add_class(mark)

@@ -23,6 +23,7 @@ from baechi_lab.widgets.compute import compute
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME, format_heat, op_heat
 from baechi_lab.widgets.heat import MEMORY as MEMORY_HEAT
 from baechi_lab.widgets.levels import live_bytes
+from baechi_lab.widgets.panels.fit_panel import OTHER_BATCH
 from baechi_lab.widgets.panels.parts import MOST_SHOWN
 from baechi_lab.widgets.panels.plan_form import RUNTIMES
 from baechi_lab.widgets.schedule import critical_chain
@@ -658,7 +659,8 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     rows.first.wait_for()
     shown = [[cell.strip() for cell in row.replace("\xa0", " ").split("\t")] for row in rows.all_inner_texts()]
     rate = HEAD.index("samples/s")  # a graph does not say how many samples a step has
-    assert shown == [[*texts[:rate], *texts[rate + 1 :]] for texts in (option.texts() for option in fit.options)]
+    expected = [[OTHER_BATCH.get(text, text) for text in option.texts()] for option in fit.options]
+    assert shown == [[*texts[:rate], *texts[rate + 1 :]] for texts in expected]
     change = change_in_words(fit.options[0].step_us, line.makespan_us)
     page.wait_for_selector(
         f'.bl-pane-fit .bl-good:has-text("({change} against the {format_us(line.makespan_us)} above)")'

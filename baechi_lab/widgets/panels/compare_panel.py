@@ -23,7 +23,7 @@ from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from ..views.table_view import PERCENT, Column, TableView, busy_lanes, quantity
-from .parts import WIDE, Fold, button, for_people, note, row, say, table
+from .parts import WIDE, Fold, button, for_people, note, row, say, set_class, table
 
 if TYPE_CHECKING:
     import pandas
@@ -163,7 +163,7 @@ class ComparePanel:
             placer="", params={}, moves=()
         )
         say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.")
-        (self.compared.remove_class if same else self.compared.add_class)("bl-outdated")
+        set_class(self.compared, "bl-outdated", not same)
         self._show_held()
 
     def _show_held(self) -> None:

@@ -22,7 +22,7 @@ from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
 from ..views.table_view import PERCENT, Column, TableView, quantity
-from .parts import MOST_DEVICES, WIDE, Quiet, add_hint, button, count_up_to, note, row, say
+from .parts import MOST_DEVICES, WIDE, Quiet, add_hint, button, count_up_to, note, row, say, set_class
 
 if TYPE_CHECKING:
     import pandas
@@ -217,7 +217,7 @@ class ExplorePanel:
         if self.table is not None:
             if not self.sweeping:  # then the progress is shown
                 say(self.state, self._table_in_words())
-            (self.results.add_class if self.outdated else self.results.remove_class)("bl-outdated")
+            set_class(self.results, "bl-outdated", self.outdated)
         self._judge()
 
     def _judge(self) -> None:

@@ -21,7 +21,7 @@ from ..model import FIRST_PLACER, WorkbenchModel
 from ..setting import Setting
 from ..tasks import Tasks
 from ..views.verdict_view import VerdictView
-from .parts import WIDE, button, row, say
+from .parts import WIDE, button, row, say, set_class
 
 
 class AdviceRow:
@@ -97,9 +97,9 @@ class Header:
         self._applied: tuple[Advice, Setting] | None = None
         rows = [advice_row.widget for advice_row in self.advice_rows]
         # As high as two rows also where it is empty: advice comes after the picture, and must not push it away.
-        messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row, self.notes_row], layout=WIDE)
-        messages.add_class("bl-messages")
-        self.widget = ipywidgets.VBox([self.facts, self.verdict, messages], layout=WIDE)
+        self.messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row, self.notes_row], layout=WIDE)
+        self.messages.add_class("bl-messages")
+        self.widget = ipywidgets.VBox([self.facts, self.verdict, self.messages], layout=WIDE)
         self.widget.add_class("bl-header")
         for event, call in (
             ("outcome", self.show),
@@ -202,10 +202,10 @@ class Header:
 
     def _problem(self, problem: Problem | None) -> None:
         self.problem_row.layout.display = "flex" if problem else "none"
+        set_class(self.messages, "bl-with-problem", problem is not None)
+        set_class(self.messages, "bl-with-remedy", problem is not None and problem.remedy is not None)
         if problem is not None:
-            self.problem_row.remove_class("bl-remedied")
             if problem.remedy is not None:
-                self.problem_row.add_class("bl-remedied")
                 self._advise((problem.remedy,))
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
             self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'
@@ -213,6 +213,7 @@ class Header:
     def _note(self, notes: Sequence[str]) -> None:
         """Shows what was warned of, as the command line prints it; the whole text unfolds."""
         self.notes_row.layout.display = "flex" if notes else "none"
+        set_class(self.messages, "bl-with-notes", bool(notes))
         texts = [html.escape(f"note: {text}") for text in notes]
         lines = "".join(f"<div>{text}</div>" for text in texts[1:])
         count = f'<b class="bl-more">{len(texts) - 1} more</b>' if lines else ""

@@ -107,6 +107,20 @@ MOST_SHOWN = 20_000
 """Most letters of a plan that are shown; copies and files have the whole plan."""
 
 
+def set_class(widget: ipywidgets.DOMWidget, name: str, is_present: bool) -> None:
+    """Puts a CSS class on a widget, or takes it off.
+
+    >>> box = ipywidgets.VBox()
+    >>> set_class(box, "bl-outdated", True)
+    >>> box._dom_classes
+    ('bl-outdated',)
+    """
+    if is_present:
+        widget.add_class(name)
+    else:
+        widget.remove_class(name)
+
+
 def code_block(text: str) -> str:
     """Returns a text as HTML with a scroll bar, without what is after `MOST_SHOWN` letters."""
     more = "\n..." if len(text) > MOST_SHOWN else ""
