@@ -147,7 +147,7 @@ class Layout(Params):
         """Returns the groups of `axis` among the devices from `first` on, `count` of them; none if a group is one device.
 
         >>> Layout(tp=2, dp=2).axis_groups("tp", 0, 4)
-        [range(0, 2, 1), range(2, 4, 1)]
+        [range(0, 2), range(2, 4)]
         """
         if len(self.axis_range(axis)) == 1:
             return []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...graph.tensors import NAMED, PARTS_TYPE, RECOMPUTED
+from ...graph.tensors import NAMED, PARTS_TYPE, RECOMPUTED, TARGETS
 from ...torch_steps.records import UPDATE
 
 Spans = dict[int, tuple[float, float]]
@@ -44,13 +44,13 @@ def update_rows(graph: OpGraph, placement: Placement, clock: Sequence[int], span
 
 
 def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
-    """Returns op -> start and end of the "Parts", "Named" and "Recomputed" ops, which take no time.
+    """Returns op -> start and end of the "Parts", "Named", "Recomputed" and "Targets" ops, which take no time.
 
-    They start and end when the last of their producers ends.
+    They start and end when the last of their producers ends; targets, which nothing produces, when the step starts.
 
-    >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS_TYPE])
+    >>> graph = OpGraph.from_edges([1.0, 0.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS_TYPE, TARGETS])
     >>> parts_rows(graph, {0: (2.0, 5.0)})
-    {1: (5.0, 5.0)}
+    {1: (5.0, 5.0), 2: (0.0, 0.0)}
     """
     pointer, predecessor = graph.predecessors
     input_ends = {
@@ -58,4 +58,5 @@ def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
         for op, kind in enumerate(graph.op_types)
         if kind in (PARTS_TYPE, NAMED, RECOMPUTED)
     }
-    return {op: (max(end_times), max(end_times)) for op, end_times in input_ends.items() if end_times}
+    rows = {op: (max(end_times), max(end_times)) for op, end_times in input_ends.items() if end_times}
+    return rows | {op: (0.0, 0.0) for op, kind in enumerate(graph.op_types) if kind == TARGETS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 
 import ipywidgets
@@ -12,7 +11,7 @@ from ..guard import Guard, guard_change
 from ..running import copies_nothing
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
-from .parts import WIDE, add_hint, button, note, row, say
+from .parts import WIDE, add_hint, button, code_block, note, row, say
 from .plan_form import PlanForm
 
 STEPLESS = (
@@ -74,7 +73,7 @@ class ExportPanel:
 
     def _show_script(self, text: str) -> None:
         """Shows the script of the current placement; an empty text removes that of another placement."""
-        self.script.value = text and f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
+        self.script.value = text and code_block(text, len(text))
 
     def _written(self, path: Path) -> None:
         command, outcome = f"python {self.folder.value}/train.py", self.model.outcome

@@ -121,10 +121,12 @@ def set_class(widget: ipywidgets.DOMWidget, name: str, is_present: bool) -> None
         widget.remove_class(name)
 
 
-def code_block(text: str) -> str:
-    """Returns a text as HTML with a scroll bar, without what is after `MOST_SHOWN` letters."""
-    more = "\n..." if len(text) > MOST_SHOWN else ""
-    return f'<div class="bl-scroll bl-code">{html.escape(text[:MOST_SHOWN])}{more}</div>'
+def code_block(text: str, most: int = MOST_SHOWN) -> str:
+    """Returns a text as HTML that keys can scroll, without what is after its first `most` letters."""
+    escaped_text = html.escape(text[:most]) + ("\n..." if len(text) > most else "")
+    return (
+        f'<div class="bl-scroll bl-code" tabindex="0" role="region" aria-label="the written text">{escaped_text}</div>'
+    )
 
 
 def bullets(sentences: Sequence[str]) -> str:
