@@ -59,7 +59,9 @@ def join_groups(n: int, groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...
     >>> join_groups(5, [(1, 3), (0, 1), (4,)])
     ((0, 1, 3),)
     """
-    pairs = np.array([(first, op) for first, *others in groups for op in others], dtype=np.int64).reshape(-1, 2)
+    pairs = np.array(
+        [(first, member) for first, *other_members in groups for member in other_members], dtype=np.int64
+    ).reshape(-1, 2)
     members: dict[int, list[int]] = {}
     for op, first in enumerate(components(n, pairs[:, 0], pairs[:, 1]).tolist()):
         members.setdefault(first, []).append(op)

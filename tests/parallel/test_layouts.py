@@ -508,11 +508,11 @@ def test_without_overlap_a_stage_reduces_its_gradients_after_its_own_backward_pa
     timeline = step.simulate()
     unrolled = bl.unroll(step.graph, step.micro_batches)
     device = step.placement.on(unrolled).device
-    ends = timeline.start_us + unrolled.duration_us
+    end_us = timeline.start_us + unrolled.duration_us
     for d in range(2):
         reductions = [k for k, op_type in enumerate(unrolled.op_types) if op_type == "all_reduce" and device[k] == d]
         passes = [k for k, op_type in enumerate(unrolled.op_types) if op_type == "Backward" and device[k] == d]
-        assert timeline.start_us[reductions].min() == pytest.approx(ends[passes].max(), abs=0.1)
+        assert timeline.start_us[reductions].min() == pytest.approx(end_us[passes].max(), abs=0.1)
 
 
 @pytest.mark.parametrize("schedule", ["zb-h2", "gpipe"])

@@ -75,7 +75,7 @@ class _CopyToDevice(torch.autograd.Function):
         return receive_copy(gradient, ctx.storages, ctx.source), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: torch.Tensor, *other_tangents: None) -> torch.Tensor:  # type: ignore[override]
         """Copies the tangent of forward-mode differentiation, too."""
         return receive_copy(tangent, ctx.storages, ctx.target)
 

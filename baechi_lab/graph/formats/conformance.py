@@ -69,7 +69,9 @@ def _follows(value: Any, keyword: str, argument: Any, rule: Rule, definitions: M
         case "additionalProperties" if not isinstance(value, dict) or argument is True:
             return True
         case "additionalProperties":
-            others = [value[key] for key in value if key not in rule.get("properties", {})]
-            return not others if argument is False else all(conforms(other, argument, definitions) for other in others)
+            extra_values = [value[key] for key in value if key not in rule.get("properties", {})]
+            if argument is False:
+                return not extra_values
+            return all(conforms(extra_value, argument, definitions) for extra_value in extra_values)
         case _:
             return False

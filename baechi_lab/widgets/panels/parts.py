@@ -121,9 +121,9 @@ def set_class(widget: ipywidgets.DOMWidget, name: str, is_present: bool) -> None
         widget.remove_class(name)
 
 
-def code_block(text: str, most: int = MOST_SHOWN) -> str:
-    """Returns a text as HTML that keys can scroll, without what is after its first `most` letters."""
-    escaped_text = html.escape(text[:most]) + ("\n..." if len(text) > most else "")
+def code_block(text: str, letters: int = MOST_SHOWN) -> str:
+    """Returns a text as HTML that keys can scroll, without what is after its first `letters` letters."""
+    escaped_text = html.escape(text[:letters]) + ("\n..." if len(text) > letters else "")
     return (
         f'<div class="bl-scroll bl-code" tabindex="0" role="region" aria-label="the written text">{escaped_text}</div>'
     )

@@ -76,10 +76,10 @@ def test_a_loss_on_another_device_receives_a_copy_of_the_targets():
     placement = bl.Placement(device=(graph.colocation == second_group).astype(int))
     in_code_order = one_after_another(graph)
     simulated = bl.simulate(in_code_order, TWO, placement)
-    sent = [k for k in simulated.transfers.tensor if in_code_order.tensor_producer[k] == graph.index["targets"]]
+    sent_tensors = [k for k in simulated.transfers.tensor if in_code_order.tensor_producer[k] == graph.index["targets"]]
     run = bl.torch.execute(step, placement, 1, warmup=1, cluster=TWO, graph=graph)
     assert simulated.peak_bytes == pytest.approx(run.timeline.peak_bytes, rel=0.05)
-    assert max(in_code_order.tensor_bytes[sent]) == (targets_bytes := LARGE)
+    assert max(in_code_order.tensor_bytes[sent_tensors]) == (targets_bytes := LARGE)
     assert simulated.peak_bytes[1] >= 4 * WIDTH * (WIDTH + 1) + targets_bytes + 3 * LARGE
 
 

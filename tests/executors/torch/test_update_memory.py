@@ -221,8 +221,8 @@ class SparseAndDense:
 
     def step(self):
         self.of_table.step()
-        for other in self.others:
-            other.step()
+        for optimizer in self.others:
+            optimizer.step()
 
     def zero_grad(self, set_to_none=True):
         for optimizer in (self.of_table, *self.others):
