@@ -26,6 +26,21 @@ def batch_bytes_of_ops(info: Mapping[str, object], index: Mapping[str, int]) -> 
     return {index[op]: size for op, size in entry.items() if op in index and type(size) is int and 0 <= size < 2**63}
 
 
+def unrepeatable_ops(info: Mapping[str, object], index: Mapping[str, int]) -> dict[int, str]:
+    """Returns op -> reason: the ops that must not run twice, from the info of a graph with the ops of `index`.
+
+    >>> unrepeatable_ops({UNREPEATABLE: {"it draws numbers": ["drop", "gone"]}}, {"first": 0, "drop": 1})
+    {1: 'it draws numbers'}
+    """
+    names_by_reason = info.get(UNREPEATABLE)
+    if not isinstance(names_by_reason, Mapping):  # a file may have anything there
+        return {}
+    reasons_by_name = [
+        (name, str(why)) for why, names in names_by_reason.items() if isinstance(names, list) for name in names
+    ]
+    return {index[name]: why for name, why in reasons_by_name if isinstance(name, str) and name in index}
+
+
 def lasting_info(info: Mapping[str, object]) -> dict[str, object]:
     """Returns the entries of a graph's info that stay true if ops are added and those that are there keep their names.
 

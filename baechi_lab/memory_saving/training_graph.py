@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import Bools, Ints, inverse
-from ..graph.tensors import NAMED, RECOMPUTED, UNREPEATABLE
+from ..graph.tensors import NAMED, RECOMPUTED, unrepeatable_ops
 from ..passes.forward_only import backward_ops
 from ..passes.roles import SETUP, UPDATE, roles
 
@@ -78,14 +77,7 @@ class TrainingGraph:
     @cached_property
     def unrepeatable(self) -> dict[int, str]:
         """Op -> reason: the ops that must not run twice by the profile (`UNREPEATABLE` of `OpGraph.info`)."""
-        names_by_reason = self.graph.info.get(UNREPEATABLE)
-        if not isinstance(names_by_reason, Mapping):  # a file may have anything there
-            return {}
-        index = self.graph.index
-        reasons_by_name = [
-            (name, str(why)) for why, names in names_by_reason.items() if isinstance(names, list) for name in names
-        ]
-        return {index[name]: why for name, why in reasons_by_name if isinstance(name, str) and name in index}
+        return unrepeatable_ops(self.graph.info, self.graph.index)
 
     def obstacle(self, op: int) -> str:
         """Returns the reason why an op may not be computed again, as the end of a sentence; empty if it may."""

@@ -17,6 +17,7 @@ before the updates the replicas add up their sums around a ring (`all_reduce`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ from ..graph.columns import record
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
-from ..graph.tensors import batch_bytes_of_ops, text_column
+from ..graph.tensors import UNREPEATABLE, batch_bytes_of_ops, text_column, unrepeatable_ops
 from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
@@ -208,8 +209,9 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
         numbering.shift[batch_or_replica],
         batch_or_replica % numbering.width[forward_op],
     )
+    names = _names(graph, numbering)
     return OpGraph(
-        names=_names(graph, numbering),
+        names=names,
         op_types=_op_types(graph, numbering),
         duration_us=_durations(graph, numbering, graph.duration_us, origin),
         duration_by_kind={
@@ -225,13 +227,25 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
         copy_of=origin,
         copied_key=graph.key,
         micro_batch=batch,
-        info={key: graph.info[key] for key in graph.info if key == "estimate"},
+        info=_info(graph, names, np.where(is_added, -1, origin)),
         name=f"{graph.name} x {numbering.count}",
         **_colocation(graph, numbering, origin, batch),
         reuse=None if graph.reuse is None else np.where(is_added, OWN, graph.reuse[origin]),
         output_shapes=text_column(graph.output_shapes, np.where(is_added, -1, origin).tolist()),
         **unrolled_tensor_columns(graph, numbering),
     )
+
+
+def _info(graph: OpGraph, names: Sequence[str], origin: Ints) -> dict[str, object]:
+    """Returns the entries of `OpGraph.info` that hold for copies: the estimate, and which of them must not run twice.
+
+    `origin` is the op that each one copies; -1 for added ones.
+    """
+    info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
+    names_by_reason: dict[str, list[str]] = {}
+    for op, reason in unrepeatable_ops(graph.info, graph.index).items():
+        names_by_reason.setdefault(reason, []).extend(names[copy] for copy in np.flatnonzero(origin == op))
+    return info | ({UNREPEATABLE: names_by_reason} if names_by_reason else {})
 
 
 def _growing_bytes(graph: OpGraph) -> Ints:

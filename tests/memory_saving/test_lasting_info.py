@@ -51,6 +51,14 @@ def test_bug_changed_graphs_forgot_what_must_not_run_twice(name):
     assert any(name.startswith(f"{eighth}/again") for name in names)
 
 
+def test_bug_micro_batches_forgot_what_must_not_run_twice():
+    unrolled = bl.unroll(estimated_chain(), 2)
+    names = bl.recompute(unrolled, [unrolled.names[4]]).names
+    repeated = {name for name in names if name.endswith("/again")}
+    assert "op1/mb0/again" in repeated
+    assert not repeated & {"op2/mb0/again", "op2/mb1/again"}
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_bug_micro_batches_of_changed_graphs_held_one_batch(name):
     graph = bl.unroll(CHANGES[name](estimated_chain()), 4)
