@@ -244,7 +244,7 @@ def _info(graph: OpGraph, names: Sequence[str], origin: Ints) -> dict[str, objec
     info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
     names_by_reason: dict[str, list[str]] = {}
     for op, reason in unrepeatable_ops(graph.info, graph.index).items():
-        names_by_reason.setdefault(reason, []).extend(names[copy] for copy in np.flatnonzero(origin == op))
+        names_by_reason.setdefault(reason, []).extend(names[copy] for copy in np.flatnonzero(origin == op).tolist())
     return info | ({UNREPEATABLE: names_by_reason} if names_by_reason else {})
 
 
