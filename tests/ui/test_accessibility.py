@@ -272,6 +272,7 @@ def test_all_is_done_with_keys_alone(page, lab):
     page.keyboard.press("Shift+Enter")
     page.wait_for_selector(f"{GRAPH}[data-frames]", timeout=60_000)
     announced(page, "placed by m-topo")
+    page.wait_for_selector(".bl-setting select")  # the setting comes after the first picture
     page.evaluate("() => { const f = document.querySelector('.bl-workbench'); f.tabIndex = -1; f.focus(); }")
     assert go_to(page, "Graph", most_presses=10) and page.evaluate("() => document.activeElement.role") == "tab"
     assert go_to(page, "Graph", most_presses=8) and page.evaluate("() => document.activeElement.tagName") == "CANVAS"
