@@ -41,21 +41,22 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp64")
 """Of the operands of matrix products."""
 UNITS_OF_GENERATIONS = {"kepler": (), "pascal": (), "volta": ("fp16",), "turing": ("fp16",)}
 """Generation -> precisions for whose products its devices have units besides those of float32; those that are not here have all.
-By NVIDIA's architecture whitepapers: matrix units since Volta, for TF32 and bfloat16 since Ampere."""
+By NVIDIA's architecture whitepapers: matrix units since Volta, for TF32 and bfloat16 since Ampere. Of CDNA, some devices have
+TF32, by their data sheets."""
 FLOAT64_SHARES = {
     "": 1 / 2,
     "kepler": 1 / 3,
     "pascal": 1 / 32,
     "volta": 1 / 2,
     "turing": 1 / 32,
-    "ampere": 1 / 64,
+    "ampere": 1.0,
+    "rtx-ampere": 1 / 64,
     "ada": 1 / 64,
     "hopper": 1.0,
     "rtx-blackwell": 1 / 64,
     "blackwell": 1 / 2,
     "cdna": 1.0,
     "p100": 1 / 2,
-    **dict.fromkeys(("a100", "a100-40gb", "a100-pcie-40gb", "a100-80gb-pcie", "a30"), 1.0),
     "h20": 1 / 44,
     "mi100": 1 / 4,
     **dict.fromkeys(("mi350x", "mi355x"), 1 / 2),
@@ -207,6 +208,8 @@ class Hardware(Params):
         >>> t4.uses_float32_units("fp16"), t4.uses_float32_units("bf16"), t4.product_flops("bf16") < t4.peak_flops
         (False, True, True)
         """
+        if precision == "tf32" and self.generation == "cdna":
+            return self.matmul_flops <= self.peak_flops
         if precision in ("tf32", "fp16", "bf16"):
             return precision not in UNITS_OF_GENERATIONS.get(self.generation, PRECISIONS)
         return precision in ("fp32", "fp64")

@@ -32,6 +32,8 @@ class Generation:
             numbers, whatever the number of multiprocessors: rows are then too far apart in memory (picoseconds; linear).
         product_pj: energy of a FLOP in float32 products; the board's power limit divided by it is the lasting rate (picojoules;
             linear, bmm).
+        matrix_unit_pj: energy of a FLOP in 16-bit products on matrix units; 0 where no measurement is held back by power
+            (picojoules; largest products).
         bandwidth_share: what kernels reach of the memory's bandwidth (share; element-wise).
         cached_bytes_per_flop: what a kernel reads again from caches in the time of one FLOP at peak (bytes; softmax).
         convolution_us: what a float32 convolution that is run alone needs besides its products and its start, until the host
@@ -48,6 +50,7 @@ class Generation:
     tile_us: float = 0.0
     long_row_ps: float = 0.0
     product_pj: float = 0.0
+    matrix_unit_pj: float = 0.0
     bandwidth_share: float = 1.0
     cached_bytes_per_flop: float = float("inf")
     convolution_us: float = 0.0

@@ -12,7 +12,8 @@ Batched products, which have enough blocks, do not split. Convolutions, whose gr
 images, split into more parts, and the groups of one split as well. The overhead of a tile, `tile_us`, is that of float32; matrix
 units, which are faster, wait for operands as much less. A product of a matrix and a vector has no tiles: its FLOPs run at the
 peak of float32, so that its bytes decide. Boards with a low power limit cannot hold their peak rate:
-`power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
+`power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. On matrix units, a FLOP takes `matrix_unit_pj`
+in 16 bits, and more in other precisions by as much as it takes longer. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
 Convolutions are products of all output positions by channels, in tiles as narrow as there are filters. Filters of 3 x 3 with
@@ -116,7 +117,7 @@ convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
-WHOLE_RATIOS = {"turing": 8.0, "ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4.0, "hopper": 14.8}
+WHOLE_RATIOS = {"turing": 8.0, "rtx-ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4.0, "hopper": 14.8}
 """Generation -> FLOPs in half precision per FLOP in float32, by data sheets, of boards whose matrix units are whole. Boards of
 games, the A10G, L40 and H20 have a half of that, or less."""
 HALVED_SHARE = 0.65
@@ -206,7 +207,8 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
             reached_share = np.where(
                 work.convolution & full_precision, CONVOLUTION_SHARE * reached_share, reached_share
             )
-    rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated_share * reached_share
+    peaks = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision]
+    rates = peaks * calibrated_share * reached_share
     rate = np.where(work.matrix, rates, hardware.peak_flops * hardware.arithmetic_share)
     us_without_shape = 1e6 * work.flops / rate
     if not hardware.multiprocessors:
@@ -228,6 +230,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     product_us = _products_us(
         work.products,
         product_rates,
+        peaks[owner],
         full & ~is_double,
         full & ~work.convolution[owner],
         splits,
@@ -243,6 +246,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         us = _products_us(
             work.winograd,
             rates[kernels],
+            peaks[kernels],
             full,
             np.zeros_like(full),
             no_splits,
@@ -296,6 +300,7 @@ def _multiplies_vectors(work: Work) -> NDArray[np.bool_]:
 def _products_us(
     products: Products,
     rates: NDArray[np.float64],
+    unit_peaks: NDArray[np.float64],
     full_precision: NDArray[np.bool_],
     has_long_rows: NDArray[np.bool_],
     most_splits: Floats,
@@ -304,7 +309,10 @@ def _products_us(
     tile_rows: int,
     tile_columns: Floats,
 ) -> NDArray[np.float64]:
-    """Returns the time of every product, by tiles, waves and power; `rates` are FLOP/s, and arrays have an entry per product."""
+    """Returns the time of every product, by tiles, waves and power.
+
+    Arrays have an entry per product. `rates` are the FLOP/s that it reaches, and `unit_peaks` those of its precision.
+    """
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
     operand_bytes = NUMBER_BYTES * products.inner * (products.rows + products.columns)
@@ -323,8 +331,9 @@ def _products_us(
         best = np.where((splits <= most_splits) & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:
-        power_us = 1e-6 * flops * constants.product_pj / hardware.power_w * float32_rate / rates
-        best = np.maximum(best, np.where(full_precision, power_us, 0.0))
+        float32_pj = constants.product_pj * float32_rate / rates
+        energy_pj = np.where(full_precision, float32_pj, constants.matrix_unit_pj * hardware.half_flops / unit_peaks)
+        best = np.maximum(best, 1e-6 * flops * energy_pj / hardware.power_w)
     return best
 
 
@@ -339,7 +348,7 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
     The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
     """
     memory = np.full(len(work.op), _bandwidth(hardware, constants))
-    if hardware.multiprocessors:
+    if hardware.multiprocessors and not hardware.uses_float32_units("tf32"):
         writes_tiles = work.matrix & (work.precision == TF32) & (work.product_count > 0) & ~work.convolution
         writes_tiles[work.products.owner] &= ~_multiplies_vectors(work)
         memory *= np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)

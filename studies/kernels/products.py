@@ -3,7 +3,8 @@
     python -m studies.kernels.products data/products --store studies/results/kernel_products.json
 
 Every report is the largest rate of products of square matrices of five sizes, in four precisions. No constant of the kernel
-model was fitted to them but two: `hardware.CONVERTED_SHARE`, and what Blackwell's matrix units reach.
+model was fitted to them but four: `hardware.CONVERTED_SHARE`, what Blackwell's matrix units reach, and the two energies per FLOP
+of `rtx-ampere`.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ def test_whole_matrix_units_reach_a_part(name):
 def test_a_generation_needs_numbers_of_the_data_sheet(field):
     """What its constants are used with; a roofline needs none of them."""
     described = replace(Hardware.named("a10"), name="rtx-a6000", **{field: 0})
-    with pytest.raises(InvalidInput, match=f"hardware {field} is 0; estimates of generation 'ampere' need it"):
+    with pytest.raises(InvalidInput, match=f"hardware {field} is 0; estimates of generation 'rtx-ampere' need it"):
         kernel_us(Kernel(moved_bytes=1e6), described)
     assert kernel_us(Kernel(moved_bytes=6e8), described.as_roofline()) == pytest.approx(1000 + 6.7)
 

@@ -153,18 +153,26 @@ def test_expected_errors_of_whole_models_are_the_largest_of_three_studies():
             largest[generation] = max(largest.get(generation, 0.0), float(np.mean(errors_of_models)))
     on_hopper = [error for name, error in result("gpu")["mean_errors"]["models"].items() if "training" in name]
     largest["hopper"] = max(largest["hopper"], *on_hopper)
-    for device in ("p4", "v100", "t4", "a100", "l4", "h200"):
+    for device in ("p4", "v100", "t4", "a100", "a10", "l4", "h200"):
         hardware = Hardware.named(device)
         assert expected_error(hardware)["model"] == pytest.approx(largest[hardware.generation], abs=0.006)
 
 
-def test_expected_errors_of_blackwell_are_those_of_its_largest_products():
+def test_expected_errors_of_generations_without_kernels_are_those_of_their_largest_products():
     rows: dict[str, list[float]] = {}
     for device, by_precision in result("kernel_products")["errors"].items():
         rows.setdefault(Hardware.named(device).generation, []).extend(map(abs, by_precision.values()))
-    for device in ("b200", "rtx5090"):
+    for device in ("b200", "rtx5090", "a10"):
         hardware = Hardware.named(device)
-        assert expected_error(hardware) == {"linear": pytest.approx(np.mean(rows[hardware.generation]), abs=0.006)}
+        error_by_kind = expected_error(hardware)
+        assert set(error_by_kind) <= {"linear", "model"}
+        assert error_by_kind["linear"] == pytest.approx(np.mean(rows[hardware.generation]), abs=0.006)
+
+
+def test_an_a10_is_as_far_off_as_other_boards():
+    """BERT and ResNet-50 were estimated 20 to 28 % too short: its matrix units ran at a rate that 150 W cannot hold."""
+    percents_off = [row["error"] for row in result("kernel_training")["rows"] if row["device"] == "a10"]
+    assert len(percents_off) == 6 and min(percents_off) > -0.19
 
 
 def percents(errors_by_name, names):
