@@ -210,6 +210,20 @@ class Kernel:
         return (self, *(() if self.followed_by is None else self.followed_by.sequence))
 
 
+COMPLEX_PRODUCTS = 4
+"""Multiplications of real numbers in one of complex numbers."""
+
+
+def product_of_complex_numbers(kernel: Kernel) -> Kernel:
+    """Returns the kernel of the same product, whose numbers are complex: four multiply-adds in place of one.
+
+    >>> product_of_complex_numbers(Kernel(2.0 * 8 * 8 * 16, products=(Product(1, 8, 8, 16),))).products[0].inner
+    64
+    """
+    products = tuple(replace(product, inner=COMPLEX_PRODUCTS * product.inner) for product in kernel.products)
+    return replace(kernel, flops=COMPLEX_PRODUCTS * kernel.flops, products=products)
+
+
 def convolution_products(
     batch: int,
     outputs: Sequence[int],

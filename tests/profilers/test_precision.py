@@ -107,6 +107,37 @@ def test_bug_float64_products_counted_as_float32(read):
     assert graph.duration_us.max() == pytest.approx(part_us + 1.85 + 23.6, abs=0.3)
 
 
+def product_of_torch(inner, number_type):
+    layer = torch.nn.Linear(inner, 1024, bias=False, device="meta", dtype=getattr(torch, number_type))
+    inputs = torch.empty(1024, inner, device="meta", dtype=getattr(torch, number_type))
+    return bl.torch.profile(layer, inputs, mode="inference", hardware="a100")
+
+
+def product_of_export(inner, number_type):
+    with torch.device("meta"):
+        layer = torch.nn.Linear(inner, 1024, bias=False, dtype=getattr(torch, number_type))
+        program = torch.export.export(layer, (torch.empty(1024, inner, dtype=getattr(torch, number_type)),))
+    return bl.profile_program(program, hardware="a100", training=False)
+
+
+def product_of_tensorflow(inner, number_type):
+    tf = pytest.importorskip("tensorflow")
+    w = tf.Variable(tf.zeros((inner, 1024), number_type))
+    return bl.profile(lambda x: x @ w, np.zeros((1024, inner), number_type), hardware="a100")
+
+
+@pytest.mark.parametrize("read", [product_of_torch, product_of_export, product_of_tensorflow])
+@pytest.mark.parametrize(
+    ("complex_type", "real_type", "precision"), [("complex64", "float32", "fp32"), ("complex128", "float64", "fp64")]
+)
+def test_bug_complex_products_counted_as_one_product_of_real_numbers(read, complex_type, real_type, precision):
+    """(a + bi) (c + di) has four products of real numbers: as many as with a summed dimension of four times the length."""
+    of_complex, of_real = read(1024, complex_type), read(4096, real_type)
+    assert of_complex.info["estimate"]["precision"] == precision
+    assert of_complex.duration_us.max() == pytest.approx(of_real.duration_us.max(), abs=0.3)
+    assert of_complex.duration_us.max() > 8 * 1024**3 / 19.5e12 * 1e6
+
+
 def test_float32_is_full_float32_whatever_pytorch_is_set_to():
     before = torch.get_float32_matmul_precision()
     plain = layer_of_torch(None)

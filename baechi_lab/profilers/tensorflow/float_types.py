@@ -23,11 +23,19 @@ def float_types() -> frozenset[int]:
 
 @cache
 def product_precisions() -> dict[int, str]:
-    """Returns DataType number -> precision of products, for floating-point types."""
+    """Returns DataType number -> precision of products, for floating-point types and complex ones of two such numbers."""
     import tensorflow as tf
 
-    names = {**_NAMES, "fp64": "float64"}
-    return {getattr(tf, name).as_datatype_enum: precision for precision, name in names.items()}
+    names = [*_NAMES.items(), ("fp64", "float64"), ("fp32", "complex64"), ("fp64", "complex128")]
+    return {getattr(tf, name).as_datatype_enum: precision for precision, name in names}
+
+
+@cache
+def complex_types() -> frozenset[int]:
+    """Returns the DataType numbers of complex types."""
+    import tensorflow as tf
+
+    return frozenset(getattr(tf, name).as_datatype_enum for name in ("complex64", "complex128"))
 
 
 def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...internal_warnings import outer_stacklevel
 from ..programs.estimation import GuessedCosts
-from ..work import PRECISION_BYTES, Kernel, Work, work_of
-from .float_types import product_precisions
+from ..work import PRECISION_BYTES, Kernel, Work, product_of_complex_numbers, work_of
+from .float_types import complex_types, product_precisions
 from .flops import (
     METADATA_OPS,
     flops,
@@ -128,11 +128,13 @@ def _kernel(
 ) -> Kernel:
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
-    precision = precisions.get(node.attr["T"].type, "fp32") if "T" in node.attr else "fp32"
-    number_bytes, moved_bytes = PRECISION_BYTES[precision], _moved_bytes(node.op, inputs, input_bytes, output_bytes)
+    number_type = node.attr["T"].type if "T" in node.attr else None
+    precision, is_complex = precisions.get(number_type, "fp32"), number_type in complex_types()
+    number_bytes = (2 if is_complex else 1) * PRECISION_BYTES[precision]
+    moved_bytes = _moved_bytes(node.op, inputs, input_bytes, output_bytes)
     products = product_shapes(node, inputs, outputs)
     convolution = is_convolution(node.op) and bool(products)
-    return Kernel(
+    kernel = Kernel(
         flops=flops(node, inputs, outputs),
         moved_bytes=moved_bytes,
         precision=precision,
@@ -146,6 +148,7 @@ def _kernel(
         row_alignment=row_alignment(node, inputs, outputs, number_bytes),
         multiprocessor_us=multiprocessor_us(node, inputs, outputs, number_bytes),
     )
+    return product_of_complex_numbers(kernel) if is_complex and kernel.matrix else kernel
 
 
 def _moved_bytes(op: str, inputs: Shapes, input_bytes: Sizes, output_bytes: Sizes) -> float:

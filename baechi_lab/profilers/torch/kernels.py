@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
-from ..work import INDEX_US, Kernel, recurrent_kernel
+from ..work import INDEX_US, Kernel, product_of_complex_numbers, recurrent_kernel
 from .kernel_shapes import (
     has_crossed_operands,
     layout_bytes,
@@ -114,6 +114,8 @@ def kernel_of(
         wait_us=wait_us(name, args, outputs[0]),
         followed_by=next_kernel(name, args, outputs[0]),
     )
+    if kernel.matrix and any(t.is_complex() for t in inputs):
+        return product_of_complex_numbers(kernel)
     if not name.startswith(_RECURRENT):
         return kernel
     (steps, samples), (rows, hidden) = args[0].shape[:2], args[2].shape
@@ -267,11 +269,11 @@ def _precision(inputs: list[torch.Tensor]) -> str:
         return "fp8"
     if torch.bfloat16 in kinds:
         return "bf16"
-    if torch.float16 in kinds:
+    if kinds & {torch.float16, torch.complex32}:
         return "fp16"
     if kinds and kinds <= {torch.int8, torch.uint8}:
         return "int8"
-    return "fp64" if torch.float64 in kinds else "fp32"
+    return "fp64" if kinds & {torch.float64, torch.complex128} else "fp32"
 
 
 def _mutates(func: OpOverload) -> bool:
