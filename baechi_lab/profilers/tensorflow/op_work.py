@@ -128,7 +128,7 @@ def _kernel(
 ) -> Kernel:
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
-    number_type = node.attr["T"].type if "T" in node.attr else None
+    number_type = node.attr["T"].type if "T" in node.attr else 0
     precision, is_complex = precisions.get(number_type, "fp32"), number_type in complex_types()
     number_bytes = (2 if is_complex else 1) * PRECISION_BYTES[precision]
     moved_bytes = _moved_bytes(node.op, inputs, input_bytes, output_bytes)
