@@ -14,16 +14,18 @@ _SHORT_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex"
 _MOST_SHAPES = 4  # outputs of an op whose shapes are shown
 
 
-def batch_bytes_of_ops(info: Mapping[str, object], index: Mapping[str, int]) -> dict[int, int]:
-    """Returns op -> bytes of the batch among its persistent bytes, from the info of a graph with the ops of `index`.
+def bytes_of_ops(info: Mapping[str, object], entry: str, index: Mapping[str, int]) -> dict[int, int]:
+    """Returns op -> bytes, from an entry (`BATCH_BYTES`, `SPARSE_GRADIENTS`) of the info of a graph with the ops of `index`.
 
-    >>> batch_bytes_of_ops({BATCH_BYTES: {"first": 80, "gone": 8}}, {"first": 0})
+    >>> bytes_of_ops({BATCH_BYTES: {"first": 80, "gone": 8}}, BATCH_BYTES, {"first": 0})
     {0: 80}
     """
-    entry = info.get(BATCH_BYTES)
-    if not isinstance(entry, Mapping):  # a file may have anything there
+    bytes_by_name = info.get(entry)
+    if not isinstance(bytes_by_name, Mapping):  # a file may have anything there
         return {}
-    return {index[op]: size for op, size in entry.items() if op in index and type(size) is int and 0 <= size < 2**63}
+    return {
+        index[op]: size for op, size in bytes_by_name.items() if op in index and type(size) is int and 0 <= size < 2**63
+    }
 
 
 def unrepeatable_ops(info: Mapping[str, object], index: Mapping[str, int]) -> dict[int, str]:
@@ -84,9 +86,14 @@ RECOMPUTED = "Recomputed"
 """Type of PyTorch's ops that make again what an op of a checkpointed region made."""
 BATCH_BYTES = "batch_bytes"
 """Entry of `OpGraph.info`: name of an op -> bytes of the batch among its persistent bytes. Each micro-batch has its own."""
+SPARSE_GRADIENTS = "sparse_gradients"
+"""Entry of `OpGraph.info`: name of a backward op -> bytes of the sparse gradients among its persistent bytes.
+
+The sum of sparse gradients has the rows of all of them. An update in the colocation group of the op reads it.
+"""
 UNREPEATABLE = "unrepeatable"
 """Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
-LASTING_ENTRIES = ("estimate", UNREPEATABLE, BATCH_BYTES)
+LASTING_ENTRIES = ("estimate", UNREPEATABLE, BATCH_BYTES, SPARSE_GRADIENTS)
 """Entries of `OpGraph.info` that also hold for a graph with the same ops and added ones (`lasting_info`)."""
 
 

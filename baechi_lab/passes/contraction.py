@@ -35,7 +35,7 @@ from ..graph import OpGraph
 from ..graph.groups import components
 from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
-from ..graph.tensors import BATCH_BYTES, batch_bytes_of_ops
+from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, bytes_of_ops
 from .allowed_lists import UNCLEAR, common_allowed
 
 
@@ -224,13 +224,15 @@ def coarse_graph(
 
 
 def _info(graph: OpGraph, label: Ints, leader_op: Ints) -> dict[str, object]:
-    """Returns the entries of `OpGraph.info` that hold for groups: the estimate, and the batch that groups hold."""
+    """Returns the entries of `OpGraph.info` that hold for groups: the estimate, the batch and the sparse gradients of groups."""
     info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
-    batch_bytes: dict[str, int] = {}
-    for op, size in batch_bytes_of_ops(graph.info, graph.index).items():
-        name = graph.names[leader_op[label[op]]]
-        batch_bytes[name] = batch_bytes.get(name, 0) + size
-    return info | ({BATCH_BYTES: batch_bytes} if batch_bytes else {})
+    for entry in (BATCH_BYTES, SPARSE_GRADIENTS):
+        group_bytes: dict[str, int] = {}
+        for op, size in bytes_of_ops(graph.info, entry, graph.index).items():
+            name = graph.names[leader_op[label[op]]]
+            group_bytes[name] = group_bytes.get(name, 0) + size
+        info |= {entry: group_bytes} if group_bytes else {}
+    return info
 
 
 def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:

@@ -8,7 +8,8 @@ the graph's `AddN` and `Add` ops, weighted by their bytes. A graph without such 
 are also bound by memory, or else of its fastest ops by moved bytes; if no op moves bytes, additions take 0 us. In a graph
 without updates, such as PyTorch's layer graphs, backward ops add into stored gradients, which `persistent_bytes` includes, and
 no op is added. If such gradients are allocated by the backward op (`GROWS`), those of a later micro-batch exist besides the sum
-until they are added to it. Each micro-batch has a batch of its own, which exists from the start of the step (`BATCH_BYTES`).
+until they are added to it. A sum of sparse gradients has the rows of all of them, and is made beside both that it adds
+(`SPARSE_GRADIENTS`). Each micro-batch has a batch of its own, which exists from the start of the step (`BATCH_BYTES`).
 
 A pipeline stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
 before the updates the replicas add up their sums around a ring (`all_reduce`).
@@ -32,7 +33,7 @@ from ..graph.columns import record
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
-from ..graph.tensors import UNREPEATABLE, batch_bytes_of_ops, text_column, unrepeatable_ops
+from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, UNREPEATABLE, bytes_of_ops, text_column, unrepeatable_ops
 from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
@@ -198,9 +199,12 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     is_added[number] = True
     is_added[ring] = True
     batch_bytes, persistent = np.zeros(graph.n, dtype=np.int64), graph.persistent_bytes
-    for op, size in batch_bytes_of_ops(graph.info, graph.index).items():
+    for op, size in bytes_of_ops(graph.info, BATCH_BYTES, graph.index).items():
         batch_bytes[op] = min(size, int(persistent[op]))
     no_persistent = is_added | (batch >= numbering.width[origin])
+    # Of micro-batch k on its replica: its own sparse gradients, which stay, and the sum of those of k micro-batches.
+    own_sparse = np.where(no_persistent & ~is_added, _sparse_bytes(graph)[origin], 0)
+    sparse_sum = own_sparse * (batch // numbering.width[origin])
     # `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica.
     forward_op = graph.forward_of[origin].astype(np.int64)
     batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % numbering.width[forward_op])
@@ -218,9 +222,15 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
             kind: _durations(graph, numbering, us, origin) for kind, us in graph.duration_by_kind.items()
         },
         temp_bytes=np.where(
-            is_added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
+            is_added,
+            0,
+            graph.temp_bytes[origin] * _sparse_gradients_per_update(graph, numbering)[origin]
+            + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
+            + sparse_sum,
         ),
-        persistent_bytes=np.where(no_persistent, np.where(is_added, 0, batch_bytes[origin]), persistent[origin]),
+        persistent_bytes=np.where(
+            no_persistent, np.where(is_added, 0, batch_bytes[origin]) + own_sparse, persistent[origin]
+        ),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
         forward_of=np.where(forward_op >= 0, numbering.first[forward_op] + offset, -1).astype(np.int32),
@@ -251,6 +261,25 @@ def _info(graph: OpGraph, names: Sequence[str], origin: Ints) -> dict[str, objec
 def _growing_bytes(graph: OpGraph) -> Ints:
     """Returns int64[n]: the persistent bytes that each op allocates when it starts (`GROWS`)."""
     return np.zeros(graph.n, dtype=np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
+
+
+def _sparse_bytes(graph: OpGraph) -> Ints:
+    """Returns int64[n]: the bytes of the sparse gradients among the persistent bytes of each op."""
+    sparse_bytes = np.zeros(graph.n, dtype=np.int64)
+    for op, size in bytes_of_ops(graph.info, SPARSE_GRADIENTS, graph.index).items():
+        sparse_bytes[op] = min(size, int(graph.persistent_bytes[op]))
+    return sparse_bytes
+
+
+def _sparse_gradients_per_update(graph: OpGraph, numbering: OpNumbering) -> Ints:
+    """Returns int64[n]: of updates that read sparse gradients, how many micro-batches' rows are in their sum; otherwise 1.
+
+    Such updates are in the colocation groups of the ops that make the gradients.
+    """
+    groups = graph.colocation[[*bytes_of_ops(graph.info, SPARSE_GRADIENTS, graph.index)]]
+    reads_sum = numbering.updates & np.isin(graph.colocation, groups[groups >= 0])
+    counts: Ints = np.where(reads_sum, -(-numbering.count // numbering.width), 1)
+    return counts
 
 
 def _names_per_replica(graph: OpGraph, numbering: OpNumbering, ops: Ints) -> list[str]:

@@ -12,6 +12,7 @@ from addresses import free_port
 torch = pytest.importorskip("torch")
 from drawn_features import DrawnFeatures, Normalized  # noqa: E402
 from exported_script import run_torch  # noqa: E402
+from paired_rows import Pair, PairOfRows  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
@@ -87,3 +88,11 @@ def test_bug_statistics_of_micro_batches_were_not_warned_of_outside_a_pipeline(t
         bl.torch.export(step, placement, tmp_path / "out", cluster=cluster, micro_batches=2, pipeline=pipeline)
     messages = [str(warning.message) for warning in caught if "statistics of its batch" in str(warning.message)]
     assert len(messages) == 1 and messages[0].startswith("op 'norm' normalises")
+
+
+def test_bug_batches_of_records_gave_scripts_that_could_not_load_them(tmp_path):
+    """`torch.load` with `weights_only=True` loads no classes of others: the script ended with an UnpicklingError."""
+    step = TorchStep("records", PairOfRows, (Pair(ROWS, ROWS),))
+    with pytest.raises(bl.InvalidInput, match=r"inputs of step 'records' have a paired_rows\.Pair, which an exported"):
+        bl.torch.export(step, bl.Placement(device=[0]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

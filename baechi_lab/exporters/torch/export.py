@@ -26,7 +26,7 @@ from ...torch_steps.tracing import trace
 from ..folder import write_folder
 from .pipelined import pipeline_files
 from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT
-from .sources import Sources, runtime_files, saved_bytes
+from .sources import Sources, batch_bytes, runtime_files, saved_bytes
 
 
 def export(
@@ -131,7 +131,7 @@ def folder_files(
         "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),
         "weights.pt": saved_bytes(model.state_dict()),
-        "batch.pt": saved_bytes({"inputs": step.inputs, "targets": list(step.targets)}),
+        "batch.pt": batch_bytes(step),
         **sources.files,
         **runtime_files(),
     }

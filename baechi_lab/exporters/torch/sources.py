@@ -18,7 +18,7 @@ import torch
 from ... import errors
 from ... import torch_runtime as runtime
 from ...errors import InvalidInput, in_short
-from ...torch_steps.step import ReturnedModel
+from ...torch_steps.step import ReturnedModel, TorchStep
 
 
 def saved_bytes(value: object) -> bytes:
@@ -26,6 +26,22 @@ def saved_bytes(value: object) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
+
+
+def batch_bytes(step: TorchStep) -> bytes:
+    """Returns the bytes of a step's batch, which a script loads without running code that the file names.
+
+    Raises:
+        InvalidInput: the inputs have objects that such a file cannot have, such as dataclasses.
+    """
+    content = saved_bytes({"inputs": step.inputs, "targets": list(step.targets)})
+    unsafe_classes = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+    if unsafe_classes:
+        raise InvalidInput(
+            f"inputs of step {step.name!r} have a {min(unsafe_classes)}, which an exported script cannot load from a file; they "
+            "may have tensors, numbers, texts, tuples, lists and dicts"
+        )
+    return content
 
 
 class Sources:

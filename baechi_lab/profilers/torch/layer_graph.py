@@ -40,10 +40,10 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
-from ...graph.tensors import BATCH_BYTES, NAMED, PARTS_TYPE, TARGETS, UNREPEATABLE, TensorTable
-from ...torch_steps.activation_rows import find_unrepeatable_calls
+from ...graph.tensors import NAMED, PARTS_TYPE, TARGETS, TensorTable
 from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
+from .graph_info import batch_entry, sparse_entry, unrepeatable_entry
 from .loss import Loss, unused_name
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
@@ -77,6 +77,7 @@ class LayerProfile:
         parameters, outputs, parameter_gradients, upstream_gradients: int64 bytes, the paper's classes; `temporaries` and
             `backward_temporaries` are the remaining ones.
         trained_bytes: int64 bytes of the parameters that get a gradient, which is smaller where it is sparse.
+        sparse_gradients: int64 bytes of the sparse ones among `parameter_gradients`.
         memory: what each call holds temporarily, and what it saves for its backward pass.
         name: of the model.
         update: what the optimizer's update takes, where it is part of the step.
@@ -100,6 +101,7 @@ class LayerProfile:
     parameter_gradients: NDArray[np.int64]
     upstream_gradients: NDArray[np.int64]
     trained_bytes: NDArray[np.int64]
+    sparse_gradients: NDArray[np.int64]
     memory: tuple[CallMemory, ...]
     name: str = "model"
     update: Update | None = None
@@ -232,8 +234,12 @@ def layer_graph(
         forward_of=np.array(forward_of),
         name=profile.name,
         batch_readers=tuple(c.key for c in trace.calls if c.reads_batch and c.module is None),
-        info=(_unrepeatable(trace) if backward else {}) | _batch_entry(profile),
         **writer.table.columns(),
+    )
+    graph = graph.replace(
+        info=(unrepeatable_entry(trace) if backward else {})
+        | batch_entry(trace, profile.batch_bytes if profile.outputs_named else 0)
+        | sparse_entry(writer.sparse_gradients, graph.names)
     )
     # The most that the step held while each op ran, as measured.
     levels = {i: memory.level for i, memory in enumerate(profile.memory)}
@@ -245,21 +251,6 @@ def layer_graph(
     reentrant = {call.region for call in trace.calls if call.reentrant}
     graph = with_recomputed_regions(graph, recomputed_ops(trace, values, backward), reentrant)
     return graph.replace(temp_bytes=graph.temp_bytes + (0 if profile.outputs_named else profile.batch_bytes))
-
-
-def _unrepeatable(trace: Trace) -> dict[str, dict[str, list[str]]]:
-    """Returns the entry of `OpGraph.info` with the calls that must not run twice: names by the reason."""
-    names_by_reason: dict[str, list[str]] = {}
-    for call, reason in sorted(find_unrepeatable_calls(trace).items()):
-        names_by_reason.setdefault(reason, []).append(trace.calls[call].key)
-    return {UNREPEATABLE: names_by_reason} if names_by_reason else {}
-
-
-def _batch_entry(profile: LayerProfile) -> dict[str, dict[str, int]]:
-    """Returns the entry of `OpGraph.info` with the batch, which the first call of a step holds."""
-    if not (profile.outputs_named and profile.batch_bytes and profile.trace.calls):
-        return {}
-    return {BATCH_BYTES: {profile.trace.calls[0].key: profile.batch_bytes}}
 
 
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
@@ -444,6 +435,7 @@ class _TensorWriter:
         self.profile, self.trace, self.values = profile, profile.trace, values
         self.backward, self.weights, self.outputs = backward, weights, outputs
         self.table = TensorTable()
+        self.sparse_gradients: dict[int, int] = {}  # backward op -> bytes of those that it makes
 
     def _backward_ops_of(self, call: int) -> list[int]:
         return [ops[call] for ops in (self.backward, self.weights) if call in ops]
@@ -556,6 +548,8 @@ class _TensorWriter:
             user = last_of.get(user, user)
             op = self.weights.get(user, self.backward.get(user, i))
             persistent[op] += self.profile.parameter_gradients[i] * gradient_share
+            if sparse_bytes := int(self.profile.sparse_gradients[i]):
+                self.sparse_gradients[op] = self.sparse_gradients.get(op, 0) + sparse_bytes
             if op != i and gradient_share == 1:
                 reuse[op] = GROWS
         output_bytes, temporary = self._output_bytes(), np.zeros(ops, dtype=np.int64)

@@ -357,9 +357,20 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
     return mode == "training"
 
 
-def gradient_bytes(model: nn.Module) -> dict[str, int]:
-    """Returns parameter -> bytes of its current gradient, which may be sparse, for parameters that have one."""
-    return {name: storage_bytes(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+class GradientBytes(NamedTuple):
+    """Bytes of a parameter's gradient, and whether it is sparse."""
+
+    size_bytes: int
+    is_sparse: bool
+
+
+def gradient_bytes(model: nn.Module) -> dict[str, GradientBytes]:
+    """Returns parameter -> its current gradient, for parameters that have one."""
+    return {
+        name: GradientBytes(storage_bytes(p.grad), p.grad.is_sparse)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 class CallBytes(NamedTuple):
@@ -373,17 +384,20 @@ class CallBytes(NamedTuple):
     parameter_gradients: NDArray[np.int64]
     upstream_gradients: NDArray[np.int64]
     trained_bytes: NDArray[np.int64]
+    sparse_gradients: NDArray[np.int64]
 
 
-def call_bytes(model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, int]) -> CallBytes:
+def call_bytes(
+    model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, GradientBytes]
+) -> CallBytes:
     """Returns the bytes of every call's tensors.
 
-    `gradients` are the bytes that a backward pass made, by parameter. Parameters that do not reach the loss have none.
+    `gradients` are those that a backward pass made, by parameter. Parameters that do not reach the loss have none.
     """
     parameters = dict(model.named_parameters())
     size = {name: stored_bytes(t) for name, t in (*parameters.items(), *model.named_buffers())}
     visited: set[str] = set()
-    columns = CallBytes(*np.zeros((5, len(model_trace.calls)), dtype=np.int64))
+    columns = CallBytes(*np.zeros((len(CallBytes._fields), len(model_trace.calls)), dtype=np.int64))
     used = {name for call in model_trace.calls for name in (*call.parameters, *call.buffers)}
     if model_trace.calls:
         columns.parameters[0] = sum(size[name] for name in size.keys() - used)
@@ -393,7 +407,9 @@ def call_bytes(model: nn.Module, model_trace: Trace, training: bool, gradients: 
         columns.parameters[i] += sum(size[name] for name in first_used)
         columns.outputs[i] = call.output_bytes
         if training:
-            columns.parameter_gradients[i] = sum(gradients[name] for name in first_used & gradients.keys())
+            call_gradients = [gradients[name] for name in first_used & gradients.keys()]
+            columns.parameter_gradients[i] = sum(gradient.size_bytes for gradient in call_gradients)
+            columns.sparse_gradients[i] = sum(gradient.size_bytes for gradient in call_gradients if gradient.is_sparse)
             columns.upstream_gradients[i] = call.output_bytes if call.requires_grad else 0
             columns.trained_bytes[i] = sum(tensor_bytes(parameters[name]) for name in first_used & gradients.keys())
     return columns
