@@ -7,7 +7,9 @@ last (`simulator.executor_order`); several run gradients of weights when nothing
 paths does. A worker may also be slow, so that copies wait for it. The largest peak counts.
 
 PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
-graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over.
+graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over. A call of
+`torch.autograd.grad` in a forward pass is one op, on one device. But autograd runs the backward pass of each layer where the
+layer is. So what that op holds may be on any device that has a layer before it, and is added there.
 O((ops + edges + transfers) log).
 """
 
@@ -52,7 +54,8 @@ def runtime_peaks(
             transfers=dataclasses.replace(timeline.transfers, start_us=sent_us, receive_us=sent_us, end_us=sent_us),
             info={},
         )
-        return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
+        peaks = np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
+        return peaks + _inner_gradient_bytes(graph, timeline)
     peaks = late_send_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
         orders = _EXECUTOR_ORDERS.get(graph)
@@ -69,6 +72,35 @@ def runtime_peaks(
             peaks = np.maximum(peaks, apply_buffer_reuse(graph, cluster, delayed_timeline).peak_bytes)
     return peaks
 
+
+def _inner_gradient_bytes(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
+    """Returns int64[devices]: bytes of gradients within the forward pass that may be there, though their op is elsewhere."""
+    extra_bytes = np.zeros(len(timeline.device_names), dtype=np.int64)
+    grad_ops = [op for op, op_type in enumerate(graph.op_types) if op_type == _INNER_GRADIENT]
+    if not grad_ops:
+        return extra_bytes
+    device_of_op = np.full(graph.n, -1, dtype=np.int64)
+    device_of_op[timeline.op] = timeline.device
+    output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n).astype(np.int64)
+    first_producer, producers = graph.predecessors
+    for op in grad_ops:
+        ancestors: set[int] = set()
+        waiting = [op]
+        while waiting:
+            reader = waiting.pop()
+            inputs = set(producers[first_producer[reader] : first_producer[reader + 1]].tolist()) - ancestors
+            ancestors |= inputs
+            waiting += inputs
+        backward_ops = np.flatnonzero(graph.forward_of == op)
+        backward_bytes = int((output_bytes + graph.temp_bytes)[backward_ops].sum())
+        op_bytes = int(output_bytes[op]) + max(int(graph.temp_bytes[op]), backward_bytes)
+        other_devices = {int(device_of_op[ancestor]) for ancestor in ancestors} - {int(device_of_op[op]), -1}
+        extra_bytes[sorted(other_devices)] += op_bytes
+    return extra_bytes
+
+
+_INNER_GRADIENT = "grad"
+"""Type of the op of `torch.autograd.grad` in the forward pass of a PyTorch model."""
 
 _EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], NDArray[np.int64]]] = WeakKeyDictionary()
 """Graph -> its two orders. A search simulates the same graph many times."""

@@ -157,3 +157,23 @@ def test_the_largest_peak_is_that_of_an_order_that_runs():
             assert sorted(order.tolist()) == list(range(n))
             assert (order[graph.edge_source] < order[graph.consumers]).all()
             assert bl.simulate(graph, cluster, alone.replace(order=order)).peak_bytes[0] <= bound
+
+
+def test_bug_gradients_within_the_forward_pass_were_on_the_device_of_their_call_alone():
+    """Autograd runs them where the layers are: 16 bytes of results, and 7 + 8 of their own backward pass may be there."""
+    graph = bl.OpGraph.from_edges(
+        [1.0] * 4,
+        [(0, 1, 8), (1, 3, 16), (3, 2, 8)],
+        names=["a", "penalty", "a/backward", "penalty/backward"],
+        op_types=["Linear", "grad", "LinearBackward", "gradBackward"],
+        forward_of=[-1, -1, 0, 1],
+        temp_bytes=[0, 5, 0, 7],
+        reuse=[0] * 4,
+    )
+    cluster, placement = bl.Cluster.uniform(2, kind="cpu"), bl.Placement(device=[0, 1, 0, 1])
+    other_type = graph.replace(op_types=("Linear", "add", "LinearBackward", "addBackward"))
+    peaks, other_peaks = (bl.simulate(g, cluster, placement).runtime_peak_bytes for g in (graph, other_type))
+    assert (peaks - other_peaks).tolist() == [16 + max(5, 7 + 8), 0]
+    on_one = bl.Placement(device=[0] * 4)
+    peaks, other_peaks = (bl.simulate(g, cluster, on_one).runtime_peak_bytes for g in (graph, other_type))
+    assert peaks.tolist() == other_peaks.tolist()
