@@ -61,8 +61,9 @@ def test_docstrings_have_one_heading_style_and_describe_arguments_that_exist():
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 text = ast.get_docstring(node) or ""
                 headings += [(path.name, line.group().strip()) for line in foreign_heading.finditer(text)]
-                if parameters := _parameters(node):  # none: a data class, which may inherit fields
-                    unknown += [f"{path.name}: {name}" for name in sorted(_described(text) - parameters)]
+                described = _described(text)
+                if described and (parameters := _parameters(node)):  # none: a data class, which may inherit fields
+                    unknown += [f"{path.name}: {name}" for name in sorted(described - parameters)]
     assert headings == []
     assert unknown == []
 
