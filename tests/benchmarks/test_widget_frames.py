@@ -122,7 +122,12 @@ FRAMES = """async ([selector, kind, count]) => {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A page in which both views are drawn."""
-    with lab_tools.running_lab(tmp_path_factory.mktemp("lab")) as lab, lab_tools.browser_page() as opened:
+    lab_folder = tmp_path_factory.mktemp("lab")
+    with (
+        lab_tools.running_lab(lab_folder) as lab,
+        lab_tools.running_browser() as browser,
+        lab_tools.browser_page(browser) as opened,
+    ):
         lab_tools.open_notebook(opened, lab.add_notebook("frames.ipynb", NOTEBOOK))
         lab_tools.run_all(opened, 'canvas[aria-label="Timeline"]', 200_000)
         opened.wait_for_timeout(1500)

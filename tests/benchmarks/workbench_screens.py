@@ -57,9 +57,9 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     messages: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, jb.running_lab(Path(folder)) as lab:
+    with tempfile.TemporaryDirectory() as folder, jb.running_lab(Path(folder)) as lab, jb.running_browser() as browser:
         for name in arguments.graphs:
-            with jb.browser_page(1280, 720) as page:
+            with jb.browser_page(browser, 1280, 720) as page:
                 messages += walked(page, lab, name, arguments.looks, arguments.folder)
     print("\n".join(messages) or "nothing is cut, blank, faint or below the screen")
     return 1 if messages else 0

@@ -201,18 +201,28 @@ def missing() -> str:
 
 
 @contextmanager
-def browser_page(width: int = 1500, height: int = 1300):
-    """A page of a fresh headless Chromium."""
+def running_browser():
+    """A headless Chromium; gives the context of its pages. What one page has loaded and compiled, the next need not."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM_ARGUMENTS)
-        page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(60_000)  # of a page on a machine that does other things as well
         try:
-            yield page
+            yield browser.new_context()
         finally:
             browser.close()
+
+
+@contextmanager
+def browser_page(browser, width: int = 1500, height: int = 1300):
+    """A new page of a running browser, closed at the end."""
+    page = browser.new_page()
+    page.set_viewport_size({"width": width, "height": height})
+    page.set_default_timeout(60_000)  # of a page on a machine that does other things as well
+    try:
+        yield page
+    finally:
+        page.close()
 
 
 def eventually(page, check, seconds: float = 30.0):
@@ -308,21 +318,35 @@ def hover_where(page, canvas: str, places, pattern: str) -> tuple[float, float, 
     return *place, text
 
 
-READY = """async () => {
+READY = """async (path) => {
   const app = window.jupyterapp;
   if (!app || !app.shell.currentWidget || !app.shell.currentWidget.context) return false;
   const panel = app.shell.currentWidget;
+  if (panel.context.path !== path) return false;
   await panel.context.ready;
   await panel.sessionContext.ready;
   return Boolean(panel.sessionContext.session && panel.sessionContext.session.kernel);
 }"""
+OPEN_INSTEAD = """async (path) => {
+  const app = window.jupyterapp;
+  const before = app.shell.currentWidget;
+  await app.commands.execute('docmanager:open', { path, factory: 'Notebook' });
+  before.dispose();
+}"""
 
 
 def open_notebook(page, address: str) -> None:
-    """Open a notebook and wait until it is connected to its kernel."""
-    page.goto(address)
+    """Opens a notebook and waits until it is connected to its kernel.
+
+    A page that shows another notebook of the server opens it in that one's place: loading JupyterLab takes seconds.
+    """
+    server, path = address.partition("?")[0].split("/doc/tree/")
+    if page.url.startswith(f"{server}/doc/tree/"):
+        page.evaluate(OPEN_INSTEAD, path)
+    else:
+        page.goto(address)
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-    page.wait_for_function(READY, timeout=60_000)
+    page.wait_for_function(READY, arg=path, timeout=60_000)
 
 
 def run_first(page, count: int, last_output: str, timeout: float = 90_000) -> None:

@@ -1,4 +1,4 @@
-"""One JupyterLab for all files of a process: its start takes seconds. Each file has a folder and kernels of its own."""
+"""One JupyterLab and one Chromium for all files, as both start slowly. Each file has a folder, page and kernels of its own."""
 
 import jupyter_browser as jb
 import pytest
@@ -14,3 +14,10 @@ def server(tmp_path_factory):
 def lab(server, request):
     yield server.in_folder(request.path.stem)
     server.end_sessions()
+
+
+@pytest.fixture(scope="package")
+def browser():
+    """Not for the whole session: while it runs, no other test can run an event loop of its own."""
+    with jb.running_browser() as context:
+        yield context

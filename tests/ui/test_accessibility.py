@@ -33,8 +33,8 @@ GRAPH = 'canvas[aria-label="Graph"]'
 
 
 @pytest.fixture(scope="module")
-def page(lab):
-    with jb.browser_page(1280, 720) as opened:
+def page(lab, browser):
+    with jb.browser_page(browser, 1280, 720) as opened:
         opened.problems = []
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
         jb.open_notebook(opened, lab.add_notebook("bench.ipynb", [CELL]))

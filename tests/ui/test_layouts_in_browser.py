@@ -33,12 +33,12 @@ COLLECTIVES = ("/reduce_scatter", "/all_gather", "/all_gather/backward", "/all_r
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
-def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab):
+def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab, browser):
     names: dict[str, object] = {}
     exec(SETUP, names)
     answer = names["answer"]
     columns = layout_columns(answer.rows)
-    with jb.browser_page(1600, 1000) as page:
+    with jb.browser_page(browser, 1600, 1000) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("layouts.ipynb", CELLS))

@@ -55,8 +55,8 @@ def outputs():
 
 
 @pytest.fixture(scope="module")
-def page():
-    with jb.browser_page(1200, 900) as opened:
+def page(browser):
+    with jb.browser_page(browser, 1200, 900) as opened:
         yield opened
 
 

@@ -54,9 +54,9 @@ GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", 
 
 
 @pytest.fixture(scope="module")
-def page(lab):
+def page(lab, browser):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
-    with jb.browser_page(1600, 1000) as opened:
+    with jb.browser_page(browser, 1600, 1000) as opened:
         opened.problems = []
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
         jb.open_notebook(opened, lab.add_notebook("panes.ipynb", CELLS))

@@ -32,9 +32,9 @@ TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(browser):
     """Errors of the page end the tests that caused them."""
-    with jb.browser_page(1600, 1000) as opened:
+    with jb.browser_page(browser, 1600, 1000) as opened:
         opened.problems = []
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
         yield opened

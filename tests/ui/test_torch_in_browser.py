@@ -28,14 +28,14 @@ cluster = bl.Cluster.uniform(2, memory_bytes="1GB")
 CELLS = [SETUP, 'bench = bl.Workbench(step, cluster, placer="m-topo", passes=())\nbench']
 
 
-def test_a_torch_step_is_opened_run_and_exported(lab):
+def test_a_torch_step_is_opened_run_and_exported(lab, browser):
     namespace = {}
     exec(SETUP, namespace)
     step, cluster = namespace["step"], namespace["cluster"]
     graph = bl.profile(step, hardware="rtx2080")
     placement = bl.place(graph, cluster, "m-topo")
     timeline = bl.simulate(graph, cluster, placement)
-    with jb.browser_page(1280, 720) as page:
+    with jb.browser_page(browser, 1280, 720) as page:
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         jb.open_notebook(page, lab.add_notebook("torch.ipynb", CELLS))

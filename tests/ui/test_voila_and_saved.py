@@ -34,8 +34,8 @@ def step_time(placer: str) -> str:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("voila") is None, reason="Voila is not installed")
-def test_voila_serves_the_workbench(tmp_path):
-    with jb.running_voila(tmp_path, CELLS) as address, jb.browser_page(1400, 1600) as page:
+def test_voila_serves_the_workbench(tmp_path, browser):
+    with jb.running_voila(tmp_path, CELLS) as address, jb.browser_page(browser, 1400, 1600) as page:
         page.goto(address, timeout=120_000)
         page.wait_for_selector(f".bl-facts:has-text('step {step_time('m-topo')}')", timeout=120_000)
         page.wait_for_function(
@@ -51,7 +51,7 @@ def test_voila_serves_the_workbench(tmp_path):
         jb.screenshot(page, "11-voila")
 
 
-def test_nbconvert_shows_the_picture_without_any_script(tmp_path):
+def test_nbconvert_shows_the_picture_without_any_script(tmp_path, browser):
     """Executed, converted, and opened where nothing can be loaded: the workbench is a picture with its device names."""
     import nbformat
     from nbclient import NotebookClient
@@ -61,7 +61,7 @@ def test_nbconvert_shows_the_picture_without_any_script(tmp_path):
     NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
     html, _ = HTMLExporter().from_notebook_node(notebook)
     (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    with jb.browser_page(1200, 1400) as page:
+    with jb.browser_page(browser, 1200, 1400) as page:
         page.route("**/*", lambda route: route.abort() if route.request.url.startswith("http") else route.continue_())
         page.goto(f"file://{tmp_path}/page.html")
         picture = page.locator(".jp-RenderedSVG")

@@ -55,9 +55,9 @@ ENABLED = (
 
 
 @pytest.fixture(scope="module")
-def page(lab):
+def page(lab, browser):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
-    with jb.browser_page(1500, 2000) as opened:
+    with jb.browser_page(browser, 1500, 2000) as opened:
         opened.problems = []
         opened.on("pageerror", lambda error: opened.problems.append(str(error)))
         jb.open_notebook(opened, lab.add_notebook("bench.ipynb", CELLS))

@@ -1,0 +1,1 @@
+"""Tests in a browser; a package, because a fixture lasts for all of its files and ends with them."""
