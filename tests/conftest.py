@@ -76,6 +76,20 @@ def pytest_configure(config: pytest.Config) -> None:
         shared_kernel.share_kernel()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `--dist loadfile`, one process runs all browser tests: JupyterLab, its kernels and Chromium start once."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class _Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/ui" if nodeid.startswith("tests/ui/") else super()._split_scope(nodeid)
+
+    return _Scheduling(config, log)
+
+
 def pytest_unconfigure() -> None:
     """End what all tests of this process shared."""
     if "shared_kernel" in sys.modules:
@@ -188,9 +202,10 @@ def pytest_runtest_setup() -> None:
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, most of them at the head, so that no process is left with a long one at the end."""
+    """Browser tests, which one process runs, come first, and then files with slow tests, most of them at the head: no process
+    is left with a long one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (item.get_closest_marker("ui") is None, -slow[item.path]))
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
