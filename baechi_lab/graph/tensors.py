@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,33 @@ def unrepeatable_ops(info: Mapping[str, object], index: Mapping[str, int]) -> di
     return {index[name]: why for name, why in reasons_by_name if isinstance(name, str) and name in index}
 
 
-def lasting_info(info: Mapping[str, object]) -> dict[str, object]:
-    """Returns the entries of a graph's info that stay true if ops are added and those that are there keep their names.
+def lasting_info(
+    info: Mapping[str, object], index: Mapping[str, int], names_after: Callable[[int], Iterable[str]]
+) -> dict[str, object]:
+    """Returns the entries of the info of a graph with the ops of `index` that stay true in a graph made from it.
 
-    >>> lasting_info({"estimate": {}, "measured": {}})
-    {'estimate': {}}
+    `names_after` gives the names of the ops that stand for an op there.
+
+    >>> info = {"estimate": {}, "measured": {}, UNREPEATABLE: {"it draws numbers": ["drop"]}, BATCH_BYTES: {"drop": 8}}
+    >>> lasting_info(info, {"drop": 0}, lambda op: ["drop/mb0", "drop/mb1"]) == {
+    ...     "estimate": {},
+    ...     UNREPEATABLE: {"it draws numbers": ["drop/mb0", "drop/mb1"]},
+    ...     BATCH_BYTES: {"drop/mb0": 8, "drop/mb1": 8},
+    ... }
+    True
     """
-    return {key: info[key] for key in LASTING_ENTRIES if key in info}
+    unique_names: dict[str, dict[str, None]] = {}
+    for op, reason in unrepeatable_ops(info, index).items():
+        unique_names.setdefault(reason, {}).update(dict.fromkeys(names_after(op)))
+    names_by_reason = {reason: list(names) for reason, names in unique_names.items()}
+    entries: dict[str, object] = {"estimate": info.get("estimate"), UNREPEATABLE: names_by_reason}
+    for key in (BATCH_BYTES, SPARSE_GRADIENTS):
+        size_bytes: dict[str, int] = {}
+        for op, size in bytes_of_ops(info, key, index).items():
+            for name in names_after(op):
+                size_bytes[name] = size_bytes.get(name, 0) + size
+        entries[key] = size_bytes
+    return {key: entry for key, entry in entries.items() if entry or key in info}
 
 
 def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
@@ -93,8 +113,6 @@ The sum of sparse gradients has the rows of all of them. An update in the coloca
 """
 UNREPEATABLE = "unrepeatable"
 """Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
-LASTING_ENTRIES = ("estimate", UNREPEATABLE, BATCH_BYTES, SPARSE_GRADIENTS)
-"""Entries of `OpGraph.info` that also hold for a graph with the same ops and added ones (`lasting_info`)."""
 
 
 class TensorTable:

@@ -373,7 +373,7 @@ class _OffloadBuilder:
             reuse=reuse,
             output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * op_count)),
             batch_readers=graph.batch_readers,
-            info=lasting_info(graph.info),
+            info=lasting_info(graph.info, graph.index, lambda op: [graph.names[op]]),
             name=f"{graph.name}, offloading",
             **tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names)),
         )
@@ -441,7 +441,7 @@ def without_offloading(graph: OpGraph, ops: int) -> OpGraph | None:
         allowed_sets=graph.allowed_sets,
         colocation_names=graph.colocation_names,
         reuse=None if graph.reuse is None else graph.reuse[:ops],
-        info=lasting_info(graph.info),
+        info=lasting_info(graph.info, graph.index, lambda op: [graph.names[op]]),
         name=graph.name,
         **columns,
         **tensor_columns(

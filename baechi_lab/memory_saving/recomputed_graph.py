@@ -101,7 +101,7 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
         output_shapes=text_column(graph.output_shapes, origin.tolist()),
         copied_key=graph.copied_key,
         batch_readers=graph.batch_readers,
-        info=lasting_info(graph.info),
+        info=lasting_info(graph.info, graph.index, lambda op: [graph.names[op]]),
         name=f"{graph.name}, recomputing",
         **optional,
         **_colocation(graph, at.origin, origin),

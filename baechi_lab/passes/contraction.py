@@ -35,7 +35,7 @@ from ..graph import OpGraph
 from ..graph.groups import components
 from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
-from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, bytes_of_ops
+from ..graph.tensors import lasting_info
 from .allowed_lists import UNCLEAR, common_allowed
 
 
@@ -217,22 +217,10 @@ def coarse_graph(
         group_of=(label if graph.group_of is None else label[graph.group_of]).astype(np.int32),
         source_key=graph.key if graph.group_of is None else graph.source_key,
         copied_key=None,
-        info=_info(graph, label, leader_op),
+        info=lasting_info(graph.info, graph.index, lambda op: [graph.names[leader_op[label[op]]]]),
         name=graph.name,
         **bytes_columns,
     )
-
-
-def _info(graph: OpGraph, label: Ints, leader_op: Ints) -> dict[str, object]:
-    """Returns the entries of `OpGraph.info` that hold for groups: the estimate, the batch and the sparse gradients of groups."""
-    info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
-    for entry in (BATCH_BYTES, SPARSE_GRADIENTS):
-        group_bytes: dict[str, int] = {}
-        for op, size in bytes_of_ops(graph.info, entry, graph.index).items():
-            name = graph.names[leader_op[label[op]]]
-            group_bytes[name] = group_bytes.get(name, 0) + size
-        info |= {entry: group_bytes} if group_bytes else {}
-    return info
 
 
 def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:

@@ -18,7 +18,6 @@ before the updates the replicas add up their sums around a ring (`all_reduce`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,7 +32,7 @@ from ..graph.columns import record
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
-from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, UNREPEATABLE, bytes_of_ops, text_column, unrepeatable_ops
+from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, bytes_of_ops, lasting_info, text_column
 from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
@@ -237,25 +236,15 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
         copy_of=origin,
         copied_key=graph.key,
         micro_batch=batch,
-        info=_info(graph, names, np.where(is_added, -1, origin)),
+        info=lasting_info(
+            graph.info, graph.index, lambda op: [names[k] for k in np.flatnonzero((origin == op) & ~is_added).tolist()]
+        ),
         name=f"{graph.name} x {numbering.count}",
         **_colocation(graph, numbering, origin, batch),
         reuse=None if graph.reuse is None else np.where(is_added, OWN, graph.reuse[origin]),
         output_shapes=text_column(graph.output_shapes, np.where(is_added, -1, origin).tolist()),
         **unrolled_tensor_columns(graph, numbering),
     )
-
-
-def _info(graph: OpGraph, names: Sequence[str], origin: Ints) -> dict[str, object]:
-    """Returns the entries of `OpGraph.info` that hold for copies: the estimate, and which of them must not run twice.
-
-    `origin` is the op that each one copies; -1 for added ones.
-    """
-    info: dict[str, object] = {key: graph.info[key] for key in graph.info if key == "estimate"}
-    names_by_reason: dict[str, list[str]] = {}
-    for op, reason in unrepeatable_ops(graph.info, graph.index).items():
-        names_by_reason.setdefault(reason, []).extend(names[copy] for copy in np.flatnonzero(origin == op).tolist())
-    return info | ({UNREPEATABLE: names_by_reason} if names_by_reason else {})
 
 
 def _growing_bytes(graph: OpGraph) -> Ints:

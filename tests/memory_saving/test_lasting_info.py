@@ -51,6 +51,17 @@ def test_bug_changed_graphs_forgot_what_must_not_run_twice(name):
     assert any(name.startswith(f"{eighth}/again") for name in names)
 
 
+def test_bug_groups_forgot_what_must_not_run_twice():
+    graph = estimated_chain()
+    label = np.arange(graph.n)
+    label[1] = 2  # op1 and op2, which must not run twice, become a group; op1 names it
+    groups = bl.passes.contraction.contract(graph, label)
+    unrolled = bl.unroll(groups, 2)
+    repeated = {name for name in bl.recompute(unrolled, [unrolled.names[4]]).names if name.endswith("/again")}
+    assert "op3/mb0/again" in repeated
+    assert not repeated & {f"{op}/mb{batch}/again" for op in ("op1", "op2") for batch in (0, 1)}
+
+
 def test_bug_micro_batches_forgot_what_must_not_run_twice():
     unrolled = bl.unroll(estimated_chain(), 2)
     names = bl.recompute(unrolled, [unrolled.names[4]]).names
