@@ -62,7 +62,7 @@ def test_a_line_names_units_once(kind):
     units, rng = instance.groups, np.random.default_rng(0)
     line = line_of(kind, instance, units, rng)
     assert len(set(line.tolist())) == len(line) and line.min() >= 0 and line.max() < len(units.ptr) - 1
-    assert len(line) == len(units.ptr) - 1 if kind != "distance" else 2 <= len(line) < len(units.ptr) - 1
+    assert len(line) == len(units.ptr) - 1  # the graph is connected
 
 
 @pytest.mark.parametrize("seed", range(12))

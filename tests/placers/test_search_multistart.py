@@ -1,19 +1,16 @@
-"""The chains of a search together: trials, rounds that grow colder, and several searches where there is time for them."""
+"""The chains of a search together: trials, rounds, and several searches where there is time for them."""
 
 import importlib
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, passes, place, simulate
 from baechi_lab.graph import generators
 from baechi_lab.placers.search.budget import Budget
-from baechi_lab.placers.search.chain import Chain
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.multistart import MultiStart
 from baechi_lab.placers.search.parameters import SEARCH
-from baechi_lab.placers.search.starts import Starts
 
 OFTEN = replace(SEARCH, search_ops=1000)
 """Several searches in a small budget."""
@@ -59,11 +56,11 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
         ),
     )
 
-    def watched(several, candidates, until, price, is_late=False):
-        if is_late:
+    def watched(several, candidates, until, price):
+        if until == 1.0:
             partners.append([partner.makespan_us for partner in several.partners])
             begun.append((several.best[0], candidates[0].makespan_us, len(candidates)))
-        rounds(several, candidates, until, price, is_late)
+        rounds(several, candidates, until, price)
 
     monkeypatch.setattr(MultiStart, "_rounds", watched)
     placement = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
@@ -87,25 +84,6 @@ def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     assert reports == sorted(reports, reverse=True)
     assert simulate(graph, cluster, placement).makespan_us <= reports[-1] * (1 + 1e-12)
     assert placement.info["evaluations"] < 8000
-
-
-@pytest.mark.slow
-def test_the_first_rounds_are_hot_and_the_later_ones_cold(monkeypatch):
-    instance, cycles = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
-    cycle = Chain.cycle
-
-    def watched(chain, share, levels, partners=()):
-        cycles.append(levels)
-        cycle(chain, share, levels, partners)
-
-    monkeypatch.setattr(Chain, "cycle", watched)
-    starts = Starts(instance, ("fifo", "planned"), 0).from_rules(lambda: False)
-    several = MultiStart(instance, 1, 0, Budget(None, 20_000), lambda cost, used: None)
-    several.search(starts, 0)
-    rounds = cycles[several.trials.count :]
-    assert rounds[0] == SEARCH.levels and rounds[-1] == SEARCH.late_levels
-    assert max(hot for _, hot, _ in SEARCH.late_levels) <= min(cold for _, _, cold in SEARCH.levels)
-    assert rounds.index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
 
 
 def test_what_would_last_too_long_is_not_begun(monkeypatch):

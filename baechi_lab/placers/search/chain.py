@@ -72,27 +72,21 @@ class Chain:
     def cycle(self, share: Budget, levels: Sequence[Level] | None = None, partners: Sequence[Candidate] = ()) -> None:
         """Anneals on every level from coarse to fine, each time from the best candidate.
 
-        If there are `partners`, the cycle begins by taking over their better segments (`search.combine`). Temperatures differ
-        from cycle to cycle, except on small graphs. If memory may run out, half of the cycles may exceed it in between, at a
-        price that differs from cycle to cycle.
+        If there are `partners`, the cycle begins by taking over their better segments (`search.combine`).
         """
         p, rng = self.instance.parameters, self.rng
         levels = p.levels if levels is None else levels
-        soft = self.instance.track and rng.random() < p.soft_share
-        price = float(self.state.cost[2]) * 10.0 ** rng.uniform(*p.soft_price) if soft else np.inf
-        self.objective = self.objective._replace(prices=self.instance.prices(price))
         window = Window(share, self.used)
         first = p.combine_share if partners else 0.0
         if partners:
             self._combine(partners, window.portion(0.0, first))
-        heat = 1.0 if levels is p.small_levels else float(np.exp(rng.uniform(*np.log(p.heats))))
         for k, (unit_count, hot, cold) in enumerate(levels):
             back_to_best(self.state)
             units = self.instance.units(self.state.device, unit_count, rng)
             if len(units.ptr) < 2:
                 return
             step = (1.0 - first) / len(levels)
-            self._level(units, (heat * hot, heat * cold), window.portion(first + step * k, first + step * (k + 1)))
+            self._level(units, (hot, cold), window.portion(first + step * k, first + step * (k + 1)))
         back_to_best(self.state)
 
     def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:

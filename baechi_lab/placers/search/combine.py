@@ -58,16 +58,16 @@ def line_of(kind: str, instance: Instance, units: Units, rng: np.random.Generato
     if kind == "structure":
         labels = instance.structures[int(rng.integers(0, len(instance.structures)))]
         return np.argsort(labels[first], kind="stable")
-    return around(instance.graph, units, len(first) // instance.parameters.neighbourhood + 2, rng)
+    return around(instance.graph, units, rng)
 
 
-def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns up to `unit_count` units in the order of a breadth-first search, in both directions, from a random op.
+def around(graph: OpGraph, units: Units, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Returns the units that are connected to a random op, in the order of a breadth-first search in both directions.
 
     >>> from baechi_lab.placers.evaluation.moves import make_units
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)])
     >>> units = make_units(np.arange(4), np.arange(4), np.ones((4, 2), dtype=bool))
-    >>> sorted(around(graph, units, 3, np.random.default_rng(0)).tolist()) in ([0, 1], [2, 3])
+    >>> sorted(around(graph, units, np.random.default_rng(0)).tolist()) in ([0, 1], [2, 3])
     True
     """
     (after, reader), (before, producer) = graph.successors, graph.predecessors
@@ -75,12 +75,12 @@ def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generat
     is_visited = np.zeros(graph.n, dtype=np.bool_)
     is_visited[frontier] = True
     region: dict[int, None] = {}
-    while len(frontier) and len(region) < unit_count:
+    while len(frontier):
         region.update(dict.fromkeys(rng.permutation(units.of[frontier]).tolist()))
         near = np.concatenate([gather(after, reader, frontier)[1], gather(before, producer, frontier)[1]])
         frontier = np.unique(near[~is_visited[near]])
         is_visited[frontier] = True
-    return np.array(list(region)[:unit_count], dtype=np.int64)
+    return np.array(list(region), dtype=np.int64)
 
 
 def renumber_devices(

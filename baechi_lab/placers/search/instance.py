@@ -39,18 +39,11 @@ class Instance:
         self.work = self.model.table.min(axis=1) + 1e-9
         self.groups = make_units(self.group, self.position, self.allowed)
 
-    def prices(self, price: float = np.inf) -> Prices:
-        """Returns prices at which an excess as large as the smallest limit costs `price` microseconds; infinite forbids any.
-
-        The best candidate is always chosen with an infinite price of bytes.
-        """
-        never = NEVER if self.track else 0.0
-        smallest = max(float(self.model.limit.min()), 1.0)
-        return Prices(1.0, min(price / smallest, never), never)
-
     def objective(self) -> Objective:
-        """Returns the objective of the graph's own costs, with new scratch space."""
-        return Objective(self.model, make_work(self.model, self.parameters), self.samples, self.prices(), self.track)
+        """Returns the objective of the graph's own costs, with new scratch space; no time makes up for a byte too many."""
+        byte_price = NEVER if self.track else 0.0
+        work = make_work(self.model, self.parameters)
+        return Objective(self.model, work, self.samples, Prices(1.0, byte_price, byte_price), self.track)
 
     @cached_property
     def structures(self) -> list[NDArray[np.int64]]:
@@ -66,20 +59,16 @@ class Instance:
         fewest, most_layers = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
         return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most_layers]
 
-    def along(self, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Returns labels of which about `unit_count` units are made: mostly the structure nearest to that number."""
-        if rng.random() < self.parameters.nearest_share:
-            return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
-        fewest = unit_count / self.parameters.fine_ratio
-        fine = [labels for labels in self.structures if labels.max() >= fewest] or self.structures[-1:]
-        return fine[int(rng.integers(0, len(fine)))]
+    def along(self, unit_count: int) -> NDArray[np.int64]:
+        """Returns labels of which about `unit_count` units are made: the structure nearest to that number."""
+        return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
 
     def units(self, device: NDArray[np.int32], unit_count: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
         """Makes about `unit_count` units, each on one device, or the units of a structure, given as labels int64[n]."""
         if isinstance(unit_count, np.ndarray):
             label, count = unit_count, self.parameters.coarse_labels
         else:
-            label, count = self.along(unit_count, rng), unit_count
+            label, count = self.along(unit_count), unit_count
         edges = self.graph.edge_source, self.graph.consumers, self.edge_cost
         return make_units(
             coarsen(label * self.cluster.n + device, device, edges, self.work, count, rng, self.parameters),

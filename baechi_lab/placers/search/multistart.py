@@ -1,7 +1,7 @@
 """Several chains on one problem, in threads: trials of the best starts, then rounds in which chains share their candidates.
 
 The results of two seeds may differ by a tenth, and six times the time gained less than a hundredth: the large decisions are made
-early and not reversed. A long budget is therefore divided into several such searches, and cold rounds from the best result.
+early and not reversed. A long budget is therefore divided into several such searches, and rounds from the best result.
 
 Trials are short annealings that choose the start, and the structure of the graph, with which a search continues. The
 result of a chain depends most on its first few large decisions: which layers share a device. The graph's coarse structures
@@ -91,7 +91,7 @@ class MultiStart:
             self.best_known = self.best
         if searches > 1:
             self.partners = deque(bests, self.parameters.others)
-            self._rounds([self.best[1]], 1.0, price, is_late=True)
+            self._rounds([self.best[1]], 1.0, price)
 
     def search_count(self) -> int:
         """Returns the number of searches into which the budget is divided."""
@@ -132,11 +132,8 @@ class MultiStart:
         fits = share / (price * p.cycle_steps * len(self.chains)) if price > 0.0 else 0.0
         return min(max(p.rounds, round(fits)), p.most_rounds)
 
-    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, is_late: bool = False) -> None:
-        """Runs cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader.
-
-        With `is_late` all cycles have the low temperatures of late rounds.
-        """
+    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float) -> None:
+        """Runs cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader."""
         p, rounds = self.parameters, self.affordable_rounds(until - self._spent_share(), price)
         for k, chain in enumerate(self.chains):
             chain.start_from(candidates[min(k, len(candidates) - 1)])
@@ -151,10 +148,7 @@ class MultiStart:
                     instance, rng, n = self.instance, chain.rng, self.instance.graph.n
                     allowed = instance.groups.allowed
                     group_device = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
-                    by_rank = self.orders == {True, False} and rng.random() < p.restart_ranked
-                    rank = None
-                    if by_rank or self.orders == {True}:
-                        rank = instance.position + rng.normal(0.0, n * rng.random(), n)
+                    rank = instance.position + rng.normal(0.0, n * rng.random(), n) if True in self.orders else None
                     chain.start_from(
                         measure(instance.model, chain.objective.work, "restart", group_device, rank), restart=True
                     )
@@ -162,13 +156,11 @@ class MultiStart:
                     chain.start_from(chain.best)
                 if chain.best_before_restart is None:
                     self._reorder(chain)
-            is_cold = is_late or number >= p.late_from * rounds
-            levels = self.trials.later_levels if is_cold else self.trials.levels
-            self._together(self.chains, share_left / (rounds - number), [levels] * len(self.chains))
+            self._together(self.chains, share_left / (rounds - number), [self.trials.levels] * len(self.chains))
             self.partners += [chain.current_best for chain in self.chains]
             leader = self.leader
             for chain in self.chains:
-                behind = is_late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
+                behind = number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
                 if chain is not leader and behind:
                     chain.start_from(leader.best)
 
@@ -218,7 +210,6 @@ class Trials:
         p = self.parameters = instance.parameters
         self.layers = [] if small else instance.layers[: p.layers]
         self.levels: Sequence[Level] = p.small_levels if small else p.levels
-        self.later_levels: Sequence[Level] = p.small_levels if small else p.late_levels
         self.starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
         self.count = max(p.layer_trials, chains) if self.layers else len(self.starts)
         self.share = p.layer_trials_share if self.layers else p.trial_share
@@ -230,9 +221,8 @@ class Trials:
         if not self.layers:
             return Trial(self.starts[k % len(self.starts)], self.levels, -1)
         layer = k if k < len(self.layers) else self.best
-        unit_count, hot, cold = self.levels[0]
-        levels = (self.layers[layer], *self.parameters.layer_heat), (unit_count, hot / 2, cold)
-        return Trial(self.starts[0], levels, layer)
+        _, hot, cold = self.levels[0]
+        return Trial(self.starts[0], ((self.layers[layer], hot, cold), self.levels[0]), layer)
 
     def note(self, trial: Trial, cost: float) -> None:
         """Records the result of `trial`; the structure of the best trial so far is tried again."""

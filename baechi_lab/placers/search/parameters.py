@@ -53,16 +53,10 @@ class SearchParameters(EvaluationParameters):
 
     # One cycle from coarse to fine.
     levels: tuple[Level, ...] = number(
-        ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005)),
+        ((48, 0.005, 0.0005), (150, 0.0025, 0.00025), (500, 0.00125, 0.000125)),
         "units, makespans, makespans",
         "of one cycle: about how many units, and first and last temperature",
-        "by hand, with the first search",
-    )
-    late_levels: tuple[Level, ...] = number(
-        ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001)),
-        "units, makespans, makespans",
-        "the same once a candidate is good: what is hotter leads away from it and has no time to come back",
-        "with late_from: 0.831 to 0.829 of the best rule in 10 s, on the quality benchmark",
+        "measured: a quarter of earlier ones does what drawn temperatures and cold later rounds did",
     )
     small_levels: tuple[Level, ...] = number(
         ((48, 0.15, 0.01), (48, 0.05, 0.002)),
@@ -70,30 +64,12 @@ class SearchParameters(EvaluationParameters):
         "the levels of small graphs, where a single op is a large part of the makespan: as hot in every cycle",
         "by hand; 38 of 40 small instances then ended with the proven optimum, later 99 of 100",
     )
-    heats: tuple[float, float] = number(
-        (0.25, 1.2),
-        "times the temperatures of a cycle",
-        "drawn between these: which are best differs from graph to graph",
-        "with most_rounds: 0.850 to 0.831 of the best rule in 10 s, on two machines",
-    )
-    soft_share: float = number(
-        0.5,
-        "share of the cycles",
-        "that may exceed memory on the way, where it can run out",
-        "by hand; tight instances then reached their proven optimum",
-    )
-    soft_price: tuple[float, float] = number(
-        (-0.5, 1.0),
-        "powers of 10, of makespans for all of the smallest limit",
-        "drawn between these, what exceeding it costs",
-    )
     combine_share: float = number(
         0.15,
         "share of a cycle",
         "goes to what other placements do better",
         "with others: 0.872 to 0.858 of the best rule on five cases, 10 s, medians of three seeds",
     )
-    neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one")
 
     # Units (`search.structure`, `search.coarsen`).
     coarse_labels: int = number(
@@ -101,10 +77,6 @@ class SearchParameters(EvaluationParameters):
         "labels",
         "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
     )
-    nearest_share: float = number(
-        0.75, "share of the levels", "whose units follow the structure with about as many labels as units are wanted"
-    )
-    fine_ratio: float = number(3.0, "units per label", "most that a structure leaves to other levels")
     structure_share: float = number(0.5, "labels per group", "most of a structure that says anything")
     scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost")
     unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes")
@@ -137,9 +109,6 @@ class SearchParameters(EvaluationParameters):
         "fewest of a coarse structure: with hardly more parts than devices there is no choice",
         "such a structure took two fifths of the time",
     )
-    layer_heat: tuple[float, float] = number(
-        (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot"
-    )
     behind_cost: float = number(
         1.05, "times the best cost", "above which a chain goes on from the best one in early rounds"
     )
@@ -149,20 +118,12 @@ class SearchParameters(EvaluationParameters):
         "fewest in which the chains share what they found",
         "12, then 8, then 5, as trials and longer rounds were added",
     )
-    most_rounds: int = number(
-        25, "rounds", "most of them", "a longer cycle found more than a further one beyond these; see heats"
-    )
+    most_rounds: int = number(25, "rounds", "most of them", "a longer cycle found more than a further one beyond these")
     cycle_steps: int = number(
         3000,
         "simulations",
         "of a chain in one of the rounds between: a new cycle from coarse to fine finds more than a "
         "longer one, up to about this many",
-    )
-    late_from: float = number(
-        0.5,
-        "share of the rounds",
-        "from which on annealing is cold",
-        "0.7 before annealing was cold there; see late_levels",
     )
     restart_ops: int = number(
         40,
@@ -172,9 +133,6 @@ class SearchParameters(EvaluationParameters):
         "by hand; see small_levels",
     )
     restarts: int = number(24, "rounds", "on graphs that small", "by hand; see small_levels")
-    restart_ranked: float = number(
-        0.8, "share of the random candidates", "with random priorities where both orders are searched"
-    )
     searches: int = number(
         5,
         "searches",
