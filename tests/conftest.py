@@ -31,6 +31,8 @@ MARKERS = {
     "tests/ui": ("ui", "subprocess", "slow"),
 }
 """Folder -> markers of everything in it; single tests have theirs at the test."""
+STARTED_ONCE = ("tests/ui/", "notebooks/")
+"""Folders whose files share what starts slowly: JupyterLab with its kernels and Chromium; the kernel of all notebooks."""
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Notebooks and programs that tests start import this checkout, not an installed copy: it is what is tested, and its kernels
@@ -78,14 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """With `--dist loadfile`, one process runs all browser tests: JupyterLab, its kernels and Chromium start once."""
+    """With `--dist loadfile`, one process runs all files of a folder of `STARTED_ONCE`."""
     if config.option.dist != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class _Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/ui" if nodeid.startswith("tests/ui/") else super()._split_scope(nodeid)
+            return next(filter(nodeid.startswith, STARTED_ONCE), None) or super()._split_scope(nodeid)
 
     return _Scheduling(config, log)
 
@@ -202,10 +204,10 @@ def pytest_runtest_setup() -> None:
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
-    """Browser tests, which one process runs, come first, and then files with slow tests, most of them at the head: no process
-    is left with a long one at the end."""
+    """Folders of `STARTED_ONCE` come first, and then files with slow tests, most of them at the head: no process is left with
+    a long one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (item.get_closest_marker("ui") is None, -slow[item.path]))
+    items.sort(key=lambda item: (not item.nodeid.startswith(STARTED_ONCE), -slow[item.path]))
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
