@@ -36,7 +36,7 @@ from ..memo import Memo
 from ..placers.auto import Auto
 from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.registry import make_placer, placer_class
-from .advice import STAGES, Advice, all_advice, find_fitting_change, quick_advice
+from .advice import STAGES, Advice, FittingChange, all_advice, find_fitting_change, quick_advice
 from .background import Background, Ticket
 from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, Subject, compute, is_step, is_torch_step, silent, source, time_limit
@@ -258,19 +258,51 @@ class WorkbenchModel:
             with Guard(self.fail):
                 self.compute_now()
             return
-        setting = self.setting
-        self.worker.submit(lambda ticket: self._compute(setting, ticket), self.take_outcome, self._idle)
+        setting, first = self.setting, self.first if self.preliminary else None
+        self.worker.submit(lambda ticket: self._compute_or_fit(setting, first, ticket), self._take_computed, self._idle)
 
     def compute_now(self) -> Outcome:
         """Computes the outcome in this thread and returns it; errors of the stages are raised."""
-        outcome, advice = self._compute(self.setting, None)
-        self.take_outcome((outcome, advice))
-        return outcome
+        computed = self._compute_or_fit(self.setting, self.first if self.preliminary else None, None)
+        self._take_computed(computed)
+        return computed.outcome if isinstance(computed, FittingChange) else computed[0]
+
+    def _compute_or_fit(
+        self, setting: Setting, first: Outcome | None, ticket: Ticket | None
+    ) -> tuple[Outcome, tuple[Advice, ...]] | FittingChange:
+        """Computes the outcome of a setting; if it does not fit, returns `first`, the fitting one of `FIRST_PLACER`."""
+        try:
+            outcome, advice = self._compute(setting, ticket)
+        except InfeasiblePlacement:
+            if first is None:
+                raise
+        else:
+            if first is None or outcome.timeline.feasible:
+                return outcome, advice
+        return FittingChange(first, f"placer ({setting.placer} to {FIRST_PLACER})")
+
+    def _take_computed(self, computed: tuple[Outcome, tuple[Advice, ...]] | FittingChange) -> None:
+        """Makes what was computed the shown outcome, and its setting, if it was changed so that it fits, the present one."""
+        if isinstance(computed, FittingChange):
+            self._take_fitting(computed)
+        else:
+            self.take_outcome(computed)
+
+    def _take_fitting(self, fitting: FittingChange) -> None:
+        """Replaces the setting by one that fits and shows its outcome; one undo takes it back."""
+        self.history.push(fitting.outcome.setting)
+        self._confirmed = (self.setting.placer, self.setting.params)
+        self.emit("setting", self.setting)
+        self.emit("history", (self.history.can_undo, self.history.can_redo))
+        self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
+        self.fitted = self.setting
+        self.emit("fitted", f"{fitting.changed} changed so that it fits")
 
     def open(self) -> Outcome:
         """Computes the first outcome; if it does not fit, makes the smallest change that fits, and emits it as `fitted`.
 
-        If the placer may take seconds, the first outcome is that of `FIRST_PLACER`, and the placer continues in the background.
+        If the placer may take seconds, the first outcome is that of `FIRST_PLACER`, and the placer continues in the background;
+        if its placement does not fit, the change is to `FIRST_PLACER`.
 
         Raises:
             InfeasiblePlacement: no change that was tried fits.
@@ -298,13 +330,7 @@ class WorkbenchModel:
                 raise refusal
             self.take_outcome((outcome, advice))
             return outcome
-        self.history.push(fitting.outcome.setting)
-        self._confirmed = (self.setting.placer, self.setting.params)
-        self.emit("setting", self.setting)
-        self.emit("history", (self.history.can_undo, self.history.can_redo))
-        self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
-        self.fitted = self.setting
-        self.emit("fitted", f"{fitting.changed} changed so that it fits")
+        self._take_fitting(fitting)
         return fitting.outcome
 
     def _first_outcome(self) -> Outcome | None:

@@ -11,6 +11,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.formats.traces.loading import InferredDependencies
 from baechi_lab.graph.step import BuiltFrom
+from baechi_lab.placers.registry import make_placer
 from baechi_lab.widgets.background import Background
 from baechi_lab.widgets.codegen import from_code, to_code
 from baechi_lab.widgets.guard import Guard, Problem
@@ -355,6 +356,11 @@ async def _computed(model):
         await asyncio.sleep(0.01)
 
 
+async def _refused(model):
+    while model.problem is None:
+        await asyncio.sleep(0.01)
+
+
 def test_a_large_graph_shows_one_of_auto_s_placers_until_auto_has_its_result(large):
     """Only pictures and numbers are those of m-etf: history, code and tasks are those of the setting."""
     graph, setting, steps = large
@@ -426,6 +432,35 @@ def test_a_large_graph_is_drawn_before_a_slow_placer_has_its_result(large, place
             assert model.outcome.timeline.makespan_us == steps["m-etf"] and not model.worker.busy
         await _computed(model)
         assert model.outcome.setting == setting and not model.preliminary and model.before is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by_code", [False, True], ids=["later", "asked for by code"])
+def test_bug_a_slow_placer_that_refuses_left_an_error_where_m_etf_fits(large, monkeypatch, by_code):
+    """The placement of m-etf is on the screen and fits: the placer is changed to it, says so, and one undo takes it back."""
+    graph, setting, steps = large
+
+    def refuse(self, graph, cluster):
+        raise bl.InfeasiblePlacement("op 'a' has no room")
+
+    monkeypatch.setattr(type(make_placer("m-sct")), "assign", refuse)
+
+    async def main():
+        bench = bl.Workbench(graph, setting.cluster, placer="m-sct")
+        assert bench.model.preliminary
+        if by_code:
+            assert bench.outcome.setting.placer == "m-etf"
+        else:
+            await asyncio.wait_for(_computed(bench.model), 20)
+        model, header = bench.model, bench.header
+        assert model.setting == setting.replace(placer="m-etf") == model.outcome.setting and model.problem is None
+        assert model.outcome.timeline.makespan_us == steps["m-etf"] and model.before is None
+        assert "placer (m-sct to m-etf) changed so that it fits" in header.chip.value
+        header.undo_chip.click()
+        await asyncio.wait_for(_refused(model), 20)
+        assert model.setting.placer == "m-sct" and "no room" in model.problem.sentence
+        assert header.chip_row.layout.display == "none"
 
     asyncio.run(main())
 
