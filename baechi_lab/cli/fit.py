@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
         output.print_rows(
             ["option", "choice", "fits", "step", "samples/s", "peak memory"],
-            [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in answer.options],
+            [[*option.texts()[:5], _peaks(option.peaks_of_devices_and_hosts[0])] for option in answer.options],
         )
         remarks = {
             option.kind: option.texts()[-1] for option in answer.options if option.texts()[-1] not in ("", "nothing")

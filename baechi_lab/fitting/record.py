@@ -102,6 +102,14 @@ class FitOption:
         return [] if self.timeline is None else self.timeline.peak_bytes.tolist()
 
     @property
+    def peaks_of_devices_and_hosts(self) -> tuple[list[int], list[int]]:
+        """Simulated peaks of the devices, and of the hosts that hold what is offloaded."""
+        if self.cluster is None:
+            return self.peak_bytes, []
+        peaks = list(zip(self.peak_bytes, self.cluster.is_host.tolist(), strict=False))
+        return [peak for peak, is_host in peaks if not is_host], [peak for peak, is_host in peaks if is_host]
+
+    @property
     def time_per_sample_us(self) -> float:
         """Microseconds per sample, or per step where the batch size is unknown; options are compared by it."""
         return self.step_us / (self.batch_size or 1)
@@ -133,13 +141,15 @@ class FitOption:
     def texts(self) -> list[str]:
         """Returns the row as texts; the columns are `HEAD`."""
         rate = self.samples_per_second
+        devices, hosts = self.peaks_of_devices_and_hosts
         return [
             self.kind,
             self.choice_in_words,
             self.fits_in_words,
             format_us(self.step_us) if self.timeline else "-",
             plain_number(rate) if rate == rate else "-",
-            peaks_in_words(self.peak_bytes) or "-",
+            ", ".join(filter(None, [peaks_in_words(devices), *(f"host {format_bytes(peak)}" for peak in hosts)]))
+            or "-",
             self.gives_up if self.timeline else self.error,
         ]
 

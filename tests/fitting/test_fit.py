@@ -11,6 +11,7 @@ import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.fitting import options
 from baechi_lab.fitting.proof import proof_of
+from baechi_lab.fitting.record import FitOption
 from baechi_lab.placers.memory_trades import best_of_placers
 from baechi_lab.placers.memory_trades.best_of_placers import BestOfPlacers
 from baechi_lab.placers.memory_trades.recomputation import recompute_and_place
@@ -101,6 +102,15 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
     assert bl.optimize(graph, cluster).persistent_bytes.tolist() == [100] * 3
     more_devices = next(option for option in bl.fit(graph, cluster).options if option.kind == "more devices")
     assert more_devices.fits and more_devices.choice == "6 devices"
+
+
+def test_bug_the_host_was_one_more_device_in_the_table():
+    """An op of 1,000 bytes on the first of two devices, and a host that holds nothing."""
+    graph, cluster = bl.OpGraph.from_edges([5], persistent_bytes=[1000]), bl.Cluster.uniform(2).with_host("1GB")
+    timeline = bl.simulate(graph, cluster, bl.Placement(device=np.array([0], np.int32)))
+    option = FitOption("offloading", graph=graph, cluster=cluster, timeline=timeline)
+    assert option.peaks_of_devices_and_hosts == ([1000, 0], [0])
+    assert option.texts()[5] == "1.00 kB, 0 B, host 0 B"
 
 
 @pytest.mark.slow
