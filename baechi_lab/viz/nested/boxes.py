@@ -81,52 +81,56 @@ class _Levels:
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
         reads, readers = np.diff(graph.predecessors[0]), np.diff(graph.successors[0])
         self.timed = (reads > 0) & ~updates(graph)
-        # What ops of repeated blocks have in common.
-        self.kind_of_op = list(
-            zip(
-                graph.op_types,
-                reads.tolist(),
-                np.minimum(readers, 4).tolist(),
-                graph.output_bytes.tolist(),
-                strict=True,
-            )
+        # What ops of repeated blocks have in common, numbered.
+        numbers: dict[tuple[object, ...], int] = {}
+        kinds = zip(
+            graph.op_types, reads.tolist(), np.minimum(readers, 4).tolist(), graph.output_bytes.tolist(), strict=True
         )
+        self.kind_of_op = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, is_mirrored: bool = False) -> None:
         """Cuts `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
         if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
             return
         ops = box.ops
-        self.item_of[ops] = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
+        owner = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
+        self.item_of[ops] = owner
         edges = self.item_of[pairs]
-        inside = (edges >= 0).all(axis=1)
+        inside = (edges[:, 0] >= 0) & (edges[:, 1] >= 0)
         pairs, edges = pairs[inside], edges[inside]
-        self._sort(box, ops, edges)
-        ops = box.ops
-        self.item_of[ops] = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
-        edges = self.item_of[pairs]
+        self.item_of[ops] = -1
+        place_of_item = self._sort(box, ops, owner, edges)
+        owner, edges = place_of_item[owner], place_of_item[edges]
+        part_of_item: Ints = np.arange(len(box.items))
         if len(box.items) > limit:
             cut = self._mirror(box, key, edges) if is_mirrored and key in self.cuts else None
             part_of_item, labels = cut if cut is not None else self._cut_box(box, edges, limit)
             if not is_mirrored:
                 position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
-                position_of_op[ops] = part_of_item[self.item_of[ops]]
+                position_of_op[ops] = part_of_item[owner]
                 self.cuts[key] = (position_of_op, labels)
             children = []
-            for k in np.unique(part_of_item).tolist():
-                members = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]
+            parts, part_of_item = np.unique(part_of_item, return_inverse=True)
+            for k, members in zip(parts.tolist(), _divided(box.items, part_of_item), strict=True):
                 name = f"{box.name}/{labels[k]}" if box.name else labels[k]
                 children.append(members[0] if len(members) == 1 else Box(name, labels[k], LEVEL, members))
             box.items = children
-        self.item_of[ops] = -1
-        for item in box.items:
+        # Each child gets the edges within it, so that a level takes the time of its edges and not of all edges per child.
+        part_of_edge = part_of_item[edges]
+        within = np.flatnonzero(part_of_edge[:, 0] == part_of_edge[:, 1])
+        within = within[np.argsort(part_of_edge[within, 0], kind="stable")]
+        ends = np.cumsum(np.bincount(part_of_edge[within, 0], minlength=len(box.items)))
+        for item, pairs_of_item in zip(box.items, np.split(pairs[within], ends[:-1]), strict=True):
             if item.items:
-                self.visit(item, (*key, item.label), pairs, self.most, is_mirrored)
+                self.visit(item, (*key, item.label), pairs_of_item, self.most, is_mirrored)
 
-    def _sort(self, box: Box, ops: Ints, edges: Ints) -> None:
-        """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader."""
+    def _sort(self, box: Box, ops: Ints, owner: Ints, edges: Ints) -> Ints:
+        """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader.
+
+        `owner` is the item of every op. Returns the new place of each item.
+        """
         count = len(box.items)
-        owner, position = self.item_of[ops], self.graph.position[ops]
+        position = self.graph.position[ops]
         # The positions of variables and updates say little about the time.
         op_weight: NDArray[np.float64] = np.where(self.timed[ops], 1.0, 1e-6)
         mean: NDArray[np.float64] = np.bincount(owner, op_weight * position, minlength=count) / np.bincount(
@@ -141,10 +145,13 @@ class _Levels:
         place = np.where(reads_nothing, first, mean)
         order = np.lexsort((np.arange(count), ~reads_nothing, place))
         box.items = [box.items[k] for k in order.tolist()]
+        place_of_item = np.empty(count, dtype=np.int64)
+        place_of_item[order] = np.arange(count)
+        return place_of_item
 
     def _cut_box(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
         """Cuts the items of a box into segments; returns the segment of each item's block and the blocks' labels."""
-        kinds: dict[tuple[object, ...], int] = {}
+        kinds: dict[object, int] = {}
         candidates = []
         for item in box.items:
             is_op = item.kind == OP
@@ -152,9 +159,8 @@ class _Levels:
             candidates.append(kinds.setdefault(kind, len(kinds)))
         cut = segments(np.array(candidates), edges[:, 0], edges[:, 1], limit)
         labels = []
-        for k in range(cut.count):
+        for k, items in enumerate(_divided(box.items, cut.segment_of)):
             block = k - cut.first
-            items = [box.items[i] for i in np.flatnonzero(cut.segment_of == k).tolist()]
             scopes = [item for item in items if item.kind != OP]
             if len(scopes) > len(items) / 2:
                 labels.append(_range(scopes))
@@ -183,6 +189,14 @@ class _Levels:
             is_reached = (part_of_item[end] < 0) & (part_of_item[near] >= 0)
             part_of_item[end[is_reached]] = part_of_item[near[is_reached]]
         return np.where(part_of_item < 0, part_of_item.max(), part_of_item), labels
+
+
+def _divided(items: Sequence[Box], part_of_item: Ints) -> list[list[Box]]:
+    """Returns the items of each part, in order; parts are numbered from 0."""
+    members: list[list[Box]] = [[] for _ in range(int(part_of_item.max()) + 1)]
+    for item, part in zip(items, part_of_item.tolist(), strict=True):
+        members[part].append(item)
+    return members
 
 
 def _range(items: list[Box]) -> str:
