@@ -1,6 +1,7 @@
 // Memory view: bytes over time per device, stacked by category, against the device's limit. Traits: see memory_view.py.
 
-const ROW = 74; // where there is no more room
+const ROW = 62; // where there is no more room: three lines of text
+const ROW_OF_SEVERAL = 74; // a fourth line says where the row is from
 const FOOT = 20;
 const TICK_ROOM = 48; // for the labels of the scale of bytes, which stand on the chart
 const MEASURED_ROOM = 88; // for the label of the measured peak, at the right edge
@@ -68,9 +69,11 @@ function render({ model, el }) {
     return levels.bytes[0][row] + levels.bytes[1][row] + levels.bytes[2][row] + levels.bytes[3][row];
   }
 
+  const leastRow = () => (several() ? ROW_OF_SEVERAL : ROW);
+
   /** Rows share the room. */
   function rowHeight() {
-    return Math.max(ROW, (view.height - FOOT) / Math.max(devices.length, 1));
+    return Math.max(leastRow(), (view.height - FOOT) / Math.max(devices.length, 1));
   }
 
   /** Per pixel column the row with the most bytes: what one column can honestly show. */
@@ -324,7 +327,7 @@ function render({ model, el }) {
     axis.read();
     legend.replaceChildren(...CATEGORIES.map((name, k) => element("span", {},
       element("span", { class: `bl-swatch bl-hatch-${k}`, style: `background-color:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
-    view.stage.style.height = `${devices.length * ROW + FOOT}px`;
+    view.stage.style.height = `${devices.length * leastRow() + FOOT}px`;
     const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
