@@ -7,9 +7,42 @@ jobs arrive on the kernel's loop. A change in one of these threads could cancel 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import ipywidgets
+from ipywidgets.widgets.widget_string import HTMLStyle
+
+Model = TypeVar("Model", bound=ipywidgets.Widget)
+_SHARED: ContextVar[dict[type, ipywidgets.Widget] | None] = ContextVar("shared models", default=None)
+
+
+@contextmanager
+def sharing_models() -> Iterator[None]:
+    """Within this context, `shared` returns one model of each class: a page takes a millisecond for every model it makes."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def shared(cls: type[Model]) -> Model:
+    """Returns the style or layout without values of its own that widgets made in one `sharing_models` have in common.
+
+    Nothing may set a value of it. Outside of that context it is a new one.
+
+    >>> shared(ipywidgets.Layout) is shared(ipywidgets.Layout)
+    False
+    """
+    models = _SHARED.get()
+    if models is None:
+        return cls()
+    if cls not in models:
+        models[cls] = cls()
+    return models[cls]  # type: ignore[return-value]
 
 
 class OnLoop(ipywidgets.Widget):
@@ -37,6 +70,16 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 class Button(OnLoop, ipywidgets.Button):
     """`ipywidgets.Button`, handled on its loop."""
+
+    def __init__(self, **traits: Any):
+        super().__init__(style=shared(ipywidgets.ButtonStyle), **traits)
+
+
+class HTML(ipywidgets.HTML):
+    """`ipywidgets.HTML` with the style of the others."""
+
+    def __init__(self, value: str = "", **traits: Any):
+        super().__init__(value, style=shared(HTMLStyle), **traits)
 
 
 class Checkbox(OnLoop, ipywidgets.Checkbox):

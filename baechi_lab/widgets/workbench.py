@@ -17,6 +17,7 @@ from .background import DelayedCall
 from .bars import lane_groups
 from .comparing import name_of
 from .compute import Outcome, Subject, source
+from .controls import HTML, shared, sharing_models
 from .explaining import Log
 from .guard import Guard, Problem
 from .heat import op_heat
@@ -80,14 +81,17 @@ class Workbench(PicturedBox):
     """
 
     def __init__(self, subject: Subject | None = None, cluster: Cluster | None = None, **setting: object):
-        with without_garbage_collection():  # the tree of a large graph has an object per op, and none is garbage yet
+        # The tree of a large graph has an object per op, and none is garbage yet.
+        with without_garbage_collection(), sharing_models():
             self._open(WorkbenchModel(subject, first_setting(subject, cluster, setting)))
 
     def _open(self, model: WorkbenchModel) -> None:
         """Makes the views, shows the first outcome of `model` in them, and arranges them."""
         self.model = model
         model.is_drawn = not model.worker.on_loop
-        self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
+        # The graph has a fixed height because the timeline is shown below it.
+        self.graph = GraphView(_dom_classes=["bl-sized-graph"])
+        self.timeline, self.memory = TimelineView(), MemoryView()
         self.details = DetailsView(self._go_to_op)
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
@@ -101,8 +105,7 @@ class Workbench(PicturedBox):
                 self.graph.show_graph(graph)
                 self.header.show_nothing()
                 self.model.fail(Problem.of(error))
-        super().__init__(self._arrange_parts(), layout=WIDE)
-        self.add_class("bl-workbench")
+        super().__init__(self._arrange_parts(), layout=WIDE, _dom_classes=["bl-workbench"])
         # The first picture needs no setting, no hidden tab and no advice: they are made when the page has drawn the graph.
         if model.is_drawn:
             self._complete()
@@ -112,8 +115,9 @@ class Workbench(PicturedBox):
     def _complete(self) -> None:
         """Puts the controls into the panes that are empty in the first picture, and starts the search for advice."""
         self.graph.on_drawn = lambda: None
-        _ = self.setting  # its constructor fills its pane
-        self._fill_panes()
+        with sharing_models():
+            _ = self.setting  # its constructor fills its pane
+            self._fill_panes()
         self.model.is_drawn = True
         if not self.model.worker.busy:
             self.model.search_advice()
@@ -162,48 +166,48 @@ class Workbench(PicturedBox):
 
     def _arrange_parts(self) -> list[ipywidgets.Widget]:
         """Returns the style, the header, the strip of tabs, and the panes between setting and details."""
-        graph_pane = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
+        graph = [
+            heading("Graph", "double-click opens a box in place; ∇ is the backward pass"),
+            self.graph,
+            Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False),
+        ]
         memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
         panes = {
-            "graph": graph_pane,
+            "graph": graph,
             "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
             "memory": memory,
             **{name: [] for name in ("compare", "run", "explore", "explain", "fit", "export")},
         }
-        boxes = [ipywidgets.VBox(inside) for inside in panes.values()]
-        for name, pane in zip(panes, boxes, strict=True):
-            for mark in ("bl-pane", f"bl-pane-{name}"):
-                pane.add_class(mark)
-        # The graph has a fixed height because the timeline is shown below it.
-        self.graph.add_class("bl-sized-graph")
-        boxes[0].children = (*graph_pane, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
-        self.panes, self._hidden_panes = ipywidgets.HBox(boxes), boxes[3:]
-        self.panes.add_class("bl-panes")
+        plain = shared(ipywidgets.Layout)
+        boxes = [
+            ipywidgets.VBox(inside, layout=plain, _dom_classes=["bl-pane", f"bl-pane-{name}"])
+            for name, inside in panes.items()
+        ]
+        self.panes, self._hidden_panes = ipywidgets.HBox(boxes, layout=plain, _dom_classes=["bl-panes"]), boxes[3:]
         self.tabs = Tabs(TABS, self.panes, self._attend, self.tasks.worker.deliver)
         # The setting is on the left, but the Tab key reaches it after the views.
-        pane = ipywidgets.VBox([self.details])
-        for mark in ("bl-details-pane", "bl-sized-details"):
-            pane.add_class(mark)
-        self._setting_pane = ipywidgets.VBox(layout={"min_width": "0"})
-        for mark in ("bl-setting", "bl-sized-setting"):
-            self._setting_pane.add_class(mark)
+        pane = ipywidgets.VBox([self.details], layout=plain, _dom_classes=["bl-details-pane", "bl-sized-details"])
+        setting_classes = ["bl-setting", "bl-sized-setting"]
+        self._setting_pane = ipywidgets.VBox(layout={"min_width": "0"}, _dom_classes=setting_classes)
         setting_edge = Splitter("setting", "width of the setting", limits=(220, 560))
-        details_edge = Splitter("details", "width of the details", limits=(140, 640), growth=-1)
-        details_edge.add_class("bl-details-edge")
-        body = ipywidgets.HBox([self.panes, details_edge, pane, self._setting_pane, setting_edge])
-        body.add_class("bl-body")
-        self.details_fold = Folder(
-            "Details", hint="fold the details of the selection away, or show them", in_strip=True
+        details_edge = Splitter(
+            "details", "width of the details", limits=(140, 640), growth=-1, _dom_classes=["bl-details-edge"]
         )
-        self.details_fold.add_class("bl-details-fold")
+        inside = [self.panes, details_edge, pane, self._setting_pane, setting_edge]
+        body = ipywidgets.HBox(inside, layout=plain, _dom_classes=["bl-body"])
+        self.details_fold = Folder(
+            "Details",
+            hint="fold the details of the selection away, or show them",
+            in_strip=True,
+            layout=ipywidgets.Layout(),  # its own, because tabs without details hide it
+            _dom_classes=["bl-details-fold"],
+        )
         self.details_fold.observe(lambda change: set_class(body, "bl-without-details", not change.new), "unfolded")
         self.tabs.observe(lambda change: self._offer_details(change.new), "chosen")
         self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
         self.fold.observe(lambda change: set_class(body, "bl-folded", not change.new), "unfolded")
-        style = ipywidgets.HTML(f"<style>{STYLE}</style>")
-        style.add_class("bl-style")
-        strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
-        strip.add_class("bl-strip")
+        style = HTML(f"<style>{STYLE}</style>", layout=plain, _dom_classes=["bl-style"])
+        strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold, classes=["bl-strip"])
         return [style, self.header.widget, strip, body]
 
     def _offer_details(self, tab: str) -> None:

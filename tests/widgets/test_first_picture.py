@@ -1,6 +1,9 @@
 """What a workbench makes before its page has drawn the first picture, and what comes after."""
 
 import asyncio
+from collections import Counter
+
+import ipywidgets
 
 import baechi_lab as bl
 from tests.helpers.messages import receive
@@ -26,6 +29,30 @@ def test_setting_hidden_tabs_and_advice_come_after_the_first_picture():
         fields = bench.setting.widget.children
         receive(bench.graph, type="drawn")
         assert bench.setting.widget.children == fields and not bench.model.worker.busy
+
+    asyncio.run(main())
+
+
+def test_what_widgets_share_has_no_values_of_its_own():
+    """Each model and each message costs the page a millisecond: one empty layout and one style of each kind are enough."""
+    graph = bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)])
+
+    async def main():
+        earlier_models = set(ipywidgets.widgets.widget._instances)
+        bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="m-etf")
+        models = [m for key, m in ipywidgets.widgets.widget._instances.items() if key not in earlier_models]
+        kinds = Counter(type(model).__name__ for model in models)
+        assert kinds["HTMLStyle"] == kinds["ButtonStyle"] == 1 and len(models) < 100
+        receive(bench.graph, type="drawn")
+        bench.tabs.choose("Compare")
+        uses = Counter(m.layout for m in ipywidgets.widgets.widget._instances.values() if hasattr(m, "layout"))
+        shared_layouts = [layout for layout, count in uses.items() if count > 1]
+        assert shared_layouts
+        for layout in shared_layouts:
+            values = {name: value for name, value in layout.get_state().items() if not name.startswith("_")}
+            assert set(values.values()) == {None}, values
+        # The fold of the details is hidden on this tab, and nothing else with it.
+        assert bench.details_fold.layout.visibility == "hidden" and uses[bench.details_fold.layout] == 1
 
     asyncio.run(main())
 

@@ -18,7 +18,7 @@ from ...viz.layout import BYTES, UNITS
 from ..charts import MOST_BARS, peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference, name_of
 from ..compute import Outcome, placed_parts
-from ..controls import Checkbox
+from ..controls import HTML, Checkbox
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
@@ -56,7 +56,7 @@ class ComparePanel:
         self.times, self.peaks = ChartView(height=184), ChartView(height=184)
         self.state = note("Each ticked placer places the graph under the current setting.")
         self.notes, self.errors = note(), note()
-        self.pinned = ipywidgets.HTML(layout=WIDE)
+        self.pinned = HTML(layout=WIDE)
         self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
         self.release = button("Release", "hold nothing any more", tasks.release)

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets
 
-from ..controls import IntSlider
+from ..controls import HTML, IntSlider
 from ..explaining import Log, logs_decisions
 from ..guard import Guard
 from ..tasks import Tasks
@@ -44,7 +44,7 @@ class ExplainPanel:
         self.close = button("End", "show the whole placement again", self._drop_log)
         buttons = row(self.first, self.before, self.after, self.next, self.find, self.close)
         self.steps = ipywidgets.VBox([self.slider, buttons], layout=WIDE)
-        self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
+        self.sentence, self.candidates = note(), HTML(layout=WIDE)
         self.slider.observe(lambda event: self._show_step(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
         self.log: Log | None = None

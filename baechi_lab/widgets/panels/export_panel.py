@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ipywidgets
 
-from ..controls import Text, Textarea
+from ..controls import HTML, Text, Textarea
 from ..guard import Guard, guard_change
 from ..running import copies_nothing
 from ..tasks import Tasks
@@ -37,7 +37,7 @@ class ExportPanel:
         self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
         preview = Guard(self.model.fail)(tasks.preview_script)
         self.preview = button("Preview", "show train.py as it would be written", preview)
-        self.script = ipywidgets.HTML(layout=WIDE)
+        self.script = HTML(layout=WIDE)
         self.state = note()
         self.plans = PlanForm(self.model)
         title = note("This code does the same without the workbench. Copy it; or change it and read it back.")

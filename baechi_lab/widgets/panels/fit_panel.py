@@ -21,6 +21,7 @@ from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
 from ..background import Ticket
 from ..compute import Outcome, TrainingStep, is_torch_step, source
+from ..controls import HTML
 from ..fit_view import FitView
 from ..guard import Guard
 from ..setting import Setting
@@ -39,7 +40,7 @@ class FitPanel:
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
-        self.state, self.rows = note(), ipywidgets.HTML(layout=WIDE)
+        self.state, self.rows = note(), HTML(layout=WIDE)
         say(self.state, "Says whether the graph fits these devices, and what each option to make it fit costs.")
         self.answer: Fit | None = None
         self.points = ipywidgets.VBox([], layout=WIDE)

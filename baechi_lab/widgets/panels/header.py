@@ -15,6 +15,7 @@ from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_
 from ..advice import MOST_ADVICE, Advice
 from ..comparing import name_of
 from ..compute import Outcome
+from ..controls import HTML, shared
 from ..glossary import with_term_tooltips
 from ..guard import Guard, Problem
 from ..model import FIRST_PLACER, WorkbenchModel
@@ -28,10 +29,9 @@ class AdviceRow:
     """One advice in a neutral colour: the first click applies it, the next one undoes it."""
 
     def __init__(self, apply: Callable[[Advice], None], undo: Callable[[], object]):
-        self.sentence = ipywidgets.HTML()
+        self.sentence = HTML(layout=shared(ipywidgets.Layout))
         self.apply = button("", "change the setting so", self._apply_or_undo, style="")
-        self.widget = row(self.sentence, self.apply)
-        self.widget.add_class("bl-advice")
+        self.widget = row(self.sentence, self.apply, classes=["bl-advice"], hidden=True)
         self.advice: Advice | None = None
         self.applied = False
         self._apply, self._undo = apply, undo
@@ -60,24 +60,24 @@ class Header:
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks = model, tasks
-        self.facts = ipywidgets.HTML(layout=WIDE)
+        self.facts = HTML(layout=WIDE)
         self.undo = button("Undo", "take back the last change (Ctrl+Z in the graph)", model.undo)
         self.redo = button("Redo", "do it again (Ctrl+Y in the graph)", model.redo)
         self.bar = ipywidgets.FloatProgress(min=0.0, max=1.0, layout=ipywidgets.Layout(width="auto", height="5px"))
-        self.doing = ipywidgets.HTML()
+        self.doing = HTML(layout=shared(ipywidgets.Layout))
         self.cancel = button("Cancel", "stop; the last result stays", self._cancel)
         self.keep = button("Keep the best", "end the search here with the best placement it has found", model.enough)
         self.again = button("Compute", "compute the result of the present setting", model.refresh, style="warning")
-        self.mark = ipywidgets.HTML()  # beside the buttons: a line of its own would push the views down at every change
+        self.mark = HTML()  # beside the buttons: a line of its own would push the views down at every change
         # Two lines at most, as high as the buttons: nothing below moves while something is under way.
-        progress_box = ipywidgets.VBox([self.bar, self.doing])
-        progress_box.add_class("bl-told")
+        progress_box = ipywidgets.VBox(
+            [self.bar, self.doing], layout=shared(ipywidgets.Layout), _dom_classes=["bl-told"]
+        )
         self.progress = row(progress_box, self.keep, self.cancel, wrap=False)
         self.progress.layout.flex = "1 1 0"
-        self.problem = ipywidgets.HTML(layout=WIDE)
+        self.problem = HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
-        self.problem_row = row(self.problem, self.dismiss, wrap=False)
-        self.problem_row.add_class("bl-problem-row")
+        self.problem_row = row(self.problem, self.dismiss, wrap=False, classes=["bl-problem-row"], hidden=True)
         self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         # Where that width is not left beside the tabs, the buttons have a line of their own.
         self.buttons.layout = ipywidgets.Layout(
@@ -85,22 +85,21 @@ class Header:
         )
         self.verdict = VerdictView()
         self.advice_rows = [AdviceRow(self._apply, model.undo) for _ in range(MOST_ADVICE)]
-        self.chip = ipywidgets.HTML()
+        self.chip = HTML(layout=shared(ipywidgets.Layout))
         self.undo_chip = button("Undo that", "back to the setting as it was", model.undo)
-        self.chip_row = row(self.chip, self.undo_chip, wrap=False)
-        self.chip_row.add_class("bl-advice")
-        self.notes = ipywidgets.HTML()
+        self.chip_row = row(self.chip, self.undo_chip, wrap=False, classes=["bl-advice"], hidden=True)
+        self.notes = HTML(layout=shared(ipywidgets.Layout))
         self.dismiss_notes = button("Dismiss", "hide these notes", model.clear_notes)
-        self.notes_row = row(self.notes, self.dismiss_notes, wrap=False)
-        self.notes_row.add_class("bl-advice")
-        self.notes_row.add_class("bl-notes-row")
+        notes_classes = ["bl-advice", "bl-notes-row"]
+        self.notes_row = row(self.notes, self.dismiss_notes, wrap=False, classes=notes_classes, hidden=True)
         self._applied: tuple[Advice, Setting] | None = None
         rows = [advice_row.widget for advice_row in self.advice_rows]
         # As high as two rows also where it is empty: advice comes after the picture, and must not push it away.
-        self.messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row, self.notes_row], layout=WIDE)
-        self.messages.add_class("bl-messages")
-        self.widget = ipywidgets.VBox([self.facts, self.verdict, self.messages], layout=WIDE)
-        self.widget.add_class("bl-header")
+        rows = [self.chip_row, *rows, self.problem_row, self.notes_row]
+        self.messages = ipywidgets.VBox(rows, layout=WIDE, _dom_classes=["bl-messages"])
+        self.widget = ipywidgets.VBox(
+            [self.facts, self.verdict, self.messages], layout=WIDE, _dom_classes=["bl-header"]
+        )
         for event, call in (
             ("outcome", self.show),
             ("stale", self._dim_while_stale),

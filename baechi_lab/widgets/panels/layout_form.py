@@ -12,7 +12,7 @@ from ...exporters.plans.records import WrittenPlan
 from ...graph.layout import Layout
 from ...parallel.layouts import Layouts
 from ..bars import lane_groups
-from ..controls import Dropdown, Text
+from ..controls import HTML, Dropdown, Text
 from ..views.copy_button import CopyButton
 from .parts import WIDE, add_hint, bullets, button, code_block, heading, note, row, say
 
@@ -46,7 +46,7 @@ class LayoutForm:
         self.write = button(
             "Write the files", "write what the program reads into the folder", self._write, style="primary"
         )
-        self.state, self.unsupported, self.text = note(), ipywidgets.HTML(layout=WIDE), ipywidgets.HTML(layout=WIDE)
+        self.state, self.unsupported, self.text = note(), HTML(layout=WIDE), HTML(layout=WIDE)
         self.widget = ipywidgets.VBox(
             [
                 heading("Launch script", "the shown layout for the program that trains, with what it cannot express"),

@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InvalidInput
-from ..controls import Button, ToggleButton
+from ..controls import HTML, Button, ToggleButton
 from ..glossary import with_term_tooltips
 from ..views.folder import Folder
 
@@ -30,12 +30,12 @@ def heading(text: str, hint: str = "") -> ipywidgets.HTML:
     """Makes the title of a part, with a grey hint behind it."""
     note_html = f' <span class="bl-note">{with_term_tooltips(hint)}</span>' if hint else ""
     title_html = f'<span role="heading" aria-level="3">{html.escape(text)}</span>'
-    return ipywidgets.HTML(f'<div class="bl-heading">{title_html}{note_html}</div>', layout=WIDE)
+    return HTML(f'<div class="bl-heading">{title_html}{note_html}</div>', layout=WIDE)
 
 
 def note(text: str = "") -> ipywidgets.HTML:
     """Makes a line of small grey text, which `say` sets."""
-    widget = ipywidgets.HTML(layout=WIDE)
+    widget = HTML(layout=WIDE)
     say(widget, text)
     return widget
 
@@ -97,10 +97,11 @@ def add_hint(control: Any, hint: str) -> Any:
     return control
 
 
-def row(*children: object, wrap: bool = True) -> ipywidgets.HBox:
-    """Makes a row of its children."""
-    flow = "row wrap" if wrap else "row nowrap"
-    return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
+def row(*children: object, wrap: bool = True, classes: Sequence[str] = (), hidden: bool = False) -> ipywidgets.HBox:
+    """Makes a row of its children, with CSS classes; `add_class` and a layout set later would be messages of their own."""
+    flow, display = "row wrap" if wrap else "row nowrap", "none" if hidden else None
+    layout = ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%", display=display)
+    return ipywidgets.HBox(children, layout=layout, _dom_classes=classes)
 
 
 MOST_SHOWN = 20_000

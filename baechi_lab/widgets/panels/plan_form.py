@@ -10,7 +10,7 @@ from ...errors import BaechiLabError, FormatError, InvalidInput
 from ...exporters.plans import FORMATS, WrittenPlan, write_plan
 from ...graph.formats.files import write_atomically
 from ..compute import is_torch_step
-from ..controls import Dropdown, Text
+from ..controls import HTML, Dropdown, Text
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
@@ -48,8 +48,8 @@ class PlanForm:
         )
         self.folder = add_hint(Text(value="placed_plan", description="folder"), "where the plan is written")
         self.save = button("Save the plan", "write the plan, and its binary files, into the folder", self._save)
-        self.state, self.unsupported = note(), ipywidgets.HTML(layout=WIDE)
-        self.text = ipywidgets.HTML(layout=WIDE)
+        self.state, self.unsupported = note(), HTML(layout=WIDE)
+        self.text = HTML(layout=WIDE)
         title = note("Other runtimes take the placement in their own formats; each says what it cannot express.")
         self.widget = ipywidgets.VBox(
             [

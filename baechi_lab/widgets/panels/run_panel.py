@@ -13,7 +13,7 @@ from ...graph.units import format_us
 from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome, is_torch_step
-from ..controls import Dropdown, IntText
+from ..controls import HTML, Dropdown, IntText
 from ..guard import Guard, guard_change
 from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
@@ -49,8 +49,8 @@ class RunPanel:
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
         self.state = note()
-        self.numbers, self.progress_note = ipywidgets.HTML(layout=WIDE), note()
-        self.likeness = ipywidgets.HTML()
+        self.numbers, self.progress_note = HTML(layout=WIDE), note()
+        self.likeness = HTML()
         guard = Guard(self.model.fail)
         profile, link = guard(lambda: self.model.change(profile="measured")), guard(tasks.measure_link)
         hint = "on this machine, and simulate with that"

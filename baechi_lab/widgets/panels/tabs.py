@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import ipywidgets
 import traitlets
 
-from ..views.base import View, source
+from ..views.base import View, own_source, source
 
 
 class Tabs(View):
@@ -24,7 +24,7 @@ class Tabs(View):
     """
 
     _esm = source("js", "tab_strip")
-    _css = source("css", "tab_strip")
+    _css = own_source("css", "tab_strip")
     tabs: traitlets.Dict = traitlets.Dict().tag(sync=True)
     chosen = traitlets.Unicode("").tag(sync=True)
 

@@ -11,7 +11,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from ..controls import OnLoop
+from ..controls import OnLoop, shared
 
 VIEWS_FOLDER = Path(__file__).parent
 PICTURE = "image/svg+xml"
@@ -42,7 +42,12 @@ def picture_rule(key: str) -> str:
 
 def source(suffix: str, *names: str) -> str:
     """Returns the common file followed by the view's own, as one plain module without a bundler."""
-    return "\n".join((VIEWS_FOLDER / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
+    return own_source(suffix, "common", *names)
+
+
+def own_source(suffix: str, *names: str) -> str:
+    """Returns files without the common one: the style of a part that stands beside views, which bring the common style."""
+    return "\n".join((VIEWS_FOLDER / f"{name}.{suffix}").read_text(encoding="utf-8") for name in names)
 
 
 class Pictured(ipywidgets.DOMWidget):
@@ -125,6 +130,7 @@ class View(OnLoop, anywidget.AnyWidget):
 
     def __init__(self, **traits: Any):
         comm_id = uuid.uuid4().hex
+        traits.setdefault("layout", shared(ipywidgets.Layout))
         super().__init__(model_id=comm_id, comm_id=comm_id, **traits)
 
 

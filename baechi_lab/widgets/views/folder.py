@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traitlets
 
-from .base import View, source
+from .base import View, own_source, source
 
 
 class Folder(View):
@@ -15,7 +15,7 @@ class Folder(View):
     """
 
     _esm = source("js", "folder")
-    _css = source("css", "tab_strip")
+    _css = own_source("css", "tab_strip")
     title = traitlets.Unicode("").tag(sync=True)
     hint = traitlets.Unicode("fold or unfold this part").tag(sync=True)
     unfolded = traitlets.Bool(True).tag(sync=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traitlets
 
-from .base import View, source
+from .base import View, own_source, source
 
 
 class Splitter(View):
@@ -18,7 +18,7 @@ class Splitter(View):
     """
 
     _esm = source("js", "splitter")
-    _css = source("css", "splitter")
+    _css = own_source("css", "splitter")
     part = traitlets.Unicode("").tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
     size = traitlets.Int(0).tag(sync=True)
