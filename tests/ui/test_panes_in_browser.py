@@ -118,6 +118,14 @@ def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, tab_name
     assert page.problems == []
 
 
+def test_bug_the_line_below_the_memory_lay_below_the_pane(page):
+    """Where there is no room, a row is as high as its three lines of text need, 62 pixels, and the time axis takes 20."""
+    page.set_viewport_size({"width": 1280, "height": 720})
+    tab(page, "Run")
+    assert _size(page, MEMORY)["height"] == 4 * 62 + 20
+    tab(page, "Graph")
+
+
 TOPS = """() => {
   const top = (e) => e.getBoundingClientRect().top;
   const bench = document.querySelector('.bl-workbench');
