@@ -33,6 +33,14 @@ def test_memory_decides_who_may_share_a_device():
     assert bound(separate, cluster) == pytest.approx(18.0, rel=1e-3)
 
 
+def test_bug_a_device_without_memory_divided_by_zero():
+    # Only the op without bytes may run on the first device, so the other device runs the two of 9.
+    graph = OpGraph.from_edges([9.0, 9.0, 2.0], [], persistent_bytes=[4, 4, 0])
+    cluster = Cluster([Device("empty", "gpu", 0), Device("large", "gpu", 100)], Link(1.0, 0.0))
+    with np.errstate(all="raise"):
+        assert bound(graph, cluster) == pytest.approx(18.0, rel=1e-3)
+
+
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
 def test_memory_forces_transfers_onto_a_path(comm):
     # a -> b -> c, of which no two fit one device's memory: both edges are paid; on three devices.

@@ -143,9 +143,9 @@ class _Program:
         limit = self.cluster.memory_bytes.astype(np.float64)
         for d in devices:
             if unit_bytes.sum() > limit[d]:
-                self.rows.add(
-                    [self._unit_column(k, d) for k in range(self.unit_count)], unit_bytes / limit[d], -np.inf, 1.0
-                )
+                # Every share above 1 says that the unit is not there, also where the limit is 0.
+                share = np.where(unit_bytes > limit[d], 2.0, unit_bytes / max(limit[d], 1.0))
+                self.rows.add([self._unit_column(k, d) for k in range(self.unit_count)], share, -np.inf, 1.0)
 
     def _add_load_rows(self) -> None:
         """Rules 3 and 4; the first window is the whole step, which relaxed work shares."""
