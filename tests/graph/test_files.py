@@ -187,6 +187,10 @@ def test_errors_far_down_a_long_column_are_found(tmp_path):
         (b"\x1f\x8b\x08\x00rubbish", "gzip"),
         (gzip.compress(b"[1, 2]", mtime=0)[:-6], "gzip"),
         (b'{"fpgas": [], "cpus": []}', "nodes"),
+        (b"strict digraph {\n a -> b\n}", r"Graphviz's language, .* bl\.OpGraph\.from_networkx"),
+        (b'/* costs */ digraph "G" {a -> b}', "Graphviz's language"),
+        (b"graph {\n a -- b\n}", "Graphviz's language"),
+        (b"/**/" * 1000, "not JSON"),
     ],
 )
 def test_foreign_and_truncated_files(tmp_path, data, words):

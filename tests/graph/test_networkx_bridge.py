@@ -1,5 +1,7 @@
 """networkx and back without loss."""
 
+import json
+
 import networkx as nx
 import pytest
 from hypothesis import given, settings
@@ -35,6 +37,18 @@ def test_what_the_digraph_looks_like(full_graph):
     assert digraph.nodes["b"]["allowed"] == ["gpu:0", "cpu"]
     assert digraph.nodes["a"]["colocation_group"] == "w"
     assert digraph.nodes["a"]["duration_by_kind"] == {"cpu": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("write", "read"), [(nx.node_link_data, nx.node_link_graph), (nx.adjacency_data, nx.adjacency_graph)]
+)
+def test_a_file_of_networkx_says_how_it_is_read(tmp_path, write, read):
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(write(two())))
+    with pytest.raises(bl.FormatError, match=rf"networkx\.{read.__name__} .*bl\.OpGraph\.from_networkx"):
+        bl.load_graph(path)
+    graph = bl.OpGraph.from_networkx(read(json.loads(path.read_text())))
+    assert graph == bl.OpGraph.from_networkx(two())
 
 
 @settings(max_examples=60, deadline=None)

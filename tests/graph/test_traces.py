@@ -776,6 +776,7 @@ def test_dependencies_from_storages(tmp_path):
         ({"schemaVersion": 2, "traceEvents": []}, "schemaVersion is 2; version 1 is read"),
         ({"traceEvents": 3}, "traceEvents is int"),
         ({"traceEvents": []}, "no op of PyTorch"),
+        ({"traceEvents": [event("Op", "MatMul", 0, 1)]}, "of TensorFlow, give the RunMetadata and not the timeline"),
         ({"traceEvents": [event("cpu_op", "aten::mm", 0, -1)]}, "dur is -1"),
         ({"traceEvents": [event("cpu_op", "aten::mm", "x", 1)]}, "ts is 'x'"),
         ({"schema": "1.0.0", "nodes": []}, "an execution trace has no times"),

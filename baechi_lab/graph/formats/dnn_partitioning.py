@@ -47,6 +47,11 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
 
     Raises `FormatError` naming field and place, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
     """
+    if "multigraph" in document:
+        reader = "adjacency_graph" if "adjacency" in document else "node_link_graph"
+        raise FormatError(
+            f"a graph as networkx writes it: read it with networkx.{reader} and give that to bl.OpGraph.from_networkx"
+        )
     if "nodes" not in document:
         raise FormatError("field nodes is missing: this is a split of a dnn-partitioning graph, not a graph")
     nodes, edges = _objects(document, "nodes"), _objects(document, "edges")

@@ -39,6 +39,8 @@ from .stg import graph_from_stg
 from .traces.loading import graph_of_trace, trace_reader
 
 _T = TypeVar("_T", OpGraph, Cluster, Placement, Timeline)
+_DOT = re.compile(rb"(?s:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*(strict\s+)?(di)?graph\b[^{]*\{", re.IGNORECASE)
+"""The beginning of a graph in the language of Graphviz."""
 
 
 def load_graph(path: PathLike) -> OpGraph:
@@ -71,6 +73,11 @@ def load_graph(path: PathLike) -> OpGraph:
         return graph_of_trace(path, trace)
     if name_of(path).removesuffix(".gz").endswith(".stg"):
         return with_file_name(path, lambda: graph_from_stg(text_of(data), stem(path)))
+    if _DOT.match(data[:PEEK]):
+        raise FormatError(
+            f"{name_of(path)}: is in Graphviz's language, which has no fields for costs: read it with networkx, set "
+            "duration_us of nodes and size_bytes of edges, and give that to bl.OpGraph.from_networkx"
+        )
     if looks_like_pipedream(data[:PEEK].decode("utf-8", "replace")):
         return with_file_name(path, lambda: graph_from_pipedream(text_of(data), stem(path)))
     document = with_file_name(path, lambda: parse(data))

@@ -116,7 +116,10 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     step = one_step(rows)
     ops = _outermost([_op(row) for row in step.host if row.category == "cpu_op"])
     if not ops and not step.kernels:
-        raise FormatError("the trace has no op of PyTorch (category cpu_op): record it with torch.profiler")
+        raise FormatError(
+            "the trace has no op of PyTorch (category cpu_op): record it with torch.profiler; of a step of TensorFlow, give "
+            "the RunMetadata and not the timeline that was made from it"
+        )
     # A kernel of a stream ends before the next begins: coarse clocks make them overlap. Kernels that lie within another
     # one, or overlap by more, ran in parallel (branches of a CUDA graph).
     last: dict[str, Row] = {}
