@@ -205,15 +205,20 @@ def _convolution_backward(args: Args) -> float:
     return 2.0 * positions[0] * prod(positions[2:]) * prod(weight.shape) * sum(args[10][:2])
 
 
-def _trilinear(args: Args) -> float:
-    """Counts two products and a sum for each combination of all dimensions."""
+def trilinear_shapes(args: Args) -> list[list[int]]:
+    """Returns the sizes of the three tensors of a bilinear layer, with 1 in the dimensions that a tensor does not have."""
     shapes = []
     for tensor, inserted_axes in zip(args[:3], args[3:6], strict=True):
         shape = list(tensor.shape)
         for position in inserted_axes:
             shape.insert(position, 1)
         shapes.append(shape)
-    return 3.0 * prod(map(max, zip(*shapes, strict=True)))
+    return shapes
+
+
+def _trilinear(args: Args) -> float:
+    """Counts two products and a sum for each combination of all dimensions."""
+    return 3.0 * prod(map(max, zip(*trilinear_shapes(args), strict=True)))
 
 
 _PAIR_FLOPS: dict[str, Callable[[Args], float]] = {

@@ -27,7 +27,7 @@ from ...torch_steps.records import Trace
 from ..precision import Precision
 from ..work import Kernel
 from .fake_tensors import OperatorObserver, channels_come_last, channels_last_format
-from .kernels import kernel_bytes, kernel_of
+from .kernels import kernel_bytes, kernel_of, trilinear_shapes
 from .layers import find_loss_outputs
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
 from .quantization import stored_bytes
@@ -190,8 +190,29 @@ def is_model_operator(func: OpOverload) -> bool:
     return func.namespace != "prim" and func.overloadpacket.__name__ not in _NOT_RUN
 
 
+def _trilinear_bytes(args: Args) -> int:
+    """Returns the bytes of the product of the first two tensors of a bilinear layer, and of its product with the third.
+
+    PyTorch computes them for one index of a dimension at a time, usually dimension 1. The first product is summed over the
+    dimensions that the third tensor does not have.
+
+    >>> rows, weight = torch.ones(5, 3), torch.ones(2, 3, 4)
+    >>> _trilinear_bytes((rows, weight, torch.ones(5, 4), [1, 3], [0], [1, 2], [2, 3]))    # 4 * (5 * 4 + 5)
+    100
+    """
+    first, second, third = trilinear_shapes(args)
+    missing_in_third, summed, unrolled = args[5], args[6], args[7] if len(args) > 7 else 1
+    pairs = [max(sizes) for sizes in zip(first, second, strict=True)]
+    results = [max(sizes) for sizes in zip(pairs, third, strict=True)]
+    pair_count = prod(n for d, n in enumerate(pairs) if d != unrolled and not (d in summed and d in missing_in_third))
+    result_count = prod(n for d, n in enumerate(results) if d != unrolled and d not in summed)
+    return (pair_count + result_count) * int(args[0].itemsize)
+
+
 def _intermediate_bytes(name: str, args: Args, out: object) -> int:
-    """Returns the bytes of what losses and norms compute per element, beside their result."""
+    """Returns the bytes of what losses and norms compute per element, or products of three tensors per pair, beside results."""
+    if name == "_trilinear":
+        return _trilinear_bytes(args)
     if name not in _INTERMEDIATE_RESULTS:
         return 0
     elements = prod(torch.broadcast_shapes(*(t.shape for t in args[:2] if isinstance(t, torch.Tensor))))
