@@ -26,10 +26,10 @@ from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 CASES = int(os.environ.get("BAECHI_TRUST_CASES", "30"))
 FIRST = int(os.environ.get("BAECHI_TRUST_FIRST", "0"))
 # In these the code takes another path in a later step, and leaves out calls that others were to come after.
-BRANCHES = (744, 1133)
+BRANCHES = (1133, 744)
 
 
-@pytest.mark.parametrize("seed", fast([*BRANCHES, *range(FIRST, FIRST + CASES)], 4))
+@pytest.mark.parametrize("seed", fast([BRANCHES[0], *range(FIRST, FIRST + CASES), *BRANCHES[1:]], 3))
 def test_a_random_module_trains_as_the_undivided_one(seed):
     """Outputs, gradients, buffers, attributes and random states of five steps, bit for bit; tracing leaves no trace."""
     model = rm.random_module(seed)

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 torch = pytest.importorskip("torch")
+from fewer import slow  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -74,7 +75,7 @@ def test_shapes_are_those_of_pytorch(kind, options):
     torch.testing.assert_close(model.eval()(x)[0], model(x)[0])
 
 
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", slow(GATES, nn.LSTM, nn.GRU))
 def test_an_exported_program_takes_as_long(kind):
     class Model(nn.Module):
         def __init__(self):
@@ -130,7 +131,7 @@ class Packed(nn.Module):
         return padded, states[0] if isinstance(states, tuple) else states
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", slow([nn.LSTM, nn.GRU], nn.GRU))
 def test_bug_packed_sequences_were_refused(kind):
     """As many products as tokens, 2 FLOPs per weight and token."""
     model, tokens = Packed(kind(8, 16, batch_first=True)), int(LENGTHS.sum())
