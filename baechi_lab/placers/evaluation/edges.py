@@ -1,9 +1,8 @@
 """Edges that other edges imply. No op need wait for them, wherever the units of ops are placed.
 
 Ops of one label (a unit, or what stays on one device) are on one device wherever the unit goes. An edge between two of
-them asks only for an order, and is implied by any other path from its producer to its reader within the label. A tensor
-that two ops of one label read arrives for both at once, and the later of them waits for the earlier one anyway. Leaving
-such edges out changes no simulated time and saves work: on recurrent graphs two thirds of the edges are left out.
+them asks only for an order, and is implied by any other path from its producer to its reader within the label. Leaving
+such edges out changes no simulated time and saves work.
 
 Idea: transitive reduction (Aho, Garey and Ullman 1972, doi:10.1137/0201008), with sets of bits per label.
 Complexity: O(edges * ops of a label / 64); very large labels keep all edges.
@@ -23,13 +22,11 @@ def mark_needed_edges(
     label: NDArray[np.int64],
     order: NDArray[np.int64],
     window: int,
-    look: int,
 ) -> NDArray[np.bool_]:
     """Returns bool[edges]: the edges that the other edges do not imply.
 
     `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other. `label` int64[n] of each
-    op. `order` int64[n]: the ops in topological order. Paths are followed within labels of up to `window` ops. Up to `look`
-    readers of a tensor are examined for one that runs earlier.
+    op. `order` int64[n]: the ops in topological order. Paths are followed within labels of up to `window` ops.
     """
     producer, tensor, reader = column
     n, edges, labels = len(label), len(tensor), label.max() + 1 if len(label) else 0
@@ -43,10 +40,8 @@ def mark_needed_edges(
         base[r] = total
         total += (size[label[r]] + 63) >> 6 if size[label[r]] <= window else 0
     before = np.zeros(total + 1, np.uint64)  # per op: the ops of its label from which a path leads to it
-    first = np.empty(edges, np.int64)  # of the edges of the same tensor
     into, entry = np.zeros(n + 1, np.int64), np.empty(edges, np.int64)
     for e in range(edges):
-        first[e] = first[e - 1] if e > 0 and tensor[e - 1] == tensor[e] else e
         into[reader[e] + 1] += 1
     for r in range(n):
         into[r + 1] += into[r]
@@ -71,15 +66,4 @@ def mark_needed_edges(
                 word, bit = base[r] + (slot[p] >> 6), one << np.uint64(slot[p] & 63)
                 is_needed[entry[x]] = (before[word] & bit) == 0
                 before[word] |= bit
-        for x in range(into[r], into[r + 1]):
-            e = entry[x]
-            if label[producer[e]] == reader_label:
-                continue
-            for y in range(first[e], min(first[e] + look, edges)):
-                c = reader[y]
-                if tensor[y] != tensor[e]:
-                    break
-                if label[c] == reader_label and (before[base[r] + (slot[c] >> 6)] >> np.uint64(slot[c] & 63)) & one:
-                    is_needed[e] = False
-                    break
     return is_needed

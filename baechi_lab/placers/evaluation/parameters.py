@@ -68,7 +68,6 @@ class EvaluationParameters:
     way_ops: int = number(
         4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
     )
-    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before")
 
     @property
     def moves(self) -> Moves:

@@ -47,7 +47,7 @@ def coarsen(
         match = _match((pointer, neighbour, price), unit_work, limit, rng.permutation(count), count - target_count)
         new_label = np.unique(match, return_inverse=True)[1].reshape(-1)
         fewer = int(new_label.max(initial=-1)) + 1
-        if fewer > parameters.least_merging * count:
+        if fewer == count:
             break
         labels, count = new_label[labels], fewer
     return labels

@@ -55,9 +55,8 @@ class Instance:
 
     @cached_property
     def layers(self) -> list[NDArray[np.int64]]:
-        """The coarse structures of the graph, the coarsest first, without those with hardly more parts than devices."""
-        fewest, most_layers = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
-        return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most_layers]
+        """The coarse structures of the graph, the coarsest first."""
+        return [labels for labels in self.structures[:-1] if labels.max() < self.parameters.coarse_labels]
 
     def along(self, unit_count: int) -> NDArray[np.int64]:
         """Returns labels of which about `unit_count` units are made: the structure nearest to that number."""

@@ -80,7 +80,6 @@ class SearchParameters(EvaluationParameters):
     structure_share: float = number(0.5, "labels per group", "most of a structure that says anything")
     scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost")
     unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes")
-    least_merging: float = number(0.98, "units left per unit", "above which a round of merging is the last")
 
     # Reduced models (`search.runs`).
     joined_share: float = number(
@@ -103,12 +102,6 @@ class SearchParameters(EvaluationParameters):
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
     )
     layers: int = number(4, "structures", "coarse ones that are tried at most")
-    fewest_layers: int = number(
-        2,
-        "labels per device",
-        "fewest of a coarse structure: with hardly more parts than devices there is no choice",
-        "such a structure took two fifths of the time",
-    )
     behind_cost: float = number(
         1.05, "times the best cost", "above which a chain goes on from the best one in early rounds"
     )

@@ -126,8 +126,5 @@ def _edges(instance: Instance, run: Ints, location: Ints, order: Ints) -> tuple[
     producer, tensor, reader = producer_run[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
     if instance.track:
         return producer, tensor, reader
-    parameters = instance.parameters
-    needed_edges = mark_needed_edges(
-        (producer, tensor, reader), location, order, parameters.way_ops, parameters.readers_seen
-    )
+    needed_edges = mark_needed_edges((producer, tensor, reader), location, order, instance.parameters.way_ops)
     return producer[needed_edges], tensor[needed_edges], reader[needed_edges]
