@@ -1536,6 +1536,39 @@ def test_counts_within_each_sample_are_no_mixture(worker):
     _assert_equal_steps(lambda: _gradient_step(loss), (WORDS, LABELS), worker)
 
 
+@pytest.mark.parametrize("is_scalar", [True, False])
+def test_bug_constant_rows_at_the_indices_of_a_batch_were_refused_by_tensorflow(worker, is_scalar):
+    """Words are counted beside the training: each of four micro-batches has a quarter of the undivided batch's words."""
+    import tensorflow as tf
+
+    def make():
+        counts = tf.Variable(tf.zeros(5), name="counts", trainable=False)
+
+        def count_words(weight, gradient, labels):
+            weight.assign_sub(0.5 * gradient)
+            ones = 1.0 if is_scalar else tf.ones(labels.shape[0] * 3)
+            counts.scatter_add(tf.IndexedSlices(ones, tf.reshape(labels, [-1])))
+
+        weight = tf.Variable(np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5), name="w")
+
+        @tf.function
+        def step(words, labels):
+            with tf.GradientTape() as tape:
+                value = tf.reduce_mean(_losses_of_words(weight, words, labels))
+            count_words(weight, tape.gradient(value, weight), labels)
+            return value
+
+        return step
+
+    if is_scalar:
+        whole, divided = _whole_and_divided(make, (WORDS, LABELS), worker, steps=2)
+        for run in (whole, divided):
+            np.testing.assert_array_equal(run.info["variables"]["counts"], 2 * np.bincount(LABELS.ravel(), minlength=5))
+        return
+    with pytest.raises(bl.InvalidInput, match=r"writes 'ones.*' at the indices of all micro-batches"):
+        _whole_and_divided(make, (WORDS, LABELS), worker)
+
+
 def test_what_cannot_be_added_up_is_refused():
     import tensorflow as tf
 

@@ -32,7 +32,7 @@ from .gradient_comparison import (
     output_differences,
     sample_batches,
 )
-from .gradient_sums import Tensor, rows_tensors
+from .gradient_sums import Tensor, rows_of_one_batch, rows_tensors
 from .loss_terms import Loss, loss_of, mixing_gradients, share_with_gradients, unproven_statistic
 from .session import parse_graph
 from .undivided_graph import other_number_of_ops
@@ -222,7 +222,15 @@ class BatchDivision:
         if self.count == 1:
             return
         weights = {tuple(spec.shape) for spec in self.source.variables}
+        once_ops = {name: self.nodes[name] for name in self.once}
         for name in self.once:
+            for tensor in rows_of_one_batch(self.nodes[name], once_ops, self.repeated_ops):
+                if self.values.shape(tensor) != ():  # one number is written to all rows
+                    raise InvalidInput(
+                        f"op {name!r} of step {self.source.name!r}, which runs once per step, writes {tensor[0]!r} at the "
+                        "indices of all micro-batches, and that has entries for one micro-batch; write one number, or rows "
+                        "that follow from the batch"
+                    )
             for tensor in data_inputs(self.nodes[name]):
                 if tensor in self.rows or tensor[0] not in self.repeated_ops:
                     continue

@@ -52,6 +52,19 @@ def rows_tensors(
     return {tensor for tensor in rows if tensor[0] in repeated_ops}
 
 
+def rows_of_one_batch(node: NodeDef, nodes: Mapping[str, NodeDef], repeated_ops: set[str]) -> list[Tensor]:
+    """Returns the rows of `node`, an op that runs once, that are those of one micro-batch although its indices are of all."""
+    labelled = list(zip(data_inputs(node), argument_names(node), strict=False))
+    indices = [tensor for tensor, label in labelled if label == "indices"]
+
+    def is_joined(tensors: list[Tensor]) -> bool:
+        return any(name in repeated_ops for name, _ in _row_sources(tensors, nodes))
+
+    if not is_joined(indices):
+        return []
+    return [t for t, label in labelled if label != "indices" and _is_rows(node.op, label) and not is_joined([t])]
+
+
 def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:
     """Returns the data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
     if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
