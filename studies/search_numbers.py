@@ -130,7 +130,6 @@ NEUTRAL: dict[str, tuple[str, object]] = {
     "layer_trials": ("ordinary", 1),
     "layer_trials_share": ("ordinary", 0.001),
     "layers": ("ordinary", 1),
-    "behind_cost": ("all", 1.0),
     "rounds": ("ordinary", 1),
     "restart_ops": ("small", 0),
     "restarts": ("small", 1),
@@ -142,14 +141,11 @@ NEUTRAL: dict[str, tuple[str, object]] = {
     "order_share": ("all", 0.0),
     "anywhere_share": ("all", 0.0),
     "run_share": ("all", 0.0),
-    "longest_run": ("all", 1.0),
     "whole_share": ("all", 0.0),
     "overfull_tries": ("memory", 0),
     "way_ops": ("ordinary", NEVER),
     "checkpoints": ("all", 1),
     "in_flight": ("all", 1),
-    "probe_candidates": ("all", NEVER),
-    "least_saving": ("all", 0.0),
     "spare_bytes": ("all", 0),
     "page_bytes": ("all", 0),
     "period_round": ("throughput", 1_000_000),
@@ -173,6 +169,8 @@ NEUTRAL: dict[str, tuple[str, object]] = {
 ORDER = ("memory", "small", "ordinary", "all", "throughput", "step", "large", "long")
 UNMEASURED = {
     "samples": "of the objective itself",
+    "probe_candidates": "slices of these budgets end before so many candidates",
+    "least_saving": "as probe_candidates",
     **dict.fromkeys(
         (
             "slice_seconds",

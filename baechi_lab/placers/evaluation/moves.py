@@ -143,7 +143,7 @@ def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: 
     changed_count = 0
     length = 1
     if kind > 1.0 - shares.run_share:
-        length = int(2.0 ** (rng.random() * np.log2(max(count * shares.longest_run, 2.0))))
+        length = int(2.0 ** (rng.random() * np.log2(max(count, 2.0))))
     for v in range(u, min(u + length, count)):
         if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == current_device:
             changed_count = reassign(v, d, changed_count, units, s)

@@ -12,7 +12,6 @@ class Moves(NamedTuple):
     order_share: float
     anywhere_share: float
     run_share: float
-    longest_run: float
     whole_share: float
     overfull_tries: int
     probe_candidates: int
@@ -60,7 +59,6 @@ class EvaluationParameters:
         0.25, "share of the moves", "go to any device, where others go to that of a neighbour"
     )
     run_share: float = number(0.1, "share of the moves", "take along the units that follow in topological order")
-    longest_run: float = number(0.25, "share of the units", "longest run of units that moves as one")
     whole_share: float = number(
         0.5, "share of the changes of an order", "move all ops of a unit, where others move one"
     )

@@ -134,7 +134,7 @@ class MultiStart:
 
     def _rounds(self, candidates: Sequence[Candidate], until: float, price: float) -> None:
         """Runs cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader."""
-        p, rounds = self.parameters, self.affordable_rounds(until - self._spent_share(), price)
+        rounds = self.affordable_rounds(until - self._spent_share(), price)
         for k, chain in enumerate(self.chains):
             chain.start_from(candidates[min(k, len(candidates) - 1)])
         for number in range(rounds):
@@ -160,8 +160,7 @@ class MultiStart:
             self.partners += [chain.current_best for chain in self.chains]
             leader = self.leader
             for chain in self.chains:
-                behind = number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
-                if chain is not leader and behind:
+                if chain is not leader:
                     chain.start_from(leader.best)
 
     def _reorder(self, chain: Chain) -> None:

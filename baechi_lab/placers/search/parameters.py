@@ -102,9 +102,6 @@ class SearchParameters(EvaluationParameters):
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
     )
     layers: int = number(4, "structures", "coarse ones that are tried at most")
-    behind_cost: float = number(
-        1.05, "times the best cost", "above which a chain goes on from the best one in early rounds"
-    )
     rounds: int = number(
         5,
         "rounds",
