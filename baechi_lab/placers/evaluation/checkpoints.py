@@ -29,20 +29,20 @@ _HEADER = 4
 """Numbers at the beginning of a saved state: transfers so far, in the heap, under way, and ops started."""
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False)
 def goal_of(k: int, checkpoints: int, n: int) -> int:
     """Returns how many of `n` ops must have started at checkpoint `k` of `checkpoints`."""
     return (k + 1) * n // (checkpoints + 1) + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def forget_checkpoints(w: Work, position: int) -> None:
     """Deletes the checkpoints after `position` of the candidate in simulation."""
     for k in range(position + 1, len(w.checkpoint_bank)):
         w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def accept_checkpoints(w: Work, position: int) -> None:
     """Makes the candidate, which was simulated from checkpoint `position` (-1: from the beginning), the new base."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
@@ -57,7 +57,7 @@ def accept_checkpoints(w: Work, position: int) -> None:
         bank[k] = 1 - bank[k]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def last_checkpoint_before(
     m: Model, w: Work, device: NDArray[np.int32], changed_ops: NDArray[np.int32], changed_count: int
 ) -> int:
@@ -88,7 +88,7 @@ def last_checkpoint_before(
     return checkpoint
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def save_checkpoint(
     k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: tuple[float, int, int, int]
 ) -> None:
@@ -143,7 +143,7 @@ def save_checkpoint(
     w.checkpoint_time[bank, k] = now_us
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> tuple[float, int, int, int]:
     """Restores checkpoint `k` of the base; returns its `state` as `save_checkpoint` takes it."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap

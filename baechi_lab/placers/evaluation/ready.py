@@ -1,7 +1,7 @@
-"""Heaps and sets of ready ops, expanded in place where they are used (`inline="always"`).
+"""Heaps and sets of ready ops.
 
-A call that passes arrays counts references, which takes longer than the work done here. In a set of bits the lowest one is
-found without comparisons, so without branches that a processor cannot predict.
+The functions count no references to arrays (`allocates=False`), which would take longer than their work. In a set of bits the
+lowest one is found without comparisons, so without branches that a processor cannot predict.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...graph.kernels.jit import HAS_NUMBA, njit
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False)
 def push_slot(heap: NDArray[np.int32], size: int, key: NDArray[np.number], item: int) -> None:
     """Insert `item` into the heap in `heap[:size]`, ordered by (`key[item]`, item)."""
     i = size
@@ -29,7 +29,7 @@ def push_slot(heap: NDArray[np.int32], size: int, key: NDArray[np.number], item:
     heap[i] = item
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False)
 def pop_slot(heap: NDArray[np.int32], size: int, key: NDArray[np.number]) -> None:
     """Remove the first item of the heap of `size` items; `heap[0]` is that item before the call."""
     last = size - 1
@@ -76,7 +76,7 @@ else:
         return (int(word) & -int(word)).bit_length() - 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False)
 def set_bit(bits: NDArray[np.uint64], base: int, words: int, k: int, value: int) -> None:
     """Add `k` to the set in `bits[base:]` if `value` is 1.
 
@@ -91,7 +91,7 @@ def set_bit(bits: NDArray[np.uint64], base: int, words: int, k: int, value: int)
         bits[base + words + ((words + 63) >> 6) + (two >> 6)] |= bit << np.uint64(two & 63)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False)
 def take_lowest(bits: NDArray[np.uint64], base: int, words: int) -> int:
     """Remove and return the smallest element of a set that is not empty; words are cleared without branches."""
     two, top = 0, 0
