@@ -9,12 +9,12 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph import generators
 
-GRAPH = generators.layered_dag(40, seed=5, duration_us=(10, 100), size_bytes=(100, 1000))
+GRAPH = generators.layered_dag(40, seed=6, duration_us=(10, 100), size_bytes=(100, 1000))
 CLUSTER = bl.Cluster.uniform(3, memory_bytes=1 << 40, link=bl.Link(5.0, 0.01))
 
 
 def search_islands(executor, **changes):
-    options = {"evaluations": 600, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
+    options = {"evaluations": 900, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
     return bl.place(GRAPH, CLUSTER, "search", executor=executor, **options)
 
 
