@@ -262,7 +262,12 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed_graph: OpGraph, clu
             f"{against_one_device(best_us, one_device_us)}{advice}"
         )
     elif best_us > (1 - AT_THE_BOUND) * one_device_us and not group_note:
-        proof = ": by the lower bound, none can be" if float(divided_rows["gap"].min()) < AT_THE_BOUND else ""
+        least_gap = float(divided_rows["gap"].min())
+        bound_us, proof = best_us / (1.0 + least_gap), ""
+        if bound_us > (1 - 1e-9) * one_device_us:
+            proof = ": by the lower bound, none can be"
+        elif least_gap < AT_THE_BOUND:
+            proof = f": by the lower bound, none takes less than {format_us(bound_us)}"
         notes.append(f"no placement here is faster than one device, which takes {format_us(one_device_us)}{proof}")
     return tuple(notes)
 

@@ -264,6 +264,16 @@ def test_passes_that_leave_nothing_to_divide_are_said(graph, cluster):
     assert note == "no placement here is faster than one device, which takes 25.00 us: by the lower bound, none can be"
 
 
+def test_bug_a_gap_below_a_half_percent_was_called_no_gap():
+    """A chain of two ops of 1000 us takes 2000 at least. A third op of 6 us could run beside it; on one device it is 2006."""
+    graph = bl.OpGraph.from_edges([1000, 1000, 6], [(0, 1, 8)])
+    cluster = bl.Cluster.uniform(2, link=bl.Link(3.0, 0.0))
+    (note,) = bl.compare(graph, cluster, [OnOneDevice()], progress=False, passes=()).attrs["notes"]
+    assert note == (
+        "no placement here is faster than one device, which takes 2.01 ms: by the lower bound, none takes less than 2.00 ms"
+    )
+
+
 def test_what_is_named_in_the_defaults_is_optimized(graph, cluster):
     named = ["auto", "single", "m-topo", "m-etf", "m-sct"]
     steps = [
@@ -293,6 +303,15 @@ def test_groups_that_do_not_fit_give_way_to_single_ops_and_it_is_said():
         progress=False,
     ).to_dict("records")
     assert (row["makespan_us"], row["groups"], row["ops"], row["finer_groups"]) == (6, 2, 2, words)
+
+
+class OnOneDevice(Placer):
+    """Every op on the first device."""
+
+    name = "together"
+
+    def assign(self, graph, cluster):
+        return bl.Placement(device=np.zeros(graph.n, dtype=int))
 
 
 class RoundRobin(Placer):

@@ -141,7 +141,8 @@ def with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
     if not longer > LEAST_TIME:
         return option
     other_losses = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
-    return replace(option, gives_up=", ".join(filter(None, (other_losses, f"{longer:.1%} more time"))))
+    per_sample = "" if option.batch_size == first.batch_size else " per sample"
+    return replace(option, gives_up=", ".join(filter(None, (other_losses, f"{longer:.1%} more time{per_sample}"))))
 
 
 def _try_as_it_is(

@@ -78,6 +78,7 @@ def test_bug_a_slower_option_gave_up_nothing():
     assert with_time_given_up(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
     assert with_time_given_up(option(24.0), first).gives_up == "nothing"
     assert with_time_given_up(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
+    assert with_time_given_up(option(24.0, batch_size=4), first).gives_up == "100.0% more time per sample"
     assert with_time_given_up(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
 
 
