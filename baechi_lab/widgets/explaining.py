@@ -25,8 +25,8 @@ from .compute import Outcome
 
 MOST_OPS = 3000
 """Most ops for a list scheduler's own log: its readable twin makes the log, in time that grows with their square."""
-MOST_SHOWN = 40
-"""Most candidates that are listed for a step, besides other devices of the chosen op."""
+MOST_SHOWN = 20
+"""Most candidates that are listed for a step, besides other devices of the chosen op: they fit beside the graph."""
 MOST_REPLAYED = 400
 """Most steps of a replay that are searched for the next interesting one."""
 
