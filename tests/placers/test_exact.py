@@ -16,7 +16,7 @@ if importlib.util.find_spec("ortools") is None:
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds, check, place, simulate
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
-from baechi_lab.placers.exact import placer, process
+from baechi_lab.placers.exact import placer, process, proof
 from baechi_lab.placers.exact.placer import model_size
 from baechi_lab.placers.exact.process import SolverProcess
 from baechi_lab.placers.exact.times import scaled_times
@@ -29,6 +29,12 @@ COMMS = ("parallel", "sequential", "duplex")
 def one_solver():
     with sharing_solver():
         yield
+
+
+@pytest.fixture(autouse=True)
+def only_by_solver(monkeypatch):
+    """The models are tested on graphs so small that all their schedules are tried before a solver is asked."""
+    monkeypatch.setattr(proof, "MOST_OPS", 0)
 
 
 def exact(graph, cluster, **options):
@@ -107,6 +113,35 @@ def test_equals_brute_force_where_times_are_rounded(seed):
     placement = as_optimum(graph, cluster)
     if placement is not None:
         assert placement.info["bound_us"] <= simulate(graph, cluster, placement).makespan_us * (1 + 1e-12)
+
+
+class NoSolver(SolverProcess):
+    """Nobody may ask it."""
+
+    def prepare(self):
+        pytest.fail("the solver's process was started")
+
+    solve = prepare
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bug_small_graphs_were_not_proven_where_the_solver_came_too_late(monkeypatch, seed):
+    """With five ops there are at most 32 placements and 120 orders: neither the time limit nor the solver matters."""
+    monkeypatch.undo()
+    monkeypatch.setattr(placer, "SolverProcess", NoSolver)
+    sizes = {"size_bytes": (10, 100), "temp_bytes": (1, 50), "persistent_bytes": (1, 100)}
+    graph = generators.random_dag(5, degree=1.2, duration_us=(1, 20), seed=seed, **sizes)
+    cluster = Cluster.uniform(2, link=Link(np.pi, 0.1), comm=COMMS[seed % 3])
+    if seed >= 3:
+        cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
+    least = optimum(graph, cluster)
+    if np.isinf(least):
+        with pytest.raises(InfeasiblePlacement):
+            place(graph, cluster, "exact", time_limit=0)
+        return
+    placement = place(graph, cluster, "exact", time_limit=0)
+    assert (placement.info["status"], placement.info["gap"]) == ("OPTIMAL", 0)
+    assert placement.info["bound_us"] == simulate(graph, cluster, placement).makespan_us == pytest.approx(least)
 
 
 @pytest.mark.parametrize("comm", COMMS)

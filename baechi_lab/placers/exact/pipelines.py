@@ -49,6 +49,7 @@ class PipelineProof:
         self.forbidden: list[list[int]] = []
         self.bound_of_forbidden = np.inf
         self.solves = 0
+        solver.prepare()
         if objective.name == "throughput":
             self.bound = bounds(graph, cluster, period=True).best
         else:

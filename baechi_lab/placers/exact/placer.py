@@ -1,5 +1,7 @@
 """`exact`: the best possible placement and order, proven by constraint programming.
 
+All placements and orders of a graph of few ops are tried, which takes milliseconds (`evaluation.enumerate`). For others:
+
 Idea: OR-tools CP-SAT on the model of `exact/model.py`, warm-started from `search`, its objective bounded from below by
 `bounds` and from above by what is known: the solver looks for something shorter, or proves that there is nothing
 (`exact/proof.py`). The relaxed model comes first; where the simulation of its solution takes longer than its bound, the

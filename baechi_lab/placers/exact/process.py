@@ -37,12 +37,15 @@ STOPPED: Reply = {**DIED, "status": "STOPPED"}
 
 
 class SolverProcess:
-    """The solver's process, started at once so that its imports run during the warm start. It ends with the `with` block."""
+    """The solver's process. It starts with the first request, or with `prepare`, and ends with the `with` block."""
 
     def __enter__(self) -> SolverProcess:
         self.pool = Pool(1, tries=1, imports_main=False)
-        self.pool.submit(_import_solver)
         return self
+
+    def prepare(self) -> None:
+        """Starts the process, so that its imports run during the warm start."""
+        self.pool.submit(_import_solver)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,8 @@
-"""One proof of `exact`: the best known schedule, the best known bound, and the models that bring them together."""
+"""One proof of `exact`: the best known schedule, the best known bound, and the models that bring them together.
+
+The placements and orders of a small graph are all tried first (`evaluation.enumerate`), which needs neither a solver nor a time
+limit. If that is complete, it is the proof.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ import numpy as np
 from ...errors import ExecutionError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, durations
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.jit import HAS_NUMBA
 from ...simulator import simulate
 from ...simulator.bounds import bounds
-from ..memory.packing import packing_proof
+from ..evaluation.enumerate import best_schedule
+from ..memory.packing import infeasible_placement, packing_proof, raise_if_impossible
 from .process import DIED, SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE, longest_chain, scaled_times
@@ -23,6 +29,13 @@ EVALUATIONS = 100
 
 LOOK_CLOSER, CLOSER_SECONDS = 400, 1.0
 """Pairs of ops from which on bounds of high effort are computed before a model, and the most time for them."""
+
+MOST_OPS, SIMULATIONS = 16, 100_000 if HAS_NUMBA else 1_000
+"""Largest graph whose placements and orders are all tried before a solver is asked, and simulations after which that ends: up to
+10 ops nearly always take milliseconds, and none takes more than a second or two.
+"""
+
+NOTHING_FITS = "no placement and no order keeps within memory, proven by {}"
 
 ADDED = 1e-3
 """Model units: far more than floating point adds to a bound, far less than one unit."""
@@ -42,7 +55,7 @@ class Proof:
         sends = (cluster.latency_us.max() + cluster.us_per_byte.max() * graph.tensor_bytes).sum()
         self._scale_for(float(slowest + 2 * cluster.n * sends))
         self._raise_bound(bounds(graph, cluster).best)
-        self.best = self._warm_start()
+        self.best = self._try_every_schedule() or self._warm_start()
         self.timeline = simulate(graph, cluster, self.best)
         self._scale_for(self.timeline.makespan_us)
         if graph.n**2 >= LOOK_CLOSER and not self._is_proven() and self._remaining_seconds() > 0:
@@ -123,10 +136,27 @@ class Proof:
 
     # -- a first placement ---------------------------------------------------------------------------------
 
+    def _try_every_schedule(self) -> Placement | None:
+        """Returns the optimum of a small graph and proves it; None where the search of all schedules is not complete.
+
+        Raises `InfeasiblePlacement` if no schedule keeps within memory.
+        """
+        if self.graph.n > MOST_OPS:
+            return None
+        best = best_schedule(self.graph, self.cluster, max_simulations=SIMULATIONS)
+        if not best.complete:
+            return None
+        if best.placement is None:
+            raise_if_impossible(self.graph, self.cluster)
+            raise infeasible_placement(NOTHING_FITS.format("trying all of them"), self.graph, self.cluster)
+        self.bound = best.makespan_us
+        return best.placement
+
     def _warm_start(self) -> Placement:
         """Returns a first placement by search; if none fits, one by the solver, or raises what is proven."""
         from ..search.placer import Search
 
+        self.solver.prepare()
         seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
         search = Search(
             time_limit=seconds,
@@ -146,9 +176,8 @@ class Proof:
             # Without a known placement that fits: lets the solver find one, or prove that there is none.
             answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
             if answer["status"] == "INFEASIBLE":
-                needed_bytes, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
-                message = "no placement and no order keeps within memory, proven by constraint programming"
-                raise InfeasiblePlacement(message, needed_bytes, has) from refused
+                reason = NOTHING_FITS.format("constraint programming")
+                raise infeasible_placement(reason, self.graph, self.cluster) from refused
             if answer["device"] is None:
                 raise refused
             placement = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
