@@ -46,7 +46,8 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     - BACKWARD: ops with a `forward_of`, their descendants, and ops that only those read.
     - FORWARD: all others. In a graph without backward ops these are all ops that depend on the batch.
 
-    The role of a coarse op is that of its longest member's type. O(ops + edges).
+    The role of a coarse op is that of its longest member's type, unless its original graph is known. Then a group runs once per
+    step only if all its members do. O(ops + edges).
     """
     if graph not in _ROLES_OF_GRAPH:
         descends = backward_ops(graph)
@@ -67,8 +68,50 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
         role[descends | helper_ops(graph, descends & ~update)] = BACKWARD
         role[~batch] = SETUP
         role[update] = UPDATE
-        _ROLES_OF_GRAPH[graph] = role
+        has_groups = graph.original is not None and graph.group_of is not None
+        _ROLES_OF_GRAPH[graph] = _roles_by_members(graph, role) if has_groups else role
     return _ROLES_OF_GRAPH[graph].copy()
+
+
+def group_with_several_roles(graph: OpGraph) -> int | None:
+    """Returns a group with members that take time in several passes of a step (forward, backward, update), if any is known.
+
+    Ops that run before all micro-batches, such as variables, count for no pass.
+    """
+    if graph.original is None or graph.group_of is None:
+        return None
+    has_role = _has_member_of_role(graph, graph.original.duration_us > 0)
+    mixed_groups = np.flatnonzero(has_role[:, [FORWARD, BACKWARD, UPDATE]].sum(axis=1) > 1)
+    return int(mixed_groups[0]) if len(mixed_groups) else None
+
+
+def _has_member_of_role(graph: OpGraph, counts: Bools) -> Bools:
+    """Returns bool[n, 4]: whether each group has members of each role, among the original ops that count."""
+    has_role = np.zeros((graph.n, 4), dtype=np.bool_)
+    has_role[graph.group_of[counts], roles(graph.original)[counts]] = True  # type: ignore[index, arg-type]
+    return has_role
+
+
+def _roles_by_members(graph: OpGraph, role: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Corrects `role` int8[n], which is that of the longest members, where other members run once per micro-batch."""
+    has_role = _has_member_of_role(graph, np.ones(len(graph.group_of), dtype=np.bool_))  # type: ignore[arg-type]
+    repeated_role = np.where(has_role[:, FORWARD], FORWARD, BACKWARD).astype(np.int8)
+    is_repeated = has_role[:, FORWARD] | has_role[:, BACKWARD]
+    runs_once = (role == SETUP) | (role == UPDATE)
+    role = np.where(is_repeated & runs_once, repeated_role, role)
+    # Nothing that runs once before the micro-batches reads what they make, and they read nothing of what runs after them.
+    for op in graph.order.tolist():
+        if role[op] == SETUP and np.any(role[_neighbours(graph.predecessors, op)] != SETUP):
+            role[op] = repeated_role[op]
+    for op in graph.order[::-1].tolist():
+        if role[op] == UPDATE and np.any(role[_neighbours(graph.successors, op)] != UPDATE):
+            role[op] = repeated_role[op]
+    return role
+
+
+def _neighbours(pairs: tuple[NDArray[np.int64], NDArray[np.int32]], op: int) -> NDArray[np.int32]:
+    pointer, ops = pairs
+    return ops[pointer[op] : pointer[op + 1]]
 
 
 _ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()

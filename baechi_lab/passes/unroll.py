@@ -36,7 +36,7 @@ from ..graph.tensors import BATCH_BYTES, SPARSE_GRADIENTS, bytes_of_ops, lasting
 from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
-from .roles import BACKWARD, SETUP, UPDATE, roles
+from .roles import BACKWARD, SETUP, UPDATE, group_with_several_roles, roles
 from .unroll_layout import OpNumbering, number_replicas
 from .unroll_tensors import unrolled_tensor_columns
 
@@ -60,8 +60,10 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     of the new graph: every copy is on the device of its original (`copy_of`), and a gradient is accumulated where it is
     produced. Copies share their original's colocation group. `micro_batch` is the micro-batch of each op. Ops are
     numbered in topological order, micro-batch by micro-batch; one micro-batch gives the graph itself. In a coarse graph
-    the role of a group is that of its longest member. O(micro_batches x (ops + edges)), by array operations.
+    the role of a group is that of its longest member, or "once per micro-batch" if that of some member is.
+    O(micro_batches x (ops + edges)), by array operations.
 
+    Warns about groups that join ops of several passes, as `forward_only` of `bl.optimize` makes them: take the original graph.
     Warns about a model that normalises by batch statistics, since each micro-batch has its own.
 
     Args:
@@ -128,6 +130,7 @@ class Unroll(Pass):
         role = roles(graph)
         if self.micro_batches > 1:
             _warn_of_batch_statistics(graph, role)
+            _warn_of_groups_with_several_roles(graph)
         return role
 
 
@@ -147,6 +150,17 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
         warn(
             f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
             "not that of the undivided batch",
+        )
+
+
+def _warn_of_groups_with_several_roles(graph: OpGraph) -> None:
+    """Warns of groups whose copies hold, or repeat, more or less than their members would."""
+    group = group_with_several_roles(graph)
+    if group is not None:
+        warn(
+            f"group {graph.names[group]!r} joins ops of several passes (forward, backward, update): as a group it runs once per "
+            "micro-batch, so times and peaks differ from those of its ops; take the graph that was optimized, on which the "
+            "placement holds as well"
         )
 
 

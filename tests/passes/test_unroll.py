@@ -1,5 +1,6 @@
 """Unrolling: what is copied, what is done once, what is added, and what it costs."""
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import GROWS
+from baechi_lab.passes.contraction import contract
 from baechi_lab.passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
 from baechi_lab.passes.unroll import micro_batch_size, unroll, us_per_byte_moved
 
@@ -350,3 +352,31 @@ def test_names_of_a_forward_do_not_order_the_stages_of_a_pipeline():
     assert bl.simulate(graph, cluster, alternating, micro_batches=2, schedule="gpipe").makespan_us == 30.0
     placement = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=4, schedule="1f1b")
     assert placement.devices == 2 and placement.device[0] == placement.device[2]
+
+
+def test_bug_a_group_with_a_long_update_ran_once_for_all_micro_batches(step):
+    """All ops become one group, whose longest member is the update."""
+    step = step.replace(duration_us=np.where(np.arange(9) == APPLY, 40.0, step.duration_us))
+    groups = bl.optimize(step)
+    assert groups.op_types == ("ResourceApplyAdam",)
+    with pytest.warns(bl.errors.StepWarning, match="group 'apply' joins ops of several passes"):
+        step_graph = bl.unroll(groups, 3)
+    assert step_graph.duration_us.sum() == 3 * step.duration_us.sum()
+
+
+def test_a_group_of_updates_runs_once(step):
+    """The first update is the longest of a group that a gradient may not join; its role is that of its members."""
+    group = [0, 1, 2, 3, 4, 5, 6, 6, 6]  # clipping, the rate and the update
+    groups = contract(step, np.array(group))
+    object.__setattr__(groups, "original", step)  # as `bl.optimize` does
+    assert roles(groups).tolist() == [SETUP, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD, UPDATE]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bl.unroll(groups, 2).n == 1 + 2 * 5 + 1 + 1  # one addition
+
+
+def test_the_choice_among_placements_of_groups_warns_of_nothing(step):
+    groups = bl.optimize(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bl.place(groups, bl.Cluster.uniform(2), "contiguous", objective="step", micro_batches=3)
