@@ -1,5 +1,7 @@
 """The SCT linear program: by hand, across solvers, against its cvxpy twin, and as a bound."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from brute_force import optimum
@@ -123,6 +125,43 @@ def test_x_is_feasible_and_reaches_the_objective(seed):
         arrive = finish[problem.source[into]] + problem.transfer[into] * solution.x[into]
         finish[i] += arrive.max(initial=0.0)
     assert finish.max(initial=0.0) == pytest.approx(solution.objective_us, rel=1e-6, abs=1e-5)
+
+
+def test_starts_that_one_row_decides_are_no_variables():
+    """0 -> {1, 2}, 1 -> 3: s_1 = 1 + 5 x_01, s_2 = 1 + 6 x_02, s_3 = s_1 + 2 + 7 x_13. Columns: x_01, x_02, x_13, w."""
+    problem = sct_problem(bl.OpGraph.from_edges([1, 2, 3, 4], [(0, 1, 5), (0, 2, 6), (1, 3, 7)]), cluster())
+    program = sct_program(problem)
+    w_after_2, w_after_3, one_saving_of_0 = [0, -6, 0, 1], [-5, 0, -7, 1], [1, 1, 0, 0]
+    assert program.matrix.toarray().tolist() == [w_after_2, w_after_3, one_saving_of_0]
+    assert program.row_lower.tolist() == [1 + 3, 1 + 2 + 4, 1]
+
+
+@pytest.mark.parametrize("seed", fast(range(20), 4))
+def test_the_first_basis_saves_all_transfers_at_no_negative_price(seed):
+    """Its solution has the longest path of the ops alone as w, and no column or row could lower the objective."""
+    problem = sct_problem(random_graph(np.random.default_rng(seed), 40, zero=bool(seed % 2)), cluster(3, 1.0))
+    program = sct_program(problem)
+    basic, tight = program.basic_columns, ~program.basic_rows
+    square, at_lower = program.matrix.toarray()[tight][:, basic], np.where(basic, 0.0, program.lower)
+    values = np.linalg.solve(square, program.row_lower[tight] - (program.matrix @ at_lower)[tight])
+    start = np.zeros(len(problem.compute))  # edges go from lower to higher numbers
+    for i, j in sorted(zip(problem.source.tolist(), problem.target.tolist(), strict=True), key=lambda edge: edge[1]):
+        start[j] = max(start[j], start[i] + problem.compute[i])
+    assert values[0] == pytest.approx((start + problem.compute).max())
+    price = np.linalg.solve(square.T, program.cost[basic])
+    assert price.min() >= -1e-9
+    assert (program.cost - program.matrix.toarray()[tight].T @ price)[~basic].min(initial=0) >= -1e-9
+
+
+@pytest.mark.slow
+def test_bug_favourites_depended_on_where_simplex_began():
+    """The steps without weights that followed the optimum ended at any of its neighbours. Interior point calls this program
+    infeasible, because its transfers differ a hundred thousandfold; simplex then solves it without a basis to start from."""
+    path = Path(__file__).parents[2] / "data" / "tf-examples" / "recurrent_network.json.gz"
+    graph, machine = bl.load_graph(path), bl.Cluster.uniform(4, comm="sequential")
+    results = [favourites(graph, machine, solver=solver) for solver in ("highs", "highs-ipm")]
+    assert results[0].child.tolist() == results[1].child.tolist()
+    assert results[0].solution.x == pytest.approx(results[1].solution.x, abs=1e-6)
 
 
 def test_one_saving_is_shared():

@@ -3,10 +3,10 @@
 The LP has many optima, and which one a solver returns depends on solver and version. So the program, reduced by
 `sct_program/reductions.py`, is solved for `w + sum_e r_e x_e` with small weights r_e in [0.5, 1) * 1e-4, a fixed hash of the
 edge's position (times are first scaled to a median transfer of 100). The optimum that saves the most weight is unique except
-for coincidences. Primal simplex then continues without the weights for a few steps (43 after 15,000, 163 after 33,000 on GNMT
-graphs of 18,000 and 23,000 ops), so that w is the optimum itself. Last, edges outside of the reduced program take the
-remaining savings, the longest transfer first, ties by index. This is feasible, since x only falls. Interior point is
-followed by a crossover to a vertex: without it the solver stops near the middle of the optimal face.
+for coincidences. Rivals differ by some 1e-7 per edge, which is what HiGHS takes for rounding, so it gets a thousand times the
+objective. w exceeds its least value by less than 1e-9 of it on GNMT graphs of 18,000 to 23,000 ops. Last, edges outside of
+the reduced program take the remaining savings, the longest transfer first, ties by index. This is feasible, since x only
+falls. Interior point is followed by a crossover to a vertex: without it the solver stops near the middle of the optimal face.
 
 Simplex prices by Devex, which takes 0.95 to 0.75 of the default's time on GNMT graphs of 23,000 and 18,000 ops.
 Solutions are cached by content: a changed memory limit or threshold needs no LP.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ PERTURBATION = 1e-4  # of the objective, so that the optimum is unique
 CACHED_SOLUTIONS = 8  # of the last graphs
 _HIGHS = {"highs": "simplex", "highs-ipm": "ipm"}
 _FAST = {"simplex_dual_edge_weight_strategy": 1}  # Devex
-_PRIMAL = 4  # the vertex that the weights chose stays feasible without them; the dual method would start anew
+_OBJECTIVE_SCALE = 1000.0  # of what HiGHS gets: weights of two edges then differ by more than its tolerance
 _solution_cache: dict[bytes, SctSolution] = {}
 
 
@@ -83,18 +82,18 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     weight = PERTURBATION * (0.5 + 0.5 * uniform_hash[reduction.edge])
     program = sct_program(scaled_problem, implied_rows(scaled_problem))
     if n == 0:
-        value = np.zeros(1)
+        value = np.zeros(e + 1)
     elif solver.lower() in _HIGHS:
-        program.cost[n : n + e] = weight
+        program.cost[:e] = weight
         value = _solve_with_highs(program, _HIGHS[solver.lower()])
     else:
         value = solve_with_cvxpy(scaled_problem, weight, solver)
-    x = reduction.expand(np.clip(value[n : n + e], 0.0, 1.0))
+    x = reduction.expand(np.clip(value[:e], 0.0, 1.0))
     longest_first = np.lexsort((np.arange(len(x)), -problem.transfer))
     x = _spend_remaining_savings(x, problem.source, problem.target, longest_first, len(problem.compute))
     x.flags.writeable = False
     rows, columns = program.matrix.shape
-    return SctSolution(x, float(value[-1]) * unit, solver, rows, columns, time.perf_counter() - began)
+    return SctSolution(x, float(value[e]) * unit, solver, rows, columns, time.perf_counter() - began)
 
 
 @njit(cache=True, interpreted_if=has_few_entries)
@@ -115,24 +114,28 @@ def _spend_remaining_savings(
 
 
 def _solve_with_highs(program: LinearProgram, method: str) -> NDArray[np.float64]:
+    from highspy import HighsBasis, HighsBasisStatus
+
     solver = silent_highs(threads=1, solver=method, **(_FAST if method == "simplex" else {}))
     matrix, columns = program.matrix, (program.lower, program.upper)
-    rows = program.row_lower, program.row_upper
-    solver.passModel(row_program(program.cost, columns, rows, (matrix.indptr, matrix.indices, matrix.data)))
-    _run(solver, method)
-    weights = np.arange(matrix.shape[1] - 1, dtype=np.int32)
-    solver.changeColsCost(len(weights), weights, np.zeros(len(weights)))
-    solver.setOptionValue("solver", "simplex")
-    solver.setOptionValue("simplex_strategy", _PRIMAL)
-    _run(solver, method)
-    return np.array(solver.getSolution().col_value)
-
-
-def _run(solver: Any, method: str) -> None:
+    rows, cost = (program.row_lower, np.full(len(program.row_lower), np.inf)), _OBJECTIVE_SCALE * program.cost
+    solver.passModel(row_program(cost, columns, rows, (matrix.indptr, matrix.indices, matrix.data)))
+    if method == "simplex":
+        status, basis = (HighsBasisStatus.kLower, HighsBasisStatus.kBasic), HighsBasis()
+        basis.col_status = [status[is_basic] for is_basic in program.basic_columns.tolist()]
+        basis.row_status = [status[is_basic] for is_basic in program.basic_rows.tolist()]
+        basis.valid, basis.alien = True, False
+        solver.setBasis(basis)
     solver.run()
-    status = solver.modelStatusToString(solver.getModelStatus())
-    if status != "Optimal":
-        raise BaechiLabError(f"the SCT linear program was not solved: HiGHS ({method}) says {status!r}")
+    if solver.modelStatusToString(solver.getModelStatus()) != "Optimal":
+        # Where transfers differ a hundred thousandfold, HiGHS may fail at a basis, or its interior point at the whole program.
+        solver.clearSolver()
+        solver.setOptionValue("solver", "simplex")
+        solver.run()
+    model_status = solver.modelStatusToString(solver.getModelStatus())
+    if model_status != "Optimal":
+        raise BaechiLabError(f"the SCT linear program was not solved: HiGHS ({method}) says {model_status!r}")
+    return np.array(solver.getSolution().col_value)
 
 
 # The canonical optimum differs from the others by some 1e-5 of the objective: interior solvers must come closer.
@@ -140,7 +143,7 @@ _TIGHT = {"CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1
 
 
 def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: str) -> NDArray[np.float64]:
-    """Returns float64[n + e + 1]: s, x and w at the optimum of `w + weight @ x`.
+    """Returns float64[e + 1]: x and w at the optimum of `w + weight @ x`.
 
     `solver` is a name that cvxpy knows, such as `CLARABEL` or `SCS`; `UnknownNameError` lists those installed.
     """
@@ -164,7 +167,7 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
     cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
         solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
     )
-    return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
+    return np.concatenate([x.value if e else np.zeros(0), [makespan.value]])
 
 
 def _incidence(end: Integers, n: int) -> csr_array:
