@@ -3,8 +3,8 @@
 One forward and backward pass runs under the same interception as a measured profile. A dispatch mode sees every ATen operator
 and assigns it to the running call; in the backward pass to the call whose autograd node is running. Operators between calls
 belong to the preceding call. As in a measured profile, temporary memory is what a call's operators allocate beyond what
-remains at its end. Of the scratch memory within kernels, only that of convolutions counts: copies of their tensors in another
-order.
+remains at its end. Scratch memory within kernels is that of a CPU (`cpu_scratch`), or the copies that convolutions make in
+another order.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 from ..precision import Precision
 from ..work import Kernel
+from .cpu_scratch import copy_bytes, cpu_scratch_bytes, ordered_bytes
 from .fake_tensors import OperatorObserver, channels_come_last, channels_last_format
 from .kernels import kernel_bytes, kernel_of, trilinear_shapes
 from .layers import find_loss_outputs
@@ -59,8 +60,12 @@ _ROW_OPERATORS = frozenset("native_layer_norm _softmax _log_softmax".split())
 _WINDOW_OPERATORS = frozenset(
     "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
     "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
-    "adaptive_max_pool2d adaptive_max_pool3d pixel_shuffle pixel_unshuffle im2col col2im median".split()
+    "adaptive_max_pool2d adaptive_max_pool3d pixel_shuffle pixel_unshuffle im2col col2im".split()
 )
+_ORDERED_BACKWARD = frozenset(
+    "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d reflection_pad2d replication_pad2d".split()
+)
+"""Operators whose gradient is made in the order of its own gradient, then in that of an input with channels last."""
 _CHOOSING_LOSSES = frozenset(
     "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward multi_margin_loss_backward "
     "multilabel_margin_loss_backward".split()
@@ -73,13 +78,17 @@ _UPSAMPLING = frozenset("upsample_nearest2d _upsample_nearest_exact2d upsample_b
 """Operators that copy both tensors, unless channels come last or the picture is large."""
 LARGEST_UPSAMPLED = 128
 """Height and width together up to which PyTorch upsamples pictures with channels last, other ones in copies."""
-_CONVERTING = frozenset("add sub mul div pow maximum minimum sum mean prod cumsum".split())
+_CONVERTING = frozenset("add sub mul div pow maximum minimum clamp sum mean prod cumsum linalg_vector_norm".split())
 """Operators that convert inputs to one type, with or without an underscore."""
+_COMPARING = frozenset("eq ne lt le gt ge".split())
+"""Operators that convert two inputs to the type that both have in common."""
 _COUNTING = frozenset("masked_select masked_scatter_backward".split())
 """Operators that count, in 8 bytes per number, what a mask selects."""
 _WRITES_IN_PLACE = {"BinaryCrossEntropyWithLogitsBackward0": (("mul", "sub"), ("add", "mul", "sub"))}
 """Nodes of autograd whose formulas write in place unless a dispatch mode is active: operators -> operators whose results they
 overwrite."""
+_SPREADING = frozenset("MaxBackward1 MinBackward1 MedianBackward0 NanmedianBackward0".split())
+"""Nodes of autograd that divide a gradient among all elements with one value."""
 _NOT_RUN = frozenset({"detach", "alias"})
 """Operators that autograd and the interception apply to retained tensors."""
 
@@ -126,7 +135,7 @@ class Counter(OperatorObserver):
     def scratch_bytes(self, func: OpOverload, args: Args, out: object, kernel: Kernel) -> int:
         """Returns the bytes that an operator holds besides its inputs and outputs: copies and intermediate results."""
         name = func.overloadpacket.__name__
-        intermediate_bytes = _intermediate_bytes(name, args, out)
+        intermediate_bytes = _intermediate_bytes(name, args, out) + _spread_bytes(name, args)
         if self.on_cpu:
             if name == "mkldnn_rnn_layer":
                 return lstm_scratch_bytes(args[0], args[2])
@@ -135,7 +144,8 @@ class Counter(OperatorObserver):
             if name == "recurrent_layer_backward":  # gradients of weights beside their sum, and of all states
                 return 2 * int(args[2].nbytes + args[5].nbytes)
             copied_bytes = _reordered_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
-            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes + _counted_bytes(name, args)
+            computed_bytes = _counted_bytes(name, args) + cpu_scratch_bytes(name, args, out)
+            return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes + computed_bytes
         is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision not in ("fp32", "fp64")
         return intermediate_bytes + (int(kernel.moved_bytes) if is_convolution else 0)
@@ -220,11 +230,26 @@ def _intermediate_bytes(name: str, args: Args, out: object) -> int:
     return elements * args[0].itemsize * (_INTERMEDIATE_RESULTS[name] - (not is_reduced))
 
 
+def _spread_bytes(name: str, args: Args) -> int:
+    """Returns the bytes with which the gradient of a maximum or median is divided, beside those of the operators that run here.
+
+    PyTorch counts the elements with this value in 8 bytes each, beside the gradient. It has one mask then. Under a dispatch
+    mode it has three, and makes the gradient after it has counted.
+    """
+    node = torch._C._current_autograd_node() if name == "eq" else None  # type: ignore[attr-defined]
+    if node is None or node.name() not in _SPREADING:
+        return 0
+    return int(args[0].numel()) * (torch.int64.itemsize + args[0].itemsize - 2)
+
+
 def _converted_bytes(name: str, args: Args, out: object) -> int:
     """Returns the bytes of inputs that a CPU converts to the result's type before it computes, such as masks of bool."""
-    if name.rstrip("_") not in _CONVERTING:
+    if name in _COMPARING and len(args) > 1 and isinstance(args[1], torch.Tensor):
+        dtype = torch.result_type(args[0], args[1])
+    elif name.rstrip("_") in _CONVERTING:
+        dtype = out.dtype  # type: ignore[attr-defined]
+    else:
         return 0
-    dtype = out.dtype  # type: ignore[attr-defined]
     return sum(t.numel() * dtype.itemsize for t in tensors(args) if t.dtype is not dtype and t.dim())
 
 
@@ -253,7 +278,18 @@ def _reordered_bytes(name: str, args: Args, out: object) -> int:
         return 0
     if name == "im2col" and isinstance(out, torch.Tensor) and out.nbytes > args[0].nbytes:
         twice_bytes = args[0].nbytes  # the result is first as large as the input
-    return twice_bytes + sum(t.nbytes for t in inputs if not (t.is_contiguous() or channels_come_last(t)))
+    if forward_name in _ROW_OPERATORS:
+        return ordered_bytes(*inputs)
+    if (
+        backward
+        and forward_name in _ORDERED_BACKWARD
+        and channels_come_last(args[1])
+        and not channels_come_last(args[0])
+    ):
+        # The gradient is first made in the other order. Pooling reads positions in this order, too.
+        positions = [t for t in args[2:] if isinstance(t, torch.Tensor)]
+        twice_bytes = next(tensors(out)).nbytes + sum(t.nbytes for t in positions)
+    return twice_bytes + sum(copy_bytes(t) for t in inputs if not (t.is_contiguous() or channels_come_last(t)))
 
 
 def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
@@ -267,6 +303,8 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     if not backward and name != "convolution":
         return 0
     tensor = args[1] if backward else args[0]
+    if tensor.dtype in (torch.float64, torch.float16):
+        return _unfolded_batch_bytes(args, backward)
     if tensor.dtype not in (torch.float32, torch.bfloat16):
         return 0
     # What is sliced, permuted or in another order than the input should be is copied before any kernel runs.
@@ -275,18 +313,48 @@ def copied_bytes_on_cpu(name: str, args: Args, out: object) -> int:
     return reordered_bytes + (_copies_of_gradients(args) if backward else _copies_of_convolution(args, out))  # type: ignore[arg-type]
 
 
+def _unfolded_batch_bytes(args: Args, backward: bool) -> int:
+    """Returns the bytes of all windows of a batch, and of inputs in order, in types that oneDNN does not compute.
+
+    Dilated windows, and those of the gradients of a transposed convolution, are unfolded sample by sample.
+    """
+    inputs = args[: 2 + backward]
+    tensor, weight = inputs[-2:]
+    dilation, is_transposed = args[5 + backward], args[6 + backward]
+    groups, samples = args[8 + backward], tensor.shape[0]
+    gradient = args[0]
+    if not backward:
+        strides, padding = args[3], args[4]
+        positions = [
+            (size + 2 * pad - gap * (window - 1) - 1) // stride + 1
+            for size, window, stride, pad, gap in zip(
+                tensor.shape[2:], weight.shape[2:], strides, padding, dilation, strict=True
+            )
+        ]
+    else:
+        positions = list(gradient.shape[2:])
+    if is_transposed:
+        positions = list(tensor.shape[2:])
+    one_by_one = max(dilation) > 1 or (is_transposed and backward)
+    unfolded = weight[0].numel() // (1 if not is_transposed else groups) * prod(positions)
+    return ordered_bytes(*inputs) + int(unfolded * (1 if one_by_one else samples) * tensor.itemsize)
+
+
 def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
     """Returns the bytes that a convolution holds besides its input, in order, and its output."""
     tensor, weight, strides, groups = args[0], args[1], args[3], args[8]
     if args[6]:
+        if max(args[5]) > 1 or (weight.dim() > 4 and _is_unfolded(tensor, weight)):
+            return _copies_of_dilated_transposed(tensor, weight, out)
         return _copies_of_transposed(tensor, weight, strides, groups, out)
     if groups == 1 and _is_unfolded(tensor, weight):
         return _unfolded_bytes(tensor, weight, out) if prod(weight.shape[2:]) > 1 else 0
     if channels_come_last(tensor):
         return 0 if _is_product(weight, strides) else weight.nbytes
-    output_bytes = _blocked_bytes(out)
-    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else 0
-    return max(output_bytes + weight.nbytes + input_bytes - out.nbytes, output_bytes)
+    output_bytes, depthwise = _blocked_bytes(out), weight.shape[1] == 1 < groups
+    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK or depthwise else 0
+    weight_bytes = _round_up(weight.shape[0], BLOCK) * weight[0].nbytes if depthwise else weight.nbytes
+    return max(output_bytes + weight_bytes + input_bytes - out.nbytes, output_bytes)
 
 
 def _copies_of_gradients(args: Args) -> int:
@@ -303,7 +371,7 @@ def _copies_of_gradients(args: Args) -> int:
         if depthwise:
             return weight.nbytes * (LARGE_WINDOW_COPIES if window > 3 else 2)
         return 0 if _is_product(weight, args[4]) else weight.nbytes + _copied_weight_bytes(args)
-    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK else tensor.nbytes
+    input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK or depthwise else tensor.nbytes
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
     pair = input_bytes, _blocked_bytes(gradient)
@@ -338,9 +406,23 @@ def _copies_of_transposed(
     return int(max(2 * out.nbytes, tensor.nbytes + (tensor.nbytes + out.nbytes) // samples + weight_bytes))
 
 
+def _copies_of_dilated_transposed(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """Returns the bytes of a transposed convolution with dilated windows, or of one volume.
+
+    They are those of copies in blocks, or of the unfolded windows of one sample.
+    """
+    if tensor.shape[0] == 1:
+        return _unfolded_bytes(tensor, weight, tensor)
+    weight_bytes = prod(_round_up(c, BLOCK) for c in weight.shape[:2]) * prod(weight.shape[2:]) * weight.itemsize
+    return _blocked_bytes(out) + _blocked_bytes(tensor) + weight_bytes - out.nbytes
+
+
 def _gradients_of_transposed(args: Args) -> int:
     """Returns the bytes that the gradients of a transposed convolution hold besides their inputs and outputs."""
     gradient, tensor, weight, strides = args[0], args[1], args[2], args[4]
+    if max(args[6]) > 1 or (weight.dim() > 4 and _is_unfolded(tensor, weight)):
+        copies = PRODUCT_COPIES * weight.nbytes if tensor.shape[0] > 1 else 0
+        return _unfolded_bytes(tensor, weight, tensor) + copies
     if _is_product(weight, strides):
         return 0
     gradient_bytes = _blocked_bytes(gradient) if gradient.shape[1] >= BLOCK else gradient.nbytes
