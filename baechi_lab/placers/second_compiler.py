@@ -13,10 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import BaechiLabError
-from ..graph import Cluster
+from ..graph import Cluster, Placement
 from ..graph.generators import random_dag
 from ..graph.kernels import jit
+from ..simulator import simulate_step
+from ..simulator.kernel import _run as simulation_kernel
 from ..workers.executors import cores
 from ..workers.pool import Pool
 from .evaluation.evaluate import evaluate
@@ -26,6 +30,8 @@ VARIABLE = "BAECHI_LAB_SECOND_COMPILER"
 """Environment variable: with "0" there is no second process."""
 COMPARED_PLACERS, COMPARED_OPS = ("m-topo", "m-etf", "m-sct"), 5_000
 """The paper's placers, of which a first call usually precedes calls of the others, and ops above which they are compiled."""
+ADVISED_PLACERS, ADVISED_OPS = ("m-etf", "contiguous", "dfs", "heft", "mite"), 1_000
+"""Placers with kernels of their own that advice asks, the first ones first, and ops from which kernels are not interpreted."""
 SAMPLES, SAMPLE_SECONDS = 9, 0.01
 """How often running threads are counted, and the time before each count."""
 
@@ -47,6 +53,23 @@ def compile_ahead(placer: str, ops: int) -> None:
         _is_started = True
         pool = Pool(1, tries=1, imports_main=False)
         pool.submit(compile_kernels, *reversed(COMPARED_PLACERS))
+        pool.shutdown(wait=False)
+
+
+def compile_for_advice(ops: int) -> None:
+    """Another process begins to compile what advice on a placement of so many ops calls, if it is missing.
+
+    The workbench asks for it before its first picture: advice comes after that, and needs other kernels.
+    """
+    global _is_started
+    from .list_scheduling.earliest_start import _schedule as list_scheduling_kernel
+
+    is_missing = jit.is_missing(simulation_kernel) or jit.is_missing(list_scheduling_kernel)
+    if not _is_started and ops >= ADVISED_OPS and is_missing and _has_free_core():
+        _is_started = True
+        pool = Pool(1, tries=1, imports_main=False)
+        pool.submit(compile_schedulers)
+        pool.submit(compile_kernels, *ADVISED_PLACERS, *reversed(COMPARED_PLACERS))
         pool.shutdown(wait=False)
 
 
@@ -90,3 +113,11 @@ def compile_kernels(*placers: str) -> None:
     for name in placers:
         with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
             make_placer(name).assign(graph, cluster)
+
+
+def compile_schedulers() -> None:
+    """Compiles the simulation of orders that no placer planned, unless another process is compiling it."""
+    jit.become_second_compiler()
+    graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+    with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
+        simulate_step(graph, cluster, Placement(device=np.arange(graph.n, dtype=np.int32) % cluster.n), "pct")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
+from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.registry import placer_class
 from ..simulator.schedulers import SCHEDULERS
 from ..step_summary import (
@@ -34,6 +36,7 @@ from .compute import (
     place_under,
     silent,
     simulate_under,
+    source,
     with_moves_and_replicas,
 )
 from .setting import Setting
@@ -102,26 +105,38 @@ def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple
     return () if outcome.gap < AT_THE_BOUND else best_advice([*_other_order(outcome, memo)])
 
 
-def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
+def all_advice(
+    outcome: Outcome,
+    subject: Subject | None,
+    memo: Memo,
+    report: Report = silent,
+    on_advice: Callable[[tuple[Advice, ...]], None] = lambda advice: None,
+) -> tuple[Advice, ...]:
     """Returns changes that make the step shorter, largest gain first: another order, groups, placer, micro-batches.
 
-    What `report` raises ends the search.
+    `on_advice` is called with the best advice so far when there is better. What `report` raises ends the search.
     """
     if not outcome.timeline.feasible:
         return quick_advice(outcome, memo, report)
-    candidates: list[Advice] = []
+    searches: list[Iterator[Advice]] = []
     if not outcome.gap < AT_THE_BOUND:
-        candidates = [
-            *_other_order(outcome, memo),
-            *_groups_of_other_ops(outcome, memo, report),
-            *_finer_groups(outcome, memo, report),
-            *_single_ops(outcome, memo, report),
-            *_other_placement(outcome, memo, report),
+        searches = [
+            _other_order(outcome, memo),
+            _groups_of_other_ops(outcome, memo, report),
+            _finer_groups(outcome, memo, report),
+            _single_ops(outcome, memo, report),
+            _other_placement(outcome, memo, report),
         ]
-    candidates += _micro_batches_of_step(outcome, subject, memo, report)
+    searches.append(_micro_batches_of_step(outcome, subject, memo, report))
+    candidates: list[Advice] = []
+    best: tuple[Advice, ...] = ()
+    for candidate in chain.from_iterable(searches):
+        candidates.append(candidate)
+        if best != (best := best_advice(candidates)):
+            on_advice(best)
     # Several steps do other work than one, so this advice comes last.
     several_steps = best_advice([*_micro_batches_of_graph(outcome, memo, report)])
-    return (*best_advice(candidates), *several_steps)[:MOST_ADVICE]
+    return (*best, *several_steps)[:MOST_ADVICE]
 
 
 def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
@@ -138,29 +153,29 @@ def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
     setting = outcome.setting
     if setting.schedule is not None:
         return
-    steps = _steps_of_orders(setting, outcome, outcome.placement, memo)
+    steps = _steps_of_orders(setting, outcome.graph, outcome.placement, memo)
     steps.pop(setting.scheduler, None)  # the order on the screen
     best = min(steps, key=lambda name: steps[name])
     cause, button = f"same placement, {_order_in_words(best, setting)}", f"Use {best or 'the planned order'}"
     yield Advice(cause, button, {"scheduler": best}, outcome.timeline.makespan_us, steps[best])
 
 
-def _steps_of_orders(setting: Setting, outcome: Outcome, placement: Placement, memo: Memo) -> dict[str | None, float]:
+def _steps_of_orders(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> dict[str | None, float]:
     """Returns the step of a placement under every scheduler; None is the order that its placer planned, if it did."""
     names: list[str | None] = [name for name in SCHEDULERS.names() if name != "planned"]
     if placement.rank is not None:
         names.insert(0, None)
-    return {name: _simulated_us(setting.replace(scheduler=name), outcome, placement, memo) for name in names}
+    return {name: _simulated_us(setting.replace(scheduler=name), graph, placement, memo) for name in names}
 
 
 def _order_in_words(scheduler: str | None, setting: Setting) -> str:
     return f"order {scheduler}" if scheduler else f"the order that {setting.placer} planned"
 
 
-def _simulated_us(setting: Setting, outcome: Outcome, placement: Placement, memo: Memo) -> float:
-    """Returns the step of a placement of the outcome's graph under another setting; infinite if it does not fit."""
+def _simulated_us(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> float:
+    """Returns the step of a placement of a graph under another setting; infinite if it does not fit."""
     try:
-        timeline = simulate_under(setting, outcome.graph, placement, memo)
+        timeline = simulate_under(setting, graph, placement, memo)
     except BaechiLabError:
         return float("inf")
     return timeline.makespan_us if timeline.feasible else float("inf")
@@ -170,7 +185,7 @@ def _groups_of_other_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterat
     """Yields the advice to place forward ops alone, or backward ops on their own, by the same rule and in the best order."""
     setting = outcome.setting
     is_rule = setting.placer != Auto.name and not placer_class(setting.placer).anytime
-    if not is_rule or not setting.passes or setting.moves or setting.pipeline or outcome.base.seconds > SECONDS:
+    if not is_rule or not setting.passes or setting.moves or setting.pipeline or not _is_placed_quickly(outcome):
         return
     for forward_only, (cause, button) in GROUPED_OPS.items():
         changed_setting = setting.replace(forward_only=forward_only)
@@ -184,11 +199,17 @@ def _groups_of_other_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterat
             placement = with_moves_and_replicas(changed_setting, outcome.graph, base)
         except BaechiLabError:  # no placement of these groups fits
             continue
-        steps = _steps_of_orders(setting, outcome, placement, memo)
+        steps = _steps_of_orders(setting, outcome.graph, placement, memo)
         best = min(steps, key=lambda name: (steps[name], name != setting.scheduler))
         order = "" if best == setting.scheduler else f", {_order_in_words(best, setting)}"
         changes = {"forward_only": forward_only, "scheduler": best}
         yield Advice(f"{cause}{order}", button, changes, outcome.timeline.makespan_us, steps[best])
+
+
+def _is_placed_quickly(outcome: Outcome) -> bool:
+    """Whether other groups can be placed by the same placer, also where the first call waited for other programs."""
+    is_fast = outcome.setting.placer in FAST_PLACERS and outcome.coarse.n <= MOST_OPS
+    return is_fast or outcome.base.seconds <= SECONDS
 
 
 def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
@@ -200,7 +221,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     if not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
     by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
-    placers: dict[str, dict[str, object]] = {} if outcome.base.seconds > SECONDS else {"": {}}
+    placers: dict[str, dict[str, object]] = {"": {}} if _is_placed_quickly(outcome) else {}
     if setting.placer != Auto.name or not placers:
         placers[by_quick] = _asking_quick_placers(setting)
     for passes in finer(setting.passes):
@@ -236,33 +257,36 @@ def _single_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice
 
 def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
     """Yields the advice to place groups instead of single ops, or to use a quick placer, if the placer is a rule."""
-    setting, before = outcome.setting, outcome.timeline.makespan_us
+    setting = outcome.setting
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
     if not ask_all or setting.moves or setting.cluster.n == 1:
         return
     options: dict[tuple[str, str], dict[str, object]] = {}
     if setting.pipeline:
-        names, count = QUICK_FOR_PIPELINES, setting.micro_batches or 1
-        if count * outcome.graph.n <= MOST_OPS:
-            words = f"single ops placed by {Auto.name} among {', '.join(names)}"
-            pipeline_changes: dict[str, object] = {"placer": Auto.name, "params": {"placers": names}, "passes": ()}
-            report(f"is it faster: {words}?", 0.97)
-            yield Advice(
-                words,
-                "Ask these placers (auto)",
-                pipeline_changes,
-                before,
-                _step_us(setting.replace(**pipeline_changes), outcome, memo, report),
-            )
+        if (setting.micro_batches or 1) * outcome.graph.n <= MOST_OPS:
+            words = f"single ops placed by {Auto.name} among {', '.join(QUICK_FOR_PIPELINES)}"
+            options[words, "Ask these placers (auto)"] = _FOR_PIPELINES
+            if setting.schedule:
+                free_changes = {**_FOR_PIPELINES, "schedule": None, "scheduler": None}
+                options[f"without a schedule, {words}", "Use no schedule"] = free_changes
+        yield from _simulated_options(options, outcome, memo, report)
         return
-    if not setting.passes and before > outcome.one_device_us:
+    if not setting.passes and outcome.timeline.makespan_us > outcome.one_device_us:
         options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
     if outcome.coarse.n <= MOST_OPS:
         words = f"placed by {Auto.name} among {', '.join(QUICK)}"
         options[words, "Ask these placers (auto)"] = _asking_quick_placers(setting)
+    yield from _simulated_options(options, outcome, memo, report)
+
+
+def _simulated_options(
+    options: Mapping[tuple[str, str], dict[str, object]], outcome: Outcome, memo: Memo, report: Report
+) -> Iterator[Advice]:
+    """Yields an advice for each change of the setting, by its cause and the text of its button."""
     for (cause, text), changes in options.items():
         report(f"is it faster: {cause}?", 0.97)
-        yield Advice(cause, text, changes, before, _step_us(setting.replace(**changes), outcome, memo, report))
+        after = _step_us(outcome.setting.replace(**changes), outcome, memo, report)
+        yield Advice(cause, text, changes, outcome.timeline.makespan_us, after)
 
 
 def works_one_at_a_time(outcome: Outcome) -> bool:
@@ -279,13 +303,9 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
     count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_OPS), 0)
     if not count:
         return
-    changes = _pipeline_changes(count)
-    report(f"is it faster with {count} micro-batches?", 0.98)
-    with collected_notes() as notes:
-        after = _step_us(setting.replace(**changes), outcome, memo, report)
-    cause = f"one device works at a time; {count} such steps as micro-batches under 1F1B instead of one after the other"
+    cause = f"one device works at a time; {count} such steps as micro-batches {{}} instead of one after the other"
     before = count * outcome.timeline.makespan_us
-    yield Advice(cause, f"Use {count} micro-batches", changes, before, after, tuple(notes))
+    yield from _pipelines(setting, count, lambda _: outcome.graph, cause, before, memo, report)
 
 
 def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report) -> Iterator[Advice]:
@@ -299,23 +319,52 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_OPS), 0)
     if not count or not works_one_at_a_time(outcome):
         return
-    changes = _pipeline_changes(count)
-    try:
-        report("building the model for a smaller batch")
-        with collected_notes() as notes:
-            after = compute(setting.replace(**changes), subject, memo, report).timeline
-    except BaechiLabError:  # no stages, or they do not fit
-        return
-    cause = f"one device works at a time; {count} micro-batches under 1F1B"
-    if after.feasible:
-        steps_us = outcome.timeline.makespan_us, after.makespan_us
-        yield Advice(cause, f"Use {count} micro-batches", changes, *steps_us, tuple(notes))
+    build = lambda changed_setting: source(changed_setting, subject, memo, report)[1]  # noqa: E731
+    cause = f"one device works at a time; {count} micro-batches {{}}"
+    yield from _pipelines(setting, count, build, cause, outcome.timeline.makespan_us, memo, report)
 
 
-def _pipeline_changes(count: int) -> dict[str, object]:
-    """Returns the changes of a setting that divide the step into `count` micro-batches in pipeline stages."""
-    stages: dict[str, object] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
-    return {**stages, "micro_batches": count, "schedule": "1f1b"}
+def _pipelines(
+    setting: Setting,
+    count: int,
+    build: Callable[[Setting], OpGraph],
+    cause: str,
+    before: float,
+    memo: Memo,
+    report: Report,
+) -> Iterator[Advice]:
+    """Yields the ways to run `count` micro-batches that fit; `cause` has a place for the placer and the order in words."""
+    for words, changes in _pipeline_options(count).items():
+        changed_setting = setting.replace(**changes)
+        report(f"is it faster with {count} micro-batches {words}?", 0.98)
+        try:
+            with collected_notes() as notes:
+                graph = build(changed_setting)
+                base = place_under(changed_setting, optimize_under(changed_setting, graph, memo), memo, report)
+                placement = with_moves_and_replicas(changed_setting, graph, base)
+                if changed_setting.schedule:
+                    steps: dict[str | None, float] = {None: _simulated_us(changed_setting, graph, placement, memo)}
+                else:
+                    steps = _steps_of_orders(changed_setting, graph, placement, memo)
+        except BaechiLabError:  # no stages, or they do not fit
+            continue
+        scheduler = min(steps, key=lambda name: steps[name])
+        changes["scheduler"] = scheduler
+        order = f"in order {scheduler}" if scheduler else "in the order of the placer"
+        sentence = cause.format(words if changed_setting.schedule else f"{order}, {words}")
+        yield Advice(sentence, f"Use {count} micro-batches", changes, before, steps[scheduler], tuple(notes))
+
+
+_FOR_PIPELINES: dict[str, object] = {"placer": Auto.name, "params": {"placers": QUICK_FOR_PIPELINES}, "passes": ()}
+
+
+def _pipeline_options(count: int) -> dict[str, dict[str, object]]:
+    """Returns the changes of a setting that divide the step into `count` micro-batches, by the order of their work in words."""
+    shared: dict[str, object] = {"micro_batches": count, "moves": (), "scheduler": None, "passes": ()}
+    return {
+        "under 1F1B": {**shared, "placer": "contiguous", "params": {}, "schedule": "1f1b"},
+        f"placed by {Auto.name} among {', '.join(QUICK_FOR_PIPELINES)}": {**shared, **_FOR_PIPELINES, "schedule": None},
+    }
 
 
 def _asking_quick_placers(setting: Setting) -> dict[str, object]:

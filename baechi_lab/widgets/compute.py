@@ -158,11 +158,7 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
     """
     began = time.perf_counter()
     step, graph = source(setting, subject, memo, report)
-    if graph.n * (setting.micro_batches or 1) > max(MOST_OPS, graph.n):
-        raise InvalidInput(
-            f"micro_batches is {setting.micro_batches}; with {graph.n:,} ops each, the workbench takes at most "
-            f"{MOST_OPS // graph.n:,}"
-        )
+    check_micro_batches(setting, graph)
     coarse = optimize_under(setting, graph, memo, report)
     report(f"placing {placed_parts(coarse)} with {setting.placer}", 0.5)
     coarse, base = place_groups_under(setting, graph, coarse, memo, report)
@@ -196,6 +192,15 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
         seconds=seconds,
         as_groups_us=as_groups(setting, graph, coarse, base, memo),
     )
+
+
+def check_micro_batches(setting: Setting, graph: OpGraph) -> None:
+    """Raises `InvalidInput` if the micro-batches of a setting have more ops together than the workbench simulates."""
+    if graph.n * (setting.micro_batches or 1) > max(MOST_OPS, graph.n):
+        raise InvalidInput(
+            f"micro_batches is {setting.micro_batches:,}; with {graph.n:,} ops each, the workbench takes at most "
+            f"{MOST_OPS // graph.n:,}"
+        )
 
 
 def placed_parts(coarse: OpGraph) -> str:

@@ -36,10 +36,22 @@ from ..memo import Memo
 from ..placers.auto import Auto
 from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.registry import make_placer, placer_class
+from ..placers.second_compiler import compile_for_advice
 from .advice import STAGES, Advice, FittingChange, all_advice, find_fitting_change, quick_advice
-from .background import Background, Ticket
+from .background import Background, DelayedCall, Ticket
 from .codegen import Built, from_code, to_code
-from .compute import Outcome, Report, Subject, compute, is_step, is_torch_step, silent, source, time_limit
+from .compute import (
+    Outcome,
+    Report,
+    Subject,
+    check_micro_batches,
+    compute,
+    is_step,
+    is_torch_step,
+    silent,
+    source,
+    time_limit,
+)
 from .guard import Guard, Problem
 from .history import History
 from .move_previews import preview_moves
@@ -48,6 +60,8 @@ from .setting import GIVEN_SUBJECT, OWN, Setting, named_hardware
 
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
+ADVICE_DELAY = 1.0
+"""Seconds that advice waits for better advice before it is shown, so that it does not change several times a second."""
 FIRST_PLACER, LARGE_GRAPH = "m-etf", 5_000
 """The placer whose placement is shown first, and the ops of a graph from which placers that are not fast take seconds."""
 
@@ -86,6 +100,7 @@ class WorkbenchModel:
         self.stale = False
         self.is_drawn = True
         self.problem: Problem | None = None
+        self._rejection: Problem | None = None
         self.selection: tuple[int, ...] = ()
         self._opening_setting = setting
         self._confirmed = (setting.placer, setting.params)
@@ -111,6 +126,16 @@ class WorkbenchModel:
         """Shows a problem."""
         self.problem = problem
         self.emit("problem", problem)
+
+    def reject(self, problem: Problem) -> None:
+        """Shows why a value was rejected. The message belongs to no result: `forget_rejection` removes it."""
+        self._rejection = problem
+        self.fail(problem)
+
+    def forget_rejection(self) -> None:
+        """Removes the message on a rejected value, if it is still shown."""
+        if self.problem is not None and self.problem is self._rejection:
+            self.clear_problem()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -187,7 +212,8 @@ class WorkbenchModel:
         """Replaces the whole setting. If it raises, the previous setting stays.
 
         Raises:
-            BaechiLabError: the file of the setting cannot be read, or a parameter of the placer is invalid.
+            BaechiLabError: the file of the setting cannot be read, a parameter of the placer is invalid, or there are too
+                many micro-batches.
         """
         if setting == self.setting:
             self.clear_problem()  # it belongs to an earlier change
@@ -198,6 +224,7 @@ class WorkbenchModel:
                 source(setting, self.subject, self.memo)
         shown_outcome = self.outcome
         if shown_outcome is not None and setting.same_graph(shown_outcome.setting):
+            check_micro_batches(setting, shown_outcome.graph)
             for op_name, device in setting.moves:
                 named_ops(shown_outcome.graph, op_name)
                 setting.share.index(device)
@@ -308,6 +335,8 @@ class WorkbenchModel:
             InfeasiblePlacement: no change that was tried fits.
             BaechiLabError: as the stages raise it.
         """
+        if self.worker.on_loop and not self.inline:
+            compile_for_advice(source(self.setting, self.subject, self.memo)[1].n)
         self.first = self._first_outcome()
         if self.first is not None:
             self.outcome = self.first
@@ -405,20 +434,36 @@ class WorkbenchModel:
         self.search_advice()
 
     def search_advice(self) -> None:
-        """Searches for the slower advice on the shown outcome in the background; a change of the setting ends the search."""
+        """Searches for the slower advice on the shown outcome in the background; a change of the setting ends the search.
+
+        What is known after `ADVICE_DELAY` seconds is shown at once, and replaced if there is better.
+        """
         outcome, subject, memo = self.outcome, self.subject, self.memo
         if outcome is None or not outcome.timeline.feasible or self.stale or self.inline or not self.is_drawn:
             return
+        first_advice, is_searching = DelayedCall(ADVICE_DELAY), True
 
         def show(advice: tuple[Advice, ...]) -> None:
             if advice != self.advice and self.outcome is outcome and not self.stale:
                 self.advice = advice
                 self.emit("advice", advice)
 
-        def work(ticket: Ticket) -> tuple[Advice, ...]:
-            return all_advice(outcome, subject, memo, lambda *_: ticket.check())
+        def show_first(advice: tuple[Advice, ...]) -> None:
+            if is_searching:
+                first_advice.call(lambda: show(advice) if is_searching else None)
 
-        self.worker.submit(work, show)
+        def show_all(advice: tuple[Advice, ...]) -> None:
+            nonlocal is_searching
+            is_searching = False
+            show(advice)
+
+        def work(ticket: Ticket) -> tuple[Advice, ...]:
+            def on_advice(advice: tuple[Advice, ...]) -> None:
+                self.worker.deliver(lambda: show_first(advice))
+
+            return all_advice(outcome, subject, memo, lambda *_: ticket.check(), on_advice)
+
+        self.worker.submit(work, show_all)
 
     def _idle(self) -> None:
         self._progress("", -1.0)

@@ -13,7 +13,7 @@ pytest.importorskip("fcntl")
 
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers import second_compiler
-from baechi_lab.placers.second_compiler import compile_ahead, compile_in_second_process
+from baechi_lab.placers.second_compiler import compile_ahead, compile_for_advice, compile_in_second_process
 
 
 @pytest.fixture
@@ -80,6 +80,22 @@ def test_one_process_of_a_program_compiles_ahead_and_ends_by_itself(processes, m
     monkeypatch.setattr(jit, "is_missing", lambda kernel: True)
     for _ in range(2):
         compile_ahead("dfs", 10**6)
+    while not processes or processes[0].returncode is None:
+        time.sleep(0.01)
+    assert len(processes) == 1
+
+
+@pytest.mark.subprocess
+def test_one_process_of_a_program_compiles_for_advice_and_ends_by_itself(processes, monkeypatch):
+    monkeypatch.setattr(second_compiler, "ADVISED_PLACERS", ())
+    monkeypatch.setattr(second_compiler, "COMPARED_PLACERS", ("single",))
+    compile_for_advice(second_compiler.ADVISED_OPS - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(jit, "is_missing", lambda kernel: False)
+        compile_for_advice(10**6)
+    assert processes == []
+    for _ in range(2):
+        compile_for_advice(10**6)
     while not processes or processes[0].returncode is None:
         time.sleep(0.01)
     assert len(processes) == 1

@@ -15,7 +15,7 @@ from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
 from baechi_lab.widgets.views.verdict_view import VerdictView
-from tests.helpers.messages import receive
+from tests.helpers.messages import receive, shown_text
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
         "expected_error": {"a100": {"linear": 0.05, "model": 0.14}},
     }
     bench = bl.Workbench(diamond.replace(info={"estimate": estimate}), pair, placer="single", passes=())
-    assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100 (mean error 14 %)"
+    assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100 (mean error 14%)"
     assert (
         bench.setting.hardware.layout.display == "none"
         and "those in the given graph" in bench.setting.source_note.value
@@ -218,7 +218,7 @@ def test_bug_auto_with_micro_batches_left_old_numbers_in_the_header(objective):
     bench.model.change(micro_batches=4, schedule="1f1b", params=params)
     outcome = bench.outcome
     assert outcome.setting.micro_batches == 4 and bench.model.problem is None
-    assert f"step <b>{format_us(outcome.timeline.makespan_us)}" in bench.header.facts.value
+    assert f"step {format_us(outcome.timeline.makespan_us)}" in shown_text(bench.header.facts)
     assert "the fastest of 4 that fit; next:" in why_won(outcome)  # two placers on two graphs
 
 
@@ -258,7 +258,7 @@ def test_passes_that_make_it_not_fit_are_left_out_and_it_is_said(forked, two, pl
     bench = bl.Workbench(heavy, two, placer=placer, passes=GROUPING)
     assert bench.outcome.timeline.feasible and bench.header.problem_row.layout.display == "none"
     assert len(set(bench.outcome.placement.device[:2].tolist())) == 2
-    assert "was found that fits: single ops were placed" in bench.header.facts.value
+    assert "was found that fits: single ops were placed" in shown_text(bench.header.facts)
     code = {}  # what it shows as code does the same
     exec(bench.model.code().replace("# graph: your graph", "graph = heavy  #"), {"heavy": heavy}, code)
     assert code["timeline"].makespan_us == bench.outcome.timeline.makespan_us
@@ -320,7 +320,9 @@ def test_bug_other_placers_are_tried_for_micro_batches(schedule):
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 1e-6))
     model = computed(graph, cluster, passes=(), placer="contiguous" if schedule is None else "single", **steps)
     one = model.advice[0]
-    assert one.cause == "single ops placed by auto among single, m-topo, m-etf, contiguous, metis, scotch"
+    words = "single ops placed by auto among single, m-topo, m-etf, contiguous, metis, scotch"
+    assert one.cause == (words if schedule is None else f"without a schedule, {words}")
+    assert any(advised.cause == words for advised in model.advice)
     rules_us = [
         bl.simulate(graph, cluster, bl.place(graph, cluster, name), **steps).makespan_us
         for name in (("single", "m-topo", "m-etf", "metis") if schedule is None else ("single",))
@@ -711,7 +713,7 @@ def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placement).makespan_us == events[-1].makespan_us
     assert abs(step / events[-1].makespan_us - 1) > 0.005  # or there would be nothing to say
     text = f"search found {format_us(events[-1].makespan_us)} with each group as one op"
-    assert text in bench.header.facts.value and format_us(step) in why_other(bench.outcome)
+    assert text in shown_text(bench.header.facts) and format_us(step) in why_other(bench.outcome)
     # Ops placed one by one, and placers that tell no best, have nothing to explain.
     alone = bl.Workbench(graph, cluster, placer="search", params=params, passes=())
     ruled = bl.Workbench(graph, cluster, placer="m-etf", passes=("colocation", "fusion"))
@@ -871,11 +873,41 @@ def test_a_chain_is_advised_to_use_micro_batches():
     graph = bl.generators.pipeline([8.0, 8.0], [16.0, 16.0], output_bytes=4)
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
     model = computed(graph, cluster, placer="contiguous", passes=())
-    (one,) = model.advice
-    assert one.cause.startswith("one device works at a time; 8 such steps as micro-batches under 1F1B")
-    assert one.before_us == 8 * model.outcome.timeline.makespan_us
-    model.change(**one.changes)
-    assert model.outcome.timeline.makespan_us == one.after_us < one.before_us
+    one, pipelined = model.advice
+    assert pipelined.cause.startswith("one device works at a time; 8 such steps as micro-batches under 1F1B")
+    assert one.before_us == pipelined.before_us == 8 * model.outcome.timeline.makespan_us
+    # The second device begins after 8 us and a transfer, works 8 * 24 us without a gap, and the first one ends the step.
+    assert one.after_us == (8 + 1) + 8 * 24 + (1 + 16) < pipelined.after_us < one.before_us
+    for advised in (one, pipelined):
+        model.change(**advised.changes)
+        assert model.outcome.timeline.makespan_us == advised.after_us
+        model.undo()
+
+
+def test_bug_micro_batches_were_advised_only_in_stages_under_1f1b():
+    """Two branches of 10 us that join: `contiguous` cuts their line, and nothing overlaps as it does branch by branch."""
+    branch = [(0, 1, 8), (1, 2, 8), (2, 3, 8)]
+    edges = [*branch, *((a + 4, b + 4, n) for a, b, n in branch), (3, 8, 8), (7, 8, 8)]
+    graph = bl.generators.with_backward(bl.OpGraph.from_edges([10.0] * 9, edges))
+    model = computed(graph, bl.Cluster.uniform(2, link=bl.Link(40.0, 0.0)), placer="single", passes=())
+    best, *_ = (one for one in model.advice if "micro_batches" in one.changes)
+    stages = {"placer": "contiguous", "passes": (), "micro_batches": 8, "schedule": "1f1b"}
+    model.change(**stages)
+    assert "placed by auto" in best.cause and best.after_us < model.outcome.timeline.makespan_us
+
+
+def test_advice_is_handed_on_as_it_is_found():
+    """What is better is handed on while other changes are still to be tried, and the last of it is what the search returns."""
+    graph = bl.generators.layered_dag(40, seed=1)
+    cluster = bl.Cluster.uniform(3, link=bl.Link(5.0, 0.0))
+    outcome = computed(graph, cluster, placer="hash", passes=GROUPING).outcome
+    events: list[object] = []
+    advised = advice.all_advice(outcome, None, Memo(), lambda text, *_: events.append(text), events.append)
+    handed_on = [event for event in events if isinstance(event, tuple)]
+    assert len(handed_on) > 1 and handed_on[-1] == advised[: len(handed_on[-1])]
+    assert events.index(handed_on[0]) < max(k for k, event in enumerate(events) if isinstance(event, str))
+    gains = [min(one.after_us for one in shown) for shown in handed_on]
+    assert gains == sorted(gains, reverse=True)
 
 
 @pytest.mark.slow
@@ -885,14 +917,14 @@ def test_a_workbench_does_not_open_on_an_error(two):
     bench = bl.Workbench(pair_of_ops, two, placer="single", passes=())
     bench.model.inline = True
     assert bench.outcome.timeline.feasible and bench.model.setting.placer == "auto"
-    assert "placer changed so that it fits" in bench.header.chip.value
+    assert "placer changed so that it fits" in shown_text(bench.header.chip)
     assert bench.header.chip_row.layout.display == "flex" and bench.header.problem_row.layout.display == "none"
     bench.header.undo_chip.click()
     assert bench.model.setting.placer == "single" and bench.header.chip_row.layout.display == "none"
     four = bl.OpGraph.from_edges([10] * 4, persistent_bytes=[600] * 4)
     bench = bl.Workbench(four, two, placer="auto", passes=())
     assert bench.outcome.timeline.feasible and bench.model.setting.cluster.n == 4
-    assert "devices (2 to 4) changed so that it fits" in bench.header.chip.value
+    assert "devices (2 to 4) changed so that it fits" in shown_text(bench.header.chip)
     # What fits nowhere opens with the graph and the reason, and the picture for readers says so.
     huge = bl.OpGraph.from_edges([10], persistent_bytes=[5000])
     bench = bl.Workbench(huge, two, placer="auto", passes=())
@@ -904,7 +936,7 @@ def test_a_workbench_does_not_open_on_an_error(two):
     bench.explain.start.click()
     assert "no placement of this setting fits" in bench.header.problem.value
     bench.header.dismiss.click()
-    assert "no placement of this setting fits" in bench.header.facts.value
+    assert "no placement of this setting fits" in shown_text(bench.header.facts)
     # A sweep over larger memories finds what fits: one op of 10 us.
     bench.model.inline = True
     assert bench.explore.stop.disabled
