@@ -27,6 +27,7 @@ def test_pure_parts():
         "chart_view.test.js",
         "common.test.js",
         "graph_data.test.js",
+        "graph_draw.test.js",
         "splitter.test.js",
         "tab_strip.test.js",
         "table_view.test.js",

@@ -198,8 +198,10 @@ function drawBox(context, { scene, paint, heat, marks, dim, colours, theme, t, c
   context.lineWidth = 1;
   context.strokeStyle = own || theme.faint;
   context.stroke();
-  drawLabel(context, scene, paint, heat.fits ? { ...theme, faint: theme.text } : theme, i, [x, y, w, h], t.k);
+  // A label is read on a faint box as well: its colour is fainter, and nothing shines through it.
   context.globalAlpha = 1;
+  const readable = heat.fits ? { ...theme, faint: theme.text } : faint ? { ...theme, text: theme.faint } : theme;
+  drawLabel(context, scene, paint, readable, i, [x, y, w, h], t.k);
   if (critical && paint.fits && paint.critical[i]) outlineBox(context, [x, y, w, h], theme.danger, 2, 1.5);
   if (marks.hits[i]) outlineBox(context, [x, y, w, h], theme.crossing, 1.5, 3, [4, 3]);
   if (marks.chosen[i]) outlineBox(context, [x, y, w, h], theme.accent, 1.5, 2.5);

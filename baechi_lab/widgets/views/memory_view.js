@@ -134,7 +134,7 @@ function render({ model, el }) {
     drawLimit(context, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawScale(context, largest, yOf, width, theme);
-    drawPeak(context, peak, largest, yOf, top, width, theme);
+    drawPeak(context, peak, limit, largest, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
     context.fillRect(4, top + 6, 10, 10);
@@ -144,7 +144,7 @@ function render({ model, el }) {
     context.fillStyle = peak.bytes > limit ? theme.danger : theme.faint;
     context.font = `10px ${theme.font}`;
     context.fillText(`peak ${formatBytes(peak.bytes)}`, 18, top + 27);
-    context.fillText(`limit ${formatBytes(limit)}${limit > largest ? " ↑" : ""}`, 18, top + 40);
+    context.fillText(`limit ${formatBytes(limit)}`, 18, top + 40);
     if (several()) {
       context.fillStyle = theme.text;
       context.fillText(model.get("origins")[d], 18, top + 53);
@@ -176,6 +176,11 @@ function render({ model, el }) {
     context.fillText(text, x, y);
   }
 
+  /** @param {number} limit @param {boolean} inside whether the line of the limit is where its bytes are on the scale */
+  function limitText(limit, inside) {
+    return `limit ${formatBytes(limit)}${inside ? "" : ", above this scale"}`;
+  }
+
   /** The device's memory: a line where it is on this scale, else one at the upper edge that says so. */
   function drawLimit(context, limit, largest, yOf, width, theme) {
     const inside = limit <= largest;
@@ -189,9 +194,8 @@ function render({ model, el }) {
     context.stroke();
     context.setLineDash([]);
     context.font = `9px ${theme.font}`;
-    if (!inside) return;  // what it is stands at the left
     context.textAlign = "right";
-    drawHaloed(context, `limit ${formatBytes(limit)}`, width - 12, y + 7, theme.danger, theme);
+    drawHaloed(context, limitText(limit, inside), width - 12, y + 7, theme.danger, theme);
   }
 
   /** What the device held at most when the step ran, beside what it is simulated to hold. */
@@ -225,7 +229,7 @@ function render({ model, el }) {
     ]);
   }
 
-  function drawPeak(context, peak, largest, yOf, top, width, theme) {
+  function drawPeak(context, peak, limit, largest, yOf, top, width, theme) {
     if (!(peak.bytes > 0) || peak.time_us < axis.range[0] || peak.time_us > axis.range[1]) return;
     const x = xOf(peak.time_us);
     const y = yOf(peak.bytes);
@@ -242,8 +246,10 @@ function render({ model, el }) {
     const middle = Math.max(y - 3, top + 5);
     // Neither on the label of a tick nor on that of the measured peak at this height.
     const from = byteTicks(largest).some((value) => Math.abs(yOf(value) - middle) < 11) ? axis.gutter + TICK_ROOM : axis.gutter;
+    // The limit's label is a little below its line.
+    const isBesideLimit = Math.abs(yOf(Math.min(limit, largest)) + 8 - middle) < 12;
     const isBesideMeasured = peak.measured_bytes > 0 && Math.abs(measuredMiddle(peak, yOf) - middle) < 12;
-    const [left, where] = besideMark(x, wide, from, isBesideMeasured ? width - 8 - MEASURED_ROOM : width - 8);
+    const [left, where] = besideMark(x, wide, from, width - 8 - Math.max(isBesideMeasured ? MEASURED_ROOM : 0, isBesideLimit ? context.measureText(limitText(limit, limit <= largest)).width + 6 : 0));
     context.textAlign = left ? "right" : "left";
     context.fillStyle = theme.background;
     context.globalAlpha = 0.75;

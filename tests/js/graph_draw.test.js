@@ -1,0 +1,29 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { load } from "./load.js";
+
+const { drawBox } = load(["common.js", "graph_draw.js"], ["drawBox"]);
+const theme = { text: "text", faint: "faint", background: "background", danger: "danger", accent: "accent", crossing: "crossing", font: "sans" };
+const scene = { id: [0, 1], x: [50, 50], y: [20, 60], width: [90, 90], height: [30, 30], labels: ["chosen", "other"], notes: ["", ""] };
+const paint = { fits: true, shares: new Map(), device: [0, 0], notes: ["1 us", "2 us"], critical: [0, 0] };
+
+/** The texts of both boxes with the colour and the opacity in which they are drawn. */
+function labels(heat, marks, dim) {
+  const drawn = [];
+  const context = new Proxy({ globalAlpha: 1, fillText(text) { drawn.push([text, this.fillStyle, this.globalAlpha]); } }, {
+    get: (target, name) => (name in target ? target[name] : () => {}),
+    set: (target, name, value) => { target[name] = value; return true; },
+  });
+  for (const i of [0, 1]) drawBox(context, { scene, paint, heat, marks, dim, colours: ["blue"], theme, t: { x: 0, y: 0, k: 1 }, critical: false, hovered: -1 }, i);
+  return drawn;
+}
+
+test("boxes beside the chosen one keep labels that can be read", () => {
+  const expected = [["chosen", "text", 1], ["1 us", "faint", 1], ["other", "faint", 1], ["2 us", "faint", 1]];
+  const none = { any: false, chosen: [0, 0], hits: [0, 0] };
+  assert.deepEqual(labels({ fits: false }, { any: true, chosen: [1, 0], hits: [0, 0] }, []), expected);
+  assert.deepEqual(labels({ fits: false }, none, [0, 1]), expected);
+  const plain = labels({ fits: false }, none, []);
+  assert.deepEqual(plain.map(([, colour]) => colour), ["text", "faint", "text", "faint"]);
+});
