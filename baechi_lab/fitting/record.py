@@ -160,8 +160,17 @@ def peaks_in_words(peak_bytes: Iterable[int]) -> str:
     >>> peaks_in_words([2_000_000, 0, 0, 0, 0]), peaks_in_words([0, 0])
     ('2.00 MB, 4 x 0 B', '0 B, 0 B')
     """
-    counts = [(text, len(list(equal_peaks))) for text, equal_peaks in itertools.groupby(map(format_bytes, peak_bytes))]
-    return ", ".join(f"{n} x {text}" if n > 3 else ", ".join([text] * n) for text, n in counts)
+    return ", ".join(counted(map(format_bytes, peak_bytes)))
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Returns the texts with four and more equal ones in a row as one, which says how many they are.
+
+    >>> counted(["2", "0", "0", "0", "0"])
+    ['2', '4 x 0']
+    """
+    counts = [(text, len(list(equal_texts))) for text, equal_texts in itertools.groupby(texts)]
+    return [word for text, n in counts for word in ([f"{n} x {text}"] if n > 3 else [text] * n)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -103,17 +103,13 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
     """Returns an estimate's record in words.
 
     >>> describe_estimate({"precision": "tf32", "expected_error": {"v100": {"linear": 0.24, "bmm": 0.6}}})
-    {'precision': 'tf32', 'expected error': 'v100: linear 24 %, bmm 60 %'}
+    {'precision': 'tf32', 'expected error': 'v100: linear 24%, bmm 60%'}
     >>> host = {"operators": 100, "us": 2300.0, "kernels_us": {"h100": 700.0}}
     >>> describe_estimate({"precision": "fp32", "expected_error": {}, "host": host})["host"]
     '2.30 ms for 100 operators, unless compiled; h100 waits for it: its kernels take 700.00 us'
     """
     errors = [
-        f"{name}: "
-        + (
-            ", ".join(f"{kernel} {share:.0%}".replace("%", " %") for kernel, share in error_by_kernel.items())
-            or "unknown"
-        )
+        f"{name}: " + (", ".join(f"{kernel} {share:.0%}" for kernel, share in error_by_kernel.items()) or "unknown")
         for name, error_by_kernel in record["expected_error"].items()
     ]
     description = {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
@@ -132,13 +128,13 @@ def main_error_in_words(error_by_kind: Mapping[str, float]) -> str:
     """Returns the expected error of whole models in words, else that of steps or of the first kind of kernel.
 
     >>> main_error_in_words({"linear": 0.09, "model": 0.16}), main_error_in_words({"linear": 0.13}), main_error_in_words({})
-    ('mean error 16 %', 'mean error of linear 13 %', 'error unknown')
+    ('mean error 16%', 'mean error of linear 13%', 'error unknown')
     """
     if not error_by_kind:
         return "error unknown"
     kind = next((kind for kind in ("model", "step") if kind in error_by_kind), next(iter(error_by_kind)))
     of_kind = "" if kind in ("model", "step") else f" of {kind}"
-    return f"mean error{of_kind} {100 * error_by_kind[kind]:.0f} %"
+    return f"mean error{of_kind} {error_by_kind[kind]:.0%}"
 
 
 def main_precision(kernels: Iterable[Kernel]) -> str:

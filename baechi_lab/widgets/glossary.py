@@ -22,6 +22,10 @@ WORDS: Mapping[str, str] = MappingProxyType(
     {pattern: row["term"] for row in _ROWS for pattern in row["words"].split(";") if pattern}
 )
 """Patterns that are marked in the texts of the workbench, and their terms."""
+NAMES: Mapping[str, str] = MappingProxyType(
+    {name: row["term"] for row in _ROWS for name in row["names"].split(";") if name}
+)
+"""Names of placers, columns and numbers that are also plain English words, and their terms: texts do not mark them."""
 _MARK = re.compile(r"(?<![\w/.-])(?:" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w/-])", re.IGNORECASE)
 
 
@@ -32,12 +36,12 @@ def meaning(term: str) -> str:
 
 
 def tip(word: str) -> str:
-    """Returns the meaning of a word in a text; empty if the glossary has no term for it.
+    """Returns the meaning of a word, or of the name of a placer, a column or a number; empty if the glossary has none.
 
-    >>> tip("lower bound")[:40], tip("blue")
-    ('A step time that no placement and no sch', '')
+    >>> tip("lower bound")[:40], tip("single")[:29], tip("blue")
+    ('A step time that no placement and no sch', 'A placer that puts everything', '')
     """
-    definition = next(
+    definition = NAMES.get(word.strip()) or next(
         (term for pattern, term in WORDS.items() if re.fullmatch(pattern, word.strip(), re.IGNORECASE)), None
     )
     return "" if definition is None else meaning(definition)
@@ -59,6 +63,20 @@ def with_term_tooltips(text: str) -> str:
         return f'<abbr title="{html.escape(definition)}">{match[0]}</abbr>'
 
     return _MARK.sub(mark, html.escape(text))
+
+
+def name_with_tooltip(name: str) -> str:
+    """Returns a name as HTML with its meaning as tooltip; a name of several words has those of its terms.
+
+    >>> name_with_tooltip("op")[:41], name_with_tooltip("blue")
+    ('<abbr title="A node of the graph: a matri', 'blue')
+    """
+    definition = tip(name)
+    return (
+        f'<abbr title="{html.escape(definition)}">{html.escape(name)}</abbr>'
+        if definition
+        else with_term_tooltips(name)
+    )
 
 
 def page() -> str:

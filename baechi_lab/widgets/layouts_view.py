@@ -126,5 +126,5 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
             PERCENT,
             "share of the step without a pass on the busiest device: bubbles, gradients, update",
         ),
-        Column("why", [row.reason for row in rows]),
+        Column("why", [row.reason for row in rows], hint="why the layout does not fit, or was not simulated"),
     ]

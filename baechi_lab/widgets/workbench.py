@@ -369,7 +369,8 @@ class Workbench(PicturedBox):
                 self.graph.status = f"{count} moved to {device_name}: {description}. Undo takes it back."
 
     def _attend(self, name: str) -> None:
-        """Marks the step of the decision log in the views while the tab Explain is shown."""
+        """Ends the message on a value that was rejected in another tab, and marks decisions while Explain is shown."""
+        self.model.forget_rejection()
         if "explain" in vars(self):
             self.explain.attend(name == "Explain")
 

@@ -13,7 +13,6 @@ import pytest
 from whole_screen import CONTRAST, tab, texts_of, themed
 
 import baechi_lab as bl
-from baechi_lab.fitting.record import HEAD
 from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.memo import Memo
 from baechi_lab.step_summary import change_in_words
@@ -23,7 +22,7 @@ from baechi_lab.widgets.compute import compute
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME, format_heat, op_heat
 from baechi_lab.widgets.heat import MEMORY as MEMORY_HEAT
 from baechi_lab.widgets.levels import live_bytes
-from baechi_lab.widgets.panels.fit_panel import OTHER_BATCH
+from baechi_lab.widgets.panels.fit_panel import option_columns
 from baechi_lab.widgets.panels.parts import MOST_SHOWN
 from baechi_lab.widgets.panels.plan_form import RUNTIMES
 from baechi_lab.widgets.schedule import critical_chain
@@ -417,7 +416,7 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     # Every row has its peak and its limit, also where that is far above; a scale of bytes; and a hatching per category.
     drawn = texts_of(page, "Memory")
     assert {f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes} < drawn
-    assert f"limit {format_bytes(10**9)} ↑" in drawn
+    assert f"limit {format_bytes(10**9)}, above this scale" in drawn
     ticks = [text for text in drawn if re.fullmatch(r"[\d.]+ (B|kB|MB)", text)]
     assert ticks, drawn
     hatch = "(swatches) => swatches.map((e) => getComputedStyle(e).backgroundImage.includes('gradient'))"
@@ -666,9 +665,13 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     rows = page.locator(".bl-pane-fit .bl-table tr:has(td)")
     rows.first.wait_for()
     shown = [[cell.strip() for cell in row.replace("\xa0", " ").split("\t")] for row in rows.all_inner_texts()]
-    rate = HEAD.index("samples/s")  # a graph does not say how many samples a step has
-    expected = [[OTHER_BATCH.get(text, text) for text in option.texts()] for option in fit.options]
-    assert shown == [[*texts[:rate], *texts[rate + 1 :]] for texts in expected]
+    columns = option_columns(fit.options)
+    assert shown == [list(texts) for texts in zip(*(column.texts for column in columns), strict=True)]
+    heads = page.locator(".bl-pane-fit .bl-table th").all_inner_texts()
+    peaks = next(k for k, head in enumerate(heads) if head.startswith("peak of each device ("))
+    assert heads[3].startswith("step (") and not any(head.startswith("samples/s") for head in heads)
+    aligned = "(rows) => rows.map((row) => getComputedStyle(row.cells[3]).textAlign)"
+    assert set(rows.evaluate_all(aligned)) == {"right"}
     change = change_in_words(fit.options[0].step_us, line.makespan_us)
     page.wait_for_selector(
         f'.bl-pane-fit .bl-good:has-text("({change} against the {format_us(line.makespan_us)} above)")'
@@ -688,7 +691,8 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     placement = eval(words.inner_text().partition(": ")[2], names)  # noqa: S307 (our own text)
     timeline = bl.simulate(names["g"], CLUSTER, placement)
     assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
-    assert ", ".join(format_bytes(int(peak)) for peak in timeline.peak_bytes) in shown[fit.options.index(option)]
+    unit_bytes = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}[heads[peaks].partition("(")[2].rstrip(")")]
+    assert f"{timeline.peak_bytes.max() / unit_bytes:.2f}" in shown[fit.options.index(option)][peaks].split(", ")
     assert page.problems == []
 
 

@@ -1,12 +1,16 @@
 """The options of a fit, as points with timelines and beside the memory view."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.fitting.record import Fit, FitOption
 from baechi_lab.widgets import FitView, Workbench
-from baechi_lab.widgets.panels.fit_panel import unlike
+from baechi_lab.widgets.panels.fit_panel import option_columns, unlike
+from tests.helpers.messages import shown_text
 
 
 def graph():
@@ -50,12 +54,31 @@ def test_the_button_beside_the_memory_view():
     bench = Workbench(graph(), bl.Cluster.uniform(1, memory_bytes="1GB"))
     bench.model.inline = True
     bench.fit.ask.click()
-    assert bench.fit.answer.fits and "Yes: 1 device" in bench.fit.state.value
-    assert "recomputation" in bench.fit.rows.value
-    assert "choose a model in Setting" in bench.fit.rows.value and "a function that takes" not in bench.fit.rows.value
-    assert (
-        bench.fit.rows.value.count("<th>") == 6 and "samples/s" not in bench.fit.rows.value
-    )  # nothing is known of them
+    assert bench.fit.answer.fits and "Yes: 1 device" in shown_text(bench.fit.state)
+    heads = [head["name"] for head in bench.fit.rows.head]
+    texts = [" ".join(row["cells"]) for row in bench.fit.rows.rows]
+    assert any("recomputation" in text for text in texts)
+    assert any("choose a model in Setting" in text for text in texts)
+    assert not any("a function that takes" in text for text in texts)
+    # Nothing is known of samples; all steps have one unit, and so have all peaks of devices.
+    assert heads[:4] == ["option", "choice", "fits", "step (ms)"] and "samples/s" not in heads
+    assert [row["marked"] for row in bench.fit.rows.rows].count(True) == 1
+    assert all(head["hint"] for head in bench.fit.rows.head)
+
+
+def test_bug_steps_and_peaks_of_options_had_several_units():
+    """Steps of 1.5 s and 20 ms; peaks of 2 GB beside 3 MB and 0 B; the host has a column of its own."""
+    cluster = bl.Cluster([bl.Device("gpu:0", "gpu", 8 << 30), bl.Device("host", "host", 8 << 30)], bl.Link(1.0, 0.0))
+    options = []
+    for step_us, peak, host_peak in ((1.5e6, 2_000_000_000, 0), (2e4, 3_000_000, 1_000_000_000)):
+        graph = bl.OpGraph.from_edges([step_us], persistent_bytes=[peak])
+        timeline = bl.simulate(graph, cluster, bl.Placement(device=[0]))
+        timeline = dataclasses.replace(timeline, peak_bytes=np.array([peak, host_peak]))
+        options.append(FitOption("offloading", graph=graph, cluster=cluster, timeline=timeline))
+    columns = {column.name: column for column in option_columns(options)}
+    assert list(columns["step (s)"].texts) == ["1.500", "0.020"] and columns["step (s)"].number
+    assert columns["peak of each device (GB)"].texts == ["2.00", "<0.01"]
+    assert columns["host (GB)"].texts == ["0", "1"]
 
 
 @pytest.mark.slow
@@ -90,14 +113,14 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     bench.fit.ask.click()
     first = bench.fit.answer.options[0]
     assert first.step_us == bench.outcome.timeline.makespan_us and first.command == "placement"
-    assert "under the placement above; the other rows have the fastest of single, m-topo" in bench.fit.state.value
+    assert "under the placement above; the other rows have the fastest of single, m-topo" in shown_text(bench.fit.state)
     # A worse one in the header: what is faster here says so.
     bench.model.change(placer="random")
     bench.fit.ask.click()
     assert bench.fit.answer.options[0].step_us == few < bench.outcome.timeline.makespan_us
-    assert "placed by" in bench.fit.state.value and "above)" in bench.fit.state.value
+    assert "placed by" in shown_text(bench.fit.state) and "above)" in bench.fit.state.value
     # What to write in code is no advice for whoever looks at a form.
-    assert bench.fit.answer.caveat and "time_limit=" not in bench.fit.state.value
+    assert bench.fit.answer.caveat and "time_limit=" not in shown_text(bench.fit.state)
 
 
 def test_bug_the_header_s_placement_in_another_order_was_called_the_same():
@@ -123,9 +146,13 @@ def test_where_nothing_fits_the_button_says_what_would():
     assert (
         bench.model.worker.wait() and bench.outcome.setting.cluster.n == 2
     )  # it opens with a device more, and says so
-    assert "devices (1 to 2) changed so that it fits" in bench.header.chip.value
+    assert "devices (1 to 2) changed so that it fits" in shown_text(bench.header.chip)
     bench.model.inline = True
     bench.model.undo()
     assert bench.model.stale and "Fit shows what would make it fit" in bench.header.problem.value
     bench.fit.ask.click()
-    assert not bench.fit.answer.fits and bench.fit.answer.best is not None and "recomputation" in bench.fit.rows.value
+    assert (
+        not bench.fit.answer.fits
+        and bench.fit.answer.best is not None
+        and any(row["cells"][0] == "recomputation" for row in bench.fit.rows.rows)
+    )

@@ -16,12 +16,13 @@ from baechi_lab.comparison import DEFAULT_PLACERS
 from baechi_lab.graph.units import exact_bytes, format_us
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
 from baechi_lab.widgets.glossary import meaning
+from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
 from baechi_lab.widgets.setting import LINKS
 from baechi_lab.widgets.views.chart_view import ChartView
 from baechi_lab.widgets.views.table_view import TableView
-from tests.helpers.messages import receive
+from tests.helpers.messages import receive, shown_text
 
 
 @pytest.fixture
@@ -304,10 +305,29 @@ def test_nonsense_in_a_control_is_shown_and_taken_back(bench):
         bench.run.steps.value = steps
         assert f"steps is &#x27;{steps}&#x27;; it must be a whole number from 1 to 10,000" in bench.header.problem.value
         assert bench.run.steps.value == 20
-    bench.setting.micro.value = "9000000"  # their ops would need more memory than machines have
-    assert "ops each, the workbench takes at most" in bench.header.problem.value and bench.model.stale
-    bench.header.undo.click()
-    assert bench.header.problem_row.layout.display == "none" and not bench.model.stale
+    before = bench.model.setting
+    for count in ("9000000", str(10**40)):  # their ops would need more memory than machines have
+        bench.setting.micro.value = count
+        assert "ops each, the workbench takes at most 2,500,000; the setting stays" in bench.header.problem.value
+        assert bench.setting.micro.value == "" and bench.model.setting is before and not bench.model.stale
+
+
+def test_bug_the_message_on_a_rejected_value_stayed_when_another_tab_was_opened(bench):
+    def is_shown():
+        return bench.header.problem_row.layout.display != "none"
+
+    bench.setting.memory.value = "lots"
+    assert is_shown()
+    bench.tabs.choose("Explore")
+    assert not is_shown()
+    bench.explore.devices.value = "two"
+    bench.explore.start.click()
+    assert is_shown() and "not a list of whole numbers" in bench.header.problem.value
+    bench.tabs.choose("Fit")
+    assert not is_shown()
+    bench.model.fail(Problem("what the result on the screen lacks", ""))  # not the fault of a typed value
+    bench.tabs.choose("Graph")
+    assert is_shown()
 
 
 def named(form):
@@ -564,6 +584,7 @@ def test_a_row_of_a_sweep_opens_as_it_was_swept(diamond, pair):
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size
+    assert panel.placers.value == "single, m-etf, contiguous"  # that of the header first, to compare others with
     own_bytes = int(bench.model.setting.cluster.memory_bytes.max())  # of the setting, and half: not what never fits
     offered = [bl.Cluster.uniform(1, memory_bytes=size) for size in panel.memory.value.split(", ")]
     assert [int(c.memory_bytes[0]) for c in offered] == [own_bytes // 2, own_bytes]
@@ -587,6 +608,10 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel.show(panel.table[:1])  # 30 us at best, where the screen has 22
     assert "; the setting on the screen is faster, it takes 22.00 us" in panel.verdict.value
     assert "bl-note" in panel.verdict.value
+    info = {"winner": "contiguous on the groups, scheduler pct"}
+    bench.model.outcome = replace(bench.outcome, base=bench.outcome.base.replace(info=info))
+    panel.show(panel.table[:1])
+    assert "it takes 22.00 us: auto gave its placement the order pct" in shown_text(panel.verdict)
     panel.show(expected)
     # A cell of the heat map opens its setting, also a second time; so do a point and a row.
     cells = {cell["text"]: cell["id"] for cell in panel.chart.spec["cells"]}
@@ -656,7 +681,7 @@ def test_the_run_panel_shows_the_run_of_the_placement_that_is_there(bench):
     bench.model.outcome = measured_outcome
     bench.model.emit("outcome", measured_outcome)
     ratio = 0.002 / (measured_outcome.timeline.makespan_us / 1e6)
-    assert f"measured / simulated <b>{ratio:.2f}</b>" in bench.run.numbers.value
+    assert f"measured / simulated</abbr> <b>{ratio:.2f}</b>" in bench.run.numbers.value
     assert "rtx2080" not in bench.run.numbers.value
     # Another placement, which was not run.
     moved_outcome = replace(

@@ -15,6 +15,7 @@ from baechi_lab.graph.link import FREE
 from baechi_lab.graph.units import format_us
 from baechi_lab.identity import Unidentified, content_digest
 from baechi_lab.widgets.panels.run_panel import foreign
+from tests.helpers.messages import shown_text
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -120,7 +121,7 @@ def test_a_run_measures_and_is_shown_beside_the_simulated_step():
     assert bench.tasks.worker.wait(60)
     ((outcome, run),) = bench.tasks.measured_runs
     assert run.status == "ok" and len(run.step_seconds) == 2 and list(run.native) == ["eager"]
-    shown = bench.run.numbers.value
+    shown = shown_text(bench.run.numbers)
     for text in (format_us(run.median_seconds * 1e6), format_us(outcome.timeline.makespan_us), "native (eager)"):
         assert text in shown
     assert "measured / simulated" not in shown and "estimate for rtx2080" in bench.run.likeness.value

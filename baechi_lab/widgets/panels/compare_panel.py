@@ -19,11 +19,12 @@ from ..charts import MOST_BARS, peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference, name_of
 from ..compute import Outcome, placed_parts
 from ..controls import HTML, Checkbox
+from ..glossary import tip
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from ..views.table_view import PERCENT, Column, TableView, busy_lanes, quantity
-from .parts import WIDE, Fold, button, for_people, note, row, say, set_class, table
+from ..views.table_view import PERCENT, RATIO_DECIMALS, Column, TableView, busy_lanes, names, quantity
+from .parts import WIDE, Fold, add_hint, button, for_people, note, row, say, set_class, table
 
 if TYPE_CHECKING:
     import pandas
@@ -40,11 +41,14 @@ class ComparePanel:
 
         self.tasks, self.model = tasks, tasks.model
         self.boxes = {
-            name: Checkbox(
-                value=name in DEFAULT_PLACERS,
-                description=name,
-                indent=False,
-                layout={"width": "auto", "margin": "0 12px 0 0"},
+            name: add_hint(
+                Checkbox(
+                    value=name in DEFAULT_PLACERS,
+                    description=name,
+                    indent=False,
+                    layout={"width": "auto", "margin": "0 12px 0 0"},
+                ),
+                tip(name),
             )
             for name in placer_names()
         }
@@ -197,12 +201,13 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
     peak_texts = [t if ok or not t else f"✗ {t}" for t, ok in zip(peaks.texts, fits, strict=True)]
     measured_hint = "median of a real run of this placement"
     columns = [
-        Column("placer", table["placer"].astype(str).tolist()),
+        names("placer", table["placer"].astype(str).tolist()),
         quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
         quantity(
             "speedup",
             table["speedup"].tolist(),
             hint="the step of one device alone over this one; above 1 is faster",
+            decimals=RATIO_DECIMALS,
         ),
         quantity(
             "gap", table["gap"].clip(lower=0.0).tolist(), PERCENT, "how far the step is above the largest lower bound"
@@ -213,6 +218,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
             "balance",
             table["balance"].tolist(),
             hint="mean busy time of devices over that of the busiest; 1 is even",
+            decimals=RATIO_DECIMALS,
         ),
         quantity("took", (table["place_seconds"] * 1e6).tolist(), ((1e3, "ms"),), "time of placing", most_decimals=1),
     ]

@@ -10,6 +10,8 @@ import numpy as np
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
 from ...graph.units import exact_bytes, format_limit, format_us, plain_number
+from ...placers.auto import Auto
+from ...placers.registry import placer_class
 from ...sweeps import best
 from ...viz.layout import BYTES, UNITS
 from ..charts import AXES, MEASURES, heat_map, is_known, pareto_chart, pareto_front, varied_axes
@@ -21,7 +23,7 @@ from ..setting import Setting
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
-from ..views.table_view import PERCENT, Column, TableView, quantity
+from ..views.table_view import PERCENT, Column, TableView, names, quantity
 from .parts import MOST_DEVICES, WIDE, Quiet, add_hint, button, count_up_to, note, row, say, set_class
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ class ExplorePanel:
         self.replicas = _text("replicas", "1", hint="copies of the placement side by side")
         self.devices = _text("devices", "1, 2, 4", hint="how many of them; further ones are like the last")
         self.memory = _text("memory", "", hint="of each device")
-        self.placers = _text("placers", "m-etf, contiguous", hint="names as in the setting")
-        self.offered = {control: control.value for control in (self.memory, self.micro, self.schedules, self.replicas)}
+        self.placers = _text("placers", "", hint="names as in the setting")
+        following = (self.memory, self.micro, self.schedules, self.replicas, self.placers)
+        self.offered = {control: control.value for control in following}
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
@@ -118,7 +121,7 @@ class ExplorePanel:
 
     def _ready(self) -> None:
         """Enables batch sizes if there is a model to build, and fills in values of the setting: its memory and half of it,
-        its micro-batches, schedule and replicas.
+        its micro-batches, schedule and replicas, and its placer before two others.
         """
         from ...simulator.schedules import RULES
 
@@ -131,6 +134,7 @@ class ExplorePanel:
             self.micro: str(setting.micro_batches or ""),
             self.schedules: setting.schedule if setting.schedule in RULES else "",
             self.replicas: str(setting.replicas),
+            self.placers: ", ".join(offered_placers(setting)),
         }
         for control, value in values_of_setting.items():
             if control.value == self.offered[control]:  # otherwise the user has typed it
@@ -167,7 +171,7 @@ class ExplorePanel:
         return self.tasks.worker.busy and self.tasks.job == SWEEP
 
     def _start(self) -> None:
-        guard = Guard(self.model.fail)
+        guard = Guard(self.model.reject)
         with guard:
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
             self.fresh = True
@@ -290,6 +294,12 @@ UNVARIED: dict[str, Any] = {
 }
 
 
+def offered_placers(setting: Setting) -> list[str]:
+    """Returns the placers that a sweep is offered: that of the setting, unless it searches to a time limit, and two rules."""
+    own_placer = [] if placer_class(setting.placer).anytime else [setting.placer]
+    return list(dict.fromkeys([*own_placer, "m-etf", "contiguous"]))
+
+
 def without_varied_fields(setting: Setting, count: int) -> Setting:
     """Returns the setting without what a sweep varies or leaves out: `count` devices of 1 byte, no placer, no batch."""
     return setting.replace(cluster=setting.cluster.resized(count).with_memory(1), **UNVARIED)
@@ -346,7 +356,10 @@ def against_current(values: Any, current: Outcome) -> str:
     else:
         same_work = (int(micro) if is_known(micro) else 1) == (current.setting.micro_batches or 1)
         speed = f"takes {format_us(step)}" if same_work and values["makespan_us"] > 1.0005 * step else ""
-    return f"; the setting on the screen is faster, it {speed}" if speed else ""
+    # A row has the order of its own placer, where `auto` took the fastest order as well.
+    order = str(current.base.info.get("winner", "")).partition(", scheduler ")[2]
+    why = f": {Auto.name} gave its placement the order {order}" if order else ""
+    return f"; the setting on the screen is faster, it {speed}{why}" if speed else ""
 
 
 FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}
@@ -355,17 +368,14 @@ FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faste
 def sweep_columns(table: pandas.DataFrame) -> list[Column]:
     """Returns the columns of a sweep's table that are not empty, each in one unit."""
 
-    def words(name: str, texts: list[str]) -> Column:
-        return Column(name, texts, hint=tip(name))
-
     def numbers(name: str, key: str, units: Any = ((1.0, ""),)) -> Column:
         return quantity(name, table[key].tolist() if key in table else [None] * len(table), units, tip(name))
 
     columns = [
-        words("placer", table["placer"].astype(str).tolist()),
+        names("placer", table["placer"].astype(str).tolist()),
         numbers("batch", "batch_size"),
         numbers("micro-batches", "micro_batches"),
-        words("schedule", [str(v) if is_known(v) else "" for v in table["schedule"]]),
+        names("schedule", [str(v) if is_known(v) else "" for v in table["schedule"]]),
         numbers("replicas", "replicas"),
         numbers("devices", "devices"),
         numbers("memory", "memory_bytes", BYTES),
@@ -373,8 +383,8 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
         numbers("samples/s", "samples_per_second"),
         numbers("bubble", "bubble", PERCENT),
         numbers("peak", "peak_bytes", BYTES),
-        words("fits", ["yes" if ok else "no" for ok in table["feasible"].astype(bool)]),
-        words("why not", [str(text or "") for text in table["error"]]),
+        names("fits", ["yes" if ok else "no" for ok in table["feasible"].astype(bool)]),
+        Column("why not", [str(text or "") for text in table["error"]], hint="why there is no placement that fits"),
     ]
     return [column for column in columns if any(column.texts)]
 

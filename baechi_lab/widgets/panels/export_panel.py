@@ -28,7 +28,7 @@ class ExportPanel:
         self.read = button(
             "Read this code",
             "set the workbench to what the code says",
-            guard_change(self.model.fail)(lambda: self.model.load_code(self.code.value)),
+            guard_change(self.model.reject)(lambda: self.model.load_code(self.code.value)),
         )
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))

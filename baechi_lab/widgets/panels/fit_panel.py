@@ -6,27 +6,29 @@ of an outcome is one of those that are tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import chain, islice
 
 import ipywidgets
 
 from ...fitting.fit import fit
-from ...fitting.record import HEAD, Fit
+from ...fitting.record import Fit, FitOption, counted
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
+from ...viz.layout import BYTES, UNITS
 from ..background import Ticket
 from ..compute import Outcome, TrainingStep, is_torch_step, source
-from ..controls import HTML
 from ..fit_view import FitView
+from ..glossary import tip
 from ..guard import Guard
 from ..setting import Setting
 from ..tasks import Tasks
-from .parts import WIDE, button, for_people, note, row, say, table
+from ..views.table_view import Column, TableView, quantity
+from .parts import WIDE, button, for_people, note, row, say
 
 OTHER_BATCH = {
     NO_OTHER_BATCH: "a graph does not say what another batch costs: open the workbench with a step, or choose a model in Setting"
@@ -40,7 +42,7 @@ class FitPanel:
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
-        self.state, self.rows = note(), HTML(layout=WIDE)
+        self.state, self.rows = note(), TableView("options to make the step fit")
         say(self.state, "Says whether the graph fits these devices, and what each option to make it fit costs.")
         self.answer: Fit | None = None
         self.points = ipywidgets.VBox([], layout=WIDE)
@@ -73,13 +75,47 @@ class FitPanel:
             "good" if answer.fits else "bad",
         )
         self.model.emit("announced", answer.answer)
-        best = answer.best
-        marked_row = -1 if best is None else answer.options.index(best)
         self.points.children = [FitView(answer)]
-        texts = [[OTHER_BATCH.get(text, text) for text in option.texts()] for option in answer.options]
-        has_values = [any(row[k] != "-" for row in texts) for k in range(len(HEAD))]
-        head, *rows = (list(compress(cells, has_values)) for cells in (HEAD, *texts))
-        self.rows.value = table(head, rows, marked_row)
+        extras: list[dict[str, object]] = [{"marked": option is answer.best} for option in answer.options]
+        self.rows.show(option_columns(answer.options), extras)
+
+
+def option_columns(options: Sequence[FitOption]) -> list[Column]:
+    """Returns the columns of a table of options that are not empty, each in one unit."""
+    peaks = [option.peaks_of_devices_and_hosts for option in options]
+    # Why an option could not be simulated stands where others say what they give up.
+    disadvantages = [option.gives_up if option.timeline else option.error for option in options]
+    columns = [
+        Column("option", [option.kind for option in options], hint="a change that may make the step fit"),
+        Column("choice", [option.choice_in_words for option in options], hint="how much of the change"),
+        Column(
+            "fits",
+            [option.fits_in_words for option in options],
+            hint="in doubt: it fits in the simulation, but the framework may hold more",
+        ),
+        quantity("step", [option.step_us for option in options], UNITS, tip("step time")),
+        quantity("samples/s", [option.samples_per_second for option in options], hint=tip("samples/s")),
+        _peaks_column("peak of each device", [devices for devices, _ in peaks], tip("peak")),
+        _peaks_column("host", [hosts for _, hosts in peaks], tip("host")),
+        Column(
+            "gives up",
+            [OTHER_BATCH.get(text, text) for text in disadvantages],
+            hint="what is worse than in the step as it is, or why it was not simulated",
+        ),
+    ]
+    return [column for column in columns if any(column.texts)]
+
+
+def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Column:
+    """Returns a column of several peaks per row, all in one unit, which sorts by the largest; equal neighbours are counted."""
+    all_peaks = quantity(name, list(chain.from_iterable(peaks)), BYTES, hint, most_decimals=2)
+    remaining_texts = iter(all_peaks.texts)
+    rows = [list(islice(remaining_texts, len(row))) for row in peaks]
+    return replace(
+        all_peaks,
+        texts=[", ".join(counted(row)) for row in rows],
+        values=[max(row, default=None) for row in peaks],
+    )
 
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:

@@ -16,7 +16,7 @@ from ..advice import MOST_ADVICE, Advice
 from ..comparing import name_of
 from ..compute import Outcome
 from ..controls import HTML, shared
-from ..glossary import with_term_tooltips
+from ..glossary import name_with_tooltip, with_term_tooltips
 from ..guard import Guard, Problem
 from ..model import FIRST_PLACER, WorkbenchModel
 from ..setting import Setting
@@ -132,7 +132,7 @@ class Header:
         self.verdict.clear()
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
-        spans = [f"<span>{with_term_tooltips(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
+        spans = [f"<span>{name_with_tooltip(k)} <b>{with_term_tooltips(v)}</b></span>" for k, v in facts]
         spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
         spans += [] if fits else [f'<span class="bl-bad">{html.escape(line.violations[0].message)}</span>']
         reason = why_won(outcome) or why_other(outcome)

@@ -34,7 +34,7 @@ COMMON = {
     "micro_batches": "parts of the batch, for the objectives that count them",
     "schedule": "the order in which devices work on micro-batches, for the objective step",
     "sum": "count computing and transfers of a device one after the other instead of side by side",
-    "error": "how far times may be off, for the objective p90; 0.2: 20 % up or down",
+    "error": "how far times may be off, for the objective p90; 0.2: 20% up or down",
 }
 """Hints for parameters of many placers, where the placer's docstring has none."""
 

@@ -11,7 +11,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ..controls import HTML, Button, ToggleButton
-from ..glossary import with_term_tooltips
+from ..glossary import name_with_tooltip, with_term_tooltips
 from ..views.folder import Folder
 
 WIDE = {"width": "100%", "margin": "1px 0"}
@@ -86,14 +86,15 @@ def switch(text: str, tooltip: str, value: bool = False) -> ToggleButton:
 
 
 def add_hint(control: Any, hint: str) -> Any:
-    """Adds a tooltip to the name of a control, since controls with a name show no tooltip of their own.
+    """Adds a tooltip to the name of a control, or replaces it: controls with a name show no tooltip of their own.
 
-    >>> add_hint(ipywidgets.Text(description="link"), "a latency").description
-    '<span title="a latency">link</span>'
+    >>> add_hint(add_hint(ipywidgets.Text(description="link"), "a latency"), "a rate").description
+    '<span title="a rate">link</span>'
     """
+    label = re.sub(r"^<span [^>]*>(.*)</span>$", r"\1", control.description)
     control.tooltip = hint
     control.description_allow_html = True
-    control.description = f'<span title="{html.escape(hint)}">{html.escape(control.description)}</span>'
+    control.description = f'<span title="{html.escape(hint)}">{label}</span>'
     return control
 
 
@@ -164,7 +165,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked_row: int = 
     """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked_row` is bold."""
     if not rows:
         return f'<div class="bl-note">{html.escape(empty)}</div>'
-    top = "".join(f"<th>{with_term_tooltips(h)}</th>" for h in head)
+    top = "".join(f"<th>{name_with_tooltip(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked_row else ""}">'
         + "".join(f"<td>{_breakable(c)}</td>" for c in cells)

@@ -14,6 +14,7 @@ from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome, is_torch_step
 from ..controls import HTML, Dropdown, IntText
+from ..glossary import name_with_tooltip
 from ..guard import Guard, guard_change
 from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
@@ -117,7 +118,7 @@ class RunPanel:
 
     def _check_steps(self, change: Any) -> None:
         """Checks a typed number of steps; an invalid one is replaced by the previous one, with a note."""
-        with guard_change(self.model.fail) as guard:
+        with guard_change(self.model.reject) as guard:
             count_up_to("steps", change["new"], MOST_STEPS)
         if guard.failed:
             self.steps.value = change["old"]
@@ -158,7 +159,7 @@ class RunPanel:
             )
         if live.run is not None and live.run.native_ratio == live.run.native_ratio:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
-        facts_html = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
+        facts_html = "".join(f"<span>{name_with_tooltip(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
         self.numbers.value = f'<div class="bl-facts">{facts_html}</div>'
         if live.run is None and not self.tasks.runner.stopping:
             say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting ...")

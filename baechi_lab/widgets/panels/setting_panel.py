@@ -15,7 +15,8 @@ from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
 from ..controls import Dropdown, IntSlider, SelectionSlider, Text
-from ..guard import Guard, Problem, guard_change
+from ..glossary import tip
+from ..guard import Guard, guard_change
 from ..model import WorkbenchModel
 from ..setting import (
     GIVEN_SUBJECT,
@@ -39,6 +40,8 @@ SLIDER_DEVICES = 16
 """Most devices of the slider; more can be typed beside it."""
 OWN_CLUSTER = "as given below"
 PLANNED, FREE = "as planned", "what is ready first"
+SCHEDULER_HINT = "the order in which a device takes ops that are ready; as planned: the placer's own order"
+SCHEDULE_HINT = "the order in which devices work on micro-batches, forward and backward"
 PASS_HINTS = {
     "colocation": "ops that TensorFlow requires on one device become one group",
     "coplacement": "an op whose output has one reader goes where that is",
@@ -51,7 +54,6 @@ class SettingPanel:
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks, pane: ipywidgets.Box):
         self.model, self.tasks, self.quiet, self.widget = model, tasks, Quiet(), pane
-        self._rejection: Problem | None = None
         self._make_controls()
         self.params = ParamsForm(lambda: self._change_setting(lambda: {"params": self.params.values()}))
         self.source_note = note()
@@ -148,7 +150,8 @@ class SettingPanel:
         self.comm = _drop(
             "transfers",
             list(COMMUNICATION_MODES),
-            "sequential: a device sends or receives one tensor at a time; parallel: any number at once",
+            "sequential: a device sends or receives one tensor at a time; duplex: it sends one and receives one; parallel: any "
+            "number at once",
         )
 
     def _make_placement_controls(self) -> None:
@@ -172,7 +175,7 @@ class SettingPanel:
         self.scheduler = _drop(
             "scheduler",
             [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names() if s != "planned")],
-            "the order in which a device takes ops that are ready; as planned: the placer's own order",
+            SCHEDULER_HINT,
         )
         self.micro = _text(
             "micro-batches",
@@ -182,7 +185,7 @@ class SettingPanel:
         self.schedule = _drop(
             "schedule",
             [(FREE, ""), *((s, s) for s in RULES)],
-            "the order in which devices work on micro-batches, forward and backward",
+            SCHEDULE_HINT,
         )
         self.replicas = _text(
             "replicas", "1", "copies of the placement side by side, each on its share of the devices and micro-batches"
@@ -231,16 +234,15 @@ class SettingPanel:
         if self.quiet.active:
             return
         before = self.model.setting
-        with guard_change(self.model.fail) as guard:
+        with guard_change(self.model.reject):
             self.model.change(**make())
-        self._rejection = self.model.problem if guard.failed else None
         if self.model.setting is before:  # rejected, or equal: the control shows the setting that is in force
             self.show(before)
 
     def _clear_rejection(self, _: object, content: dict[str, object], __: object) -> None:
         """Removes the message on a rejected value when Enter confirms the one in force, which is no change."""
-        if content.get("event") == "submit" and self._rejection is not None and self.model.problem is self._rejection:
-            self.model.clear_problem()
+        if content.get("event") == "submit":
+            self.model.forget_rejection()
 
     def _device_count(self, text: str) -> int:
         return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
@@ -340,6 +342,9 @@ class SettingPanel:
                 self.schedule.options = [*self.schedule.options, (shorten(setting.schedule, 24), setting.schedule)]
             self.schedule.value = setting.schedule or ""
             self.replicas.value = str(setting.replicas)
+            for control, hint in ((self.scheduler, SCHEDULER_HINT), (self.schedule, SCHEDULE_HINT)):
+                chosen_hint = tip(control.value)
+                add_hint(control, f"{hint}; {control.value}: {chosen_hint}" if chosen_hint else hint)
 
     def _show_progress(self) -> None:
         """Shows the curve of the best step so far, which stays until the next computation."""

@@ -1,7 +1,7 @@
 // A table that sorts by its columns; a click and the keys of a button do the same. Traits: see table_view.py.
 
 /** @typedef {{name: string, hint: string, number: boolean}} ColumnHead */
-/** @typedef {{cells: string[], keys: (number | string | null)[], marked: boolean, notes: {text: string, hint: string, good: boolean}[],
+/** @typedef {{cells: string[], tips: string[], keys: (number | string | null)[], marked: boolean, notes: {text: string, hint: string, good: boolean}[],
  *   actions: {name: string, hint: string}[], lanes: {d: string, color: string}[], span: number, label: string}} TableRow */
 const LANE_BINS = 60;
 
@@ -54,7 +54,7 @@ function render({ model, el }) {
     }, element("button", { type: "button", class: "bl-sort", title: one.hint || `sort by ${one.name}`, "data-key": `head ${k}`, onclick: () => sortBy(k) }, one.name)));
     const body = sortedOrder(rows, column, descending).map((number) => {
       const row = rows[number];
-      const cells = row.cells.map((text, k) => element("td", { class: head[k].number && "bl-number" }, text,
+      const cells = row.cells.map((text, k) => element("td", { class: head[k].number && "bl-number", title: row.tips[k] || false }, text,
         ...(k ? [] : row.notes.flatMap((one) => [" ", element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)]))));
       const buttons = row.actions.map(({ name, hint }) => element("button", {
         type: "button", class: "bl-button", title: hint, "data-key": `${name} ${row.cells[0]}`,

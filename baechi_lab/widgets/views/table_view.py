@@ -12,22 +12,38 @@ import traitlets
 from numpy.typing import NDArray
 
 from ...viz.layout import scale
+from ..glossary import tip
 from .base import Message, View, source
 
 ONE = ((1.0, ""),)
 PERCENT = ((0.01, "%"),)
 MOST_DECIMALS = 4
+RATIO_DECIMALS = 2
+"""Decimals of a speedup or a share of 1, as in "1.00 times": also where all are whole."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its head, the text of every row, and the values by which it sorts (None sorts last)."""
+    """A column: its head, the text of every row, and the values by which it sorts (None sorts last).
+
+    `hint` explains the head, by default as the glossary does. `tips` explain the texts, which may be names.
+    """
 
     name: str
     texts: Sequence[str]
     values: Sequence[float | str | None] = ()
     hint: str = ""
     number: bool = False
+    tips: Sequence[str] = ()
+
+
+def names(name: str, texts: Sequence[str], hint: str = "") -> Column:
+    """Makes a column of names, such as placers, each with its meaning in the glossary.
+
+    >>> names("placer", ["single"]).tips[0][:29]
+    'A placer that puts everything'
+    """
+    return Column(name, texts, hint=hint or tip(name), tips=tuple(map(tip, texts)))
 
 
 def quantity(
@@ -36,11 +52,12 @@ def quantity(
     units: tuple[tuple[float, str], ...] = ONE,
     hint: str = "",
     most_decimals: int = MOST_DECIMALS,
+    decimals: int | None = None,
 ) -> Column:
     """Makes a column of numbers in the unit that suits the largest of them; None and NaN are empty.
 
     All have the same decimals: none if all are whole, else as many as show at least two digits of the smallest, at least three
-    below one unit, and not more than `most_decimals`.
+    below one unit, and not more than `most_decimals`. `decimals` are another number of them.
 
     >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
     >>> column.name, column.texts
@@ -53,7 +70,8 @@ def quantity(
     are_whole = all(v is None or v / factor == round(v / factor) for v in numbers)
     magnitude = math.floor(math.log10(smallest))
     least = 3 if unit and magnitude < 0 else min(2, 3 - magnitude)
-    decimals = 0 if are_whole else min(max(1 - magnitude, least, 0), 1 if unit == "%" else most_decimals)
+    if decimals is None:
+        decimals = 0 if are_whole else min(max(1 - magnitude, least, 0), 1 if unit == "%" else most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 
@@ -93,7 +111,8 @@ class TableView(View):
 
     `on_action(row, action)` is called for a button of a row, with the original position of the row.
 
-    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, `keys` (by which columns sort), `marked`,
+    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, their `tips`, `keys` (by which columns sort),
+    `marked`,
     `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`) and a picture `lanes`, which fills the
     share `span` of its cell and has the name `label`.
 
@@ -119,11 +138,12 @@ class TableView(View):
         count = len(columns[0].texts) if columns else 0
         plain: dict[str, object] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
         with self.hold_sync():
-            self.head = [{"name": c.name, "hint": c.hint, "number": c.number} for c in columns]
+            self.head = [{"name": c.name, "hint": c.hint or tip(c.name), "number": c.number} for c in columns]
             self.rows = [
                 {
                     **plain,
                     "cells": [c.texts[k] for c in columns],
+                    "tips": [c.tips[k] if c.tips else "" for c in columns],
                     "keys": [(c.values or c.texts)[k] for c in columns],
                     **(extras[k] if extras else {}),
                 }
