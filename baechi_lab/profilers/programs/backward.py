@@ -13,6 +13,9 @@ For each op whose output's gradient is needed, in reverse order:
 
 Ops that add or rearrange save nothing, ops in `_SAVES_OUTPUT` save their output, all others save their inputs. Gradients of
 one value from several readers are added by the later ones of the ops that make them. A gradient has the size of its value.
+If the reader of the program knows the operators of a gradient, the forward op also saves what these read of its own making,
+such as copies in another order, and the backward op holds what they hold for a time. Where the caller holds the outputs, they
+are temporary bytes of every backward op, as in the graphs of PyTorch's layers.
 Outputs of an op without gradients (`no_grad`) get none.
 
 Gradients of parameters are persistent bytes of the first backward op that makes them, whose reuse kind is `GROWS`. If several
@@ -33,7 +36,7 @@ from dataclasses import replace
 from ...graph import CONTROL_BYTES
 from ..precision import Precision
 from ..work import DEPTHWISE_GRADIENT, POSITIONS_SUM_US, Kernel
-from .records import Program, ProgramOp
+from .records import CallWork, Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
     """
@@ -92,7 +95,10 @@ def add_backward_and_updates(
     for i, values in parameters_by_op.items():
         builder.add_update(i, values, optimizer_states)
     builder.order_updates_last()
-    ops = tuple(replace(op, owner=op.owner or op.name) for op in program.ops)
+    ops = tuple(
+        replace(op, owner=op.owner or op.name, makes=(*op.makes, *builder.saved_values.get(i, ())))
+        for i, op in enumerate(program.ops)
+    )
     return replace(program, ops=(*ops, *builder.ops), size_bytes=builder.size_bytes)
 
 
@@ -107,6 +113,8 @@ class _BackwardBuilder:
         self.program, self.needs, self.precision = program, needs, precision
         self.ops: list[ProgramOp] = []
         self.size_bytes = dict(program.size_bytes)
+        self.saved_values: dict[int, list[str]] = {}
+        """Forward op -> what it makes and saves for backward ops only."""
         self.gradients: dict[str, list[str]] = {value: [] for value in program.outputs if value in needs}
         makers = {program.maker[v] for v in program.outputs if v in program.maker}
         self.loss = tuple(sorted(makers))
@@ -125,21 +133,21 @@ class _BackwardBuilder:
         recurrent = any(k.steps > 1 for k in op.kernels)  # whose gradients go back through the steps together
         if not op.is_product or recurrent or len(inputs) > 2 or (len(inputs) == 2 and weights):
             default = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
-            kernels = self._kernels(op, gradient_targets, default)
-            self._add_op(i, "backward", kernels, [*upstream, *self._saved_values(op)], inputs, weights, after)
+            work = self._work(op, gradient_targets, default)
+            self._add_op(i, "backward", work, [*upstream, *self._saved_values(op)], inputs, weights, after)
             return
         if weights:
             other_reads = [v for v in op.reads if v not in self.program.parameters]
             summed_bytes = float(self.program.size_bytes.get(op.makes[0], 0)) if len(weights) > 1 else 0.0
-            kernels = self._kernels(op, weights, _gradient_kernels(op, weights[0], summed_bytes))
-            self._add_op(i, "backward/weight", kernels, [*upstream, *other_reads], [], weights, after)
+            work = self._work(op, weights, _gradient_kernels(op, weights[0], summed_bytes))
+            self._add_op(i, "backward/weight", work, [*upstream, *other_reads], [], weights, after)
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
             other_reads = [v for v in op.reads if v != value]
             size = self.program.size_bytes
             number_share = size.get(value, 0) / size[op.makes[0]] if size.get(op.makes[0]) else 1.0
-            kernels = self._kernels(op, [value], _gradient_kernels(op, value, number_share=number_share))
-            self._add_op(i, label, kernels, [*upstream, *other_reads], [value], [], after)
+            work = self._work(op, [value], _gradient_kernels(op, value, number_share=number_share))
+            self._add_op(i, label, work, [*upstream, *other_reads], [value], [], after)
 
     def add_update(self, i: int, values: list[str], states: int) -> None:
         """Adds the op that updates the parameters that op `i` holds."""
@@ -175,13 +183,14 @@ class _BackwardBuilder:
         self,
         i: int,
         label: str,
-        kernels: tuple[Kernel, ...],
+        work: CallWork,
         reads: list[str],
         inputs: list[str],
         weights: list[str],
         after: tuple[int, ...],
     ) -> None:
         op, makes, gradient_bytes, temporary = self.program.ops[i], [], 0, 0
+        kernels = work.kernels
         for value in (*inputs, *weights):
             gradient, size = f"gradient of {value} by {op.name}", self.program.size_bytes.get(value, 0)
             self.size_bytes[gradient] = size if value in inputs else CONTROL_BYTES
@@ -196,7 +205,15 @@ class _BackwardBuilder:
             makes.append(gradient)
         values = tuple(v for v in reads if v not in self.program.parameters)
         name, op_type = f"{op.name}/{label}", f"{op.op_type}Backward"
-        held_bytes = temporary, gradient_bytes
+        if self.program.holds_outputs:
+            outputs = set(self.program.outputs) & self.program.maker.keys() - set(values)
+            temporary += sum(self.program.size_bytes.get(value, 0) for value in outputs)
+        if work.saved_bytes:
+            saved_value = f"saved for {name}"
+            self.size_bytes[saved_value] = work.saved_bytes
+            self.saved_values.setdefault(i, []).append(saved_value)
+            values = (*values, saved_value)
+        held_bytes = temporary + work.temp_bytes, gradient_bytes
         self.ops.append(ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name, *held_bytes))
 
     def _saved_values(self, op: ProgramOp) -> tuple[str, ...]:
@@ -205,10 +222,10 @@ class _BackwardBuilder:
             return ()
         return op.makes if kind in _SAVES_OUTPUT else op.reads
 
-    def _kernels(self, op: ProgramOp, values: list[str], default: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Returns the kernels of the gradients of `values`: those that the reader of the program knows, else `default`."""
-        kernels = op.gradients(values) if op.gradients is not None else ()
-        return tuple(map(self.precision.kernel, kernels)) or default
+    def _work(self, op: ProgramOp, values: list[str], default: tuple[Kernel, ...]) -> CallWork:
+        """Returns the work of the gradients of `values`: what the reader of the program knows, else the kernels `default`."""
+        work = op.gradients(values) if op.gradients is not None else CallWork()
+        return replace(work, kernels=tuple(map(self.precision.kernel, work.kernels)) or default)
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
         kernels = []

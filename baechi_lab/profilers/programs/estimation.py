@@ -75,7 +75,8 @@ def profile_program(
         label: check_whole(f"sizes[{in_short(label, 80)}]", size) for label, size in dict(sizes or {}).items()
     }
     precision = Precision.of(precision, gradients)
-    forward_program = _read_program(program, batch_size, checked_sizes, precision).in_precision(precision)
+    on_cpu = all(kind_hardware.kind == "cpu" for kind_hardware in kinds.values())
+    forward_program = _read_program(program, batch_size, checked_sizes, precision, on_cpu).in_precision(precision)
     for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
         warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=outer_stacklevel())
     if not training:
@@ -86,12 +87,14 @@ def profile_program(
     return step_program.graph(kinds, precision)
 
 
-def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], precision: Precision) -> Program:
+def _read_program(
+    program: Any, batch_size: int | None, sizes: dict[str, int], precision: Precision, on_cpu: bool
+) -> Program:
     path = isinstance(program, (str, bytes, os.PathLike))
     if (path and name_of(program).endswith(".pt2")) or is_instance(program, "torch.export", "ExportedProgram"):
         from ..torch.exported_program import program_of
 
-        return program_of(program, batch_size, sizes, precision)
+        return program_of(program, batch_size, sizes, precision, on_cpu)
     if (path and name_of(program).endswith(".onnx")) or is_instance(program, "onnx", "ModelProto"):
         from .onnx_model import program_of as program_of_onnx
 

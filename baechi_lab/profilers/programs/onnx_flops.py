@@ -33,6 +33,7 @@ from ..work import (
     table_sums,
     transposed_products,
 )
+from .records import CallWork
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -419,6 +420,11 @@ def gradient_kernels(
                 kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(operand_shape or ())))))
         return tuple(kernels) or (Kernel(metadata=True),)
     return (kernel,) if us else ()
+
+
+def gradient_work(values: Sequence[str], **description: Any) -> CallWork:
+    """Returns the work of the gradients of an operator's inputs; arguments as in `gradient_kernels`."""
+    return CallWork(gradient_kernels(values=values, **description))
 
 
 _INDEX_BYTES = 8

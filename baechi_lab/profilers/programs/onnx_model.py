@@ -31,7 +31,7 @@ from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of
 from .onnx_flops import (
     SHAPE_OPS,
     attribute,
-    gradient_kernels,
+    gradient_work,
     layout_bytes,
     multiprocessor_us,
     product_flops,
@@ -167,8 +167,8 @@ def _read_model(
         shaped_values = [v for v in output_names if v in types and v in shapes and v not in values_of_assumed_shape]
         made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
         gradients = partial(
-            gradient_kernels,
-            node,
+            gradient_work,
+            node=node,
             input_shapes=[shapes.get(v, ()) if v else None for v in node.input],
             output_shapes=[shapes.get(v, ()) if v else None for v in node.output],
             number_bytes=_WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,

@@ -26,6 +26,21 @@ UNKNOWN_ROUNDS = "a body that runs an unknown number of times"
 
 
 @dataclass(frozen=True)
+class CallWork:
+    """Work of one call of an operator, or of its gradients.
+
+    Args:
+        kernels: what runs; none if this is not known.
+        temp_bytes: bytes that it holds besides its inputs and outputs while it runs.
+        saved_bytes: of gradients, bytes that the forward call keeps for them besides its inputs and outputs.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    temp_bytes: int = 0
+    saved_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class ProgramOp:
     """One operator.
 
@@ -40,8 +55,8 @@ class ProgramOp:
         persistent_bytes: bytes kept besides parameters; a backward op keeps gradients from its start.
         output_shapes: types and shapes of what it makes, as `OpGraph.output_shapes` has them.
         detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
-        gradients: function from some of `reads` to the kernels of their gradients; without it, or if these are none, they follow
-            from those of the forward pass (`backward`).
+        gradients: function from some of `reads` to the work of their gradients; without it, or if this has no kernels, these
+            follow from those of the forward pass (`backward`).
     """
 
     name: str
@@ -56,7 +71,7 @@ class ProgramOp:
     persistent_bytes: int = 0
     output_shapes: str = ""
     is_detached: bool = False
-    gradients: Callable[[Sequence[str]], tuple[Kernel, ...]] | None = field(default=None, compare=False, repr=False)
+    gradients: Callable[[Sequence[str]], CallWork] | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_product(self) -> bool:
@@ -81,6 +96,8 @@ class Program:
         outputs: values that the program returns.
         reasons_of_guesses: op -> why its work is not fully counted.
         notes: further sentences about the estimate for the user.
+        batch_bytes: bytes of the inputs, which the caller holds: temporary bytes of every op.
+        holds_outputs: whether the caller holds the outputs until a training step ends.
     """
 
     name: str
@@ -90,6 +107,8 @@ class Program:
     outputs: tuple[str, ...] = ()
     reasons_of_guesses: Mapping[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    batch_bytes: int = 0
+    holds_outputs: bool = False
 
     @cached_property
     def maker(self) -> dict[str, int]:
@@ -149,7 +168,7 @@ class Program:
             op_types=tuple(op.op_type for op in self.ops),
             duration_us=next(iter(by_kind.values())),  # type: ignore[arg-type]
             duration_by_kind=by_kind,  # type: ignore[arg-type]
-            temp_bytes=[op.temp_bytes for op in self.ops],  # type: ignore[arg-type]
+            temp_bytes=[op.temp_bytes + self.batch_bytes for op in self.ops],  # type: ignore[arg-type]
             persistent_bytes=persistent_bytes,  # type: ignore[arg-type]
             colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
             colocation_names=names,

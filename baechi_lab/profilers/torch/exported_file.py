@@ -76,8 +76,8 @@ def read_document(data: bytes) -> object:
         raise FormatError("the archive is damaged") from error
 
 
-def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
-    """Reads the program in a document.
+def read_program(document: Any, name: str, open_sizes: OpenSizes, on_cpu: bool = False) -> Program:
+    """Reads the program in a document; `on_cpu` as in `program_of`.
 
     Raises:
         FormatError: the version is not supported, or the program is damaged.
@@ -92,7 +92,7 @@ def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
         )
     try:
         module = document["graph_module"]
-        program = _Reader(module["graph"], name, open_sizes).program(module["signature"])
+        program = _Reader(module["graph"], name, open_sizes, on_cpu).program(module["signature"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
     check_sizes(open_sizes.sizes, open_sizes.size_of_symbol)
@@ -128,9 +128,9 @@ def _tensors_in(argument: object) -> Iterator[object]:
 class _Reader:
     """Reads the JSON of a graph."""
 
-    def __init__(self, graph: Any, name: str, open_sizes: OpenSizes):
+    def __init__(self, graph: Any, name: str, open_sizes: OpenSizes, on_cpu: bool):
         self.graph, self.open_sizes = graph, open_sizes
-        self.builder = ProgramBuilder(name)
+        self.builder = ProgramBuilder(name, on_cpu)
         self.value: dict[str, torch.Tensor] = {}
         self.tensor_values: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}

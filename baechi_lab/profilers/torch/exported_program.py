@@ -24,15 +24,18 @@ def program_of(
     batch_size: int | None = None,
     sizes: Mapping[str, int] | None = None,
     precision: Precision | None = None,
+    on_cpu: bool = False,
 ) -> Program:
     """Reads the operators of an `ExportedProgram` or a `.pt2` file, with the floating-point types that `precision` chooses.
+
+    `on_cpu`: its calls run as on a CPU, not as on a GPU.
 
     Raises:
         FormatError, InvalidInput: see `bl.profile_program`.
     """
     open_sizes = OpenSizes(batch_size, sizes or {}, named_dtype(precision and precision.dtype))
     if isinstance(source, torch.export.ExportedProgram):
-        reader = _Reader(type(source.graph_module).__name__.lower(), open_sizes)
+        reader = _Reader(type(source.graph_module).__name__.lower(), open_sizes, on_cpu)
         signature, is_trained = source.graph_signature, {}
         for node in source.graph.nodes:
             if node.op == "placeholder":
@@ -45,7 +48,7 @@ def program_of(
         check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
         return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
     document = with_file_name(source, lambda: read_document(read_bytes(source)))
-    return with_file_name(source, lambda: read_program(document, stem(source), open_sizes))
+    return with_file_name(source, lambda: read_program(document, stem(source), open_sizes, on_cpu))
 
 
 def _is_item(node: torch.fx.Node) -> bool:
@@ -55,8 +58,8 @@ def _is_item(node: torch.fx.Node) -> bool:
 class _Reader:
     """Reads the graph of an `ExportedProgram` and its nested graphs."""
 
-    def __init__(self, name: str, open_sizes: OpenSizes):
-        self.builder, self.open_sizes = ProgramBuilder(name), open_sizes
+    def __init__(self, name: str, open_sizes: OpenSizes, on_cpu: bool):
+        self.builder, self.open_sizes = ProgramBuilder(name, on_cpu), open_sizes
         self.value: dict[torch.fx.Node, Any] = {}
         # input of a nested graph -> the argument passed for it
         self.passed_for: dict[torch.fx.Node, torch.fx.Node] = {}

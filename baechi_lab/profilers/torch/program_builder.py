@@ -11,45 +11,50 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch_runtime.storage import tensor_bytes
+from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 from ...torch_steps.tracing import output_shapes
-from ..programs.records import Program, ProgramOp, size_of_open_dimension
+from ..programs.records import CallWork, Program, ProgramOp, size_of_open_dimension
 from ..work import Kernel
 from .fake_tensors import use_fused_kernels
-from .kernels import kernel_of
+from .memory import temporary_peak
+from .operator_counter import Counter
 from .recurrent import KINDS
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 
-class _KernelRecorder(TorchDispatchMode):
-    """Records the kernel of every operator that runs under it."""
+class _WorkRecorder(TorchDispatchMode):
+    """Records the kernel of every operator that runs under it, and the memory that they allocate and free."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_cpu: bool) -> None:
         super().__init__()
-        self.kernels: list[Kernel] = []
+        self.counter = Counter(on_cpu=on_cpu)
+        self.counter.owner = "f", 0
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
         out = func(*args, **(kwargs or {}))
-        self.kernels.append(kernel_of(func, args, kwargs or {}, out))
+        self.counter.observe(func, args, kwargs or {}, out)
         return out
 
 
-def _kernels(
-    call: tuple[OpOverload | None, Args, Kwargs], outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
-) -> tuple[Kernel, ...]:
-    """Returns the kernels of a call, or of the gradients of those of its arguments that are `targets`; none if it does not run.
+def _work(
+    call: tuple[OpOverload | None, Args, Kwargs],
+    outputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor] = (),
+    on_cpu: bool = False,
+) -> CallWork:
+    """Returns the work of a call, or of the gradients of those of its arguments that are `targets`; none if it does not run.
 
-    The call runs on fake tensors of the CPU, as a model does in an estimate, so that both count the same kernels. Its `outputs`
-    get the order in memory that these kernels write.
+    The call runs on fake tensors of the CPU, as a model does in an estimate, so that both count the same kernels: those of a
+    CPU if `on_cpu`, else those of a GPU. Its `outputs` get the order in memory that these kernels write.
     """
     func, args, kwargs = call
     if func is None:
-        return ()
+        return CallWork()
     twins: dict[int, torch.Tensor] = {}
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,23 +65,39 @@ def _kernels(
         return twins[id(tensor)]
 
     kernels: list[Kernel] = []
+    temp_bytes = saved_bytes = 0
     written_tensors: list[torch.Tensor] = []
-    forward, backward = _KernelRecorder(), _KernelRecorder()
+    forward, backward = _WorkRecorder(on_cpu), _WorkRecorder(on_cpu)
     fake, training = FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(bool(targets))
-    with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), training, fake, use_fused_kernels():
+    with (
+        suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError),
+        training,
+        fake,
+        use_fused_kernels(on_cpu),
+    ):
         args, kwargs = map_tensors((args, kwargs), twin)
         with forward:
             out = (getattr(*_FUNCTIONS[func]) if func in _FUNCTIONS else func)(*args, **kwargs)
-        roots = [t for t in tensors(out) if t.requires_grad]
+        written_tensors = list(tensors(out))
+        temp_bytes = temporary_peak(forward.counter.changes)
+        roots = [t for t in written_tensors if t.requires_grad]
         if targets:
+            read_storages = {storage_key(t) for t in twins.values()}
+            written_bytes = {storage_key(t): storage_bytes(t) for t in written_tensors}
+            made_bytes = sum(size for key, size in written_bytes.items() if key not in read_storages)
+            saved_bytes = max(sum(forward.counter.changes) - made_bytes, 0)
             gradients = [torch.ones_like(t) for t in roots]
             with backward:
-                torch.autograd.grad(roots, [twins[id(t)] for t in targets], gradients, allow_unused=True)
-        written_tensors = list(tensors(out))
-        kernels = (backward if targets else forward).kernels or [Kernel(metadata=True)]
+                input_gradients = torch.autograd.grad(
+                    roots, [twins[id(t)] for t in targets], gradients, allow_unused=True
+                )
+            temp_bytes = temporary_peak(backward.counter.changes)
+            del input_gradients
+        recorder = backward if targets else forward
+        kernels = [kernel for _, kernel in recorder.counter.rows] or [Kernel(metadata=True)]
     for output, tensor in zip(outputs, written_tensors, strict=False):
         output.data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=output.dtype, device="meta")
-    return tuple(k for k in kernels if not k.metadata) or tuple(kernels[:1])
+    return CallWork(tuple(k for k in kernels if not k.metadata) or tuple(kernels[:1]), temp_bytes, saved_bytes)
 
 
 _FUNCTIONS = {
@@ -91,8 +112,8 @@ _FUNCTIONS = {
 class ProgramBuilder:
     """Builds a program op by op."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, on_cpu: bool = False):
+        self.name, self.on_cpu = name, on_cpu
         self.ops: list[ProgramOp] = []
         self.size: dict[str, int] = {}
         self.reasons_of_guesses: dict[int, str] = {}
@@ -115,7 +136,8 @@ class ProgramBuilder:
         if not outputs:  # a check of shapes or types
             return
         output_tensors = list(outputs.values())
-        kernels = _kernels(call, output_tensors)
+        work = _work(call, output_tensors, on_cpu=self.on_cpu)
+        kernels = work.kernels
         if not kernels:
             self.reasons_of_guesses[len(self.ops)] = "an operator that does not run on meta tensors"
             kernels = (Kernel(moved_bytes=float(sum(map(tensor_bytes, tensors((call[1:], output_tensors)))))),)
@@ -132,13 +154,15 @@ class ProgramBuilder:
                 tuple(outputs),
                 output_shapes=output_shapes(output_tensors),
                 is_detached=is_detached,
-                gradients=lambda values: _kernels(call, (), [reads[value] for value in values]),
+                temp_bytes=work.temp_bytes,
+                gradients=lambda values: _work(call, (), [reads[value] for value in values], self.on_cpu),
             )
         )
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
         """Returns the program of the calls so far; `parameters` maps values to whether they are trained."""
+        made_values = {value for op in self.ops for value in op.makes}
         return Program(
             self.name,
             tuple(self.ops),
@@ -146,6 +170,8 @@ class ProgramBuilder:
             parameters,
             tuple(outputs),
             reasons_of_guesses=self.reasons_of_guesses,
+            batch_bytes=sum(size for value, size in self.size.items() if value not in {*made_values, *parameters}),
+            holds_outputs=True,
         )
 
 
