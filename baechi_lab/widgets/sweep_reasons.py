@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ..graph.units import format_limit, format_us
+from ..placers.auto import Auto
 
 if TYPE_CHECKING:
     import pandas
@@ -37,9 +38,10 @@ def surprises(table: pandas.DataFrame) -> list[str]:
                 "(forward only: no places them as with less)."
             )
         else:
+            others = "" if row["placer"] == Auto.name else f" (placer {Auto.name} compares more of them)"
             reason = (
-                "this rule does not try all placements, and less memory led it to a better one, which fits here "
-                "too (placer auto compares more of them)."
+                "this placer does not try all placements, and less memory led it to a better one, which fits here "
+                f"too{others}."
             )
         settings_by_reason[reason].append(
             (

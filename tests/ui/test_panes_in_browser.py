@@ -666,7 +666,8 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     rows.first.wait_for()
     shown = [[cell.strip() for cell in row.replace("\xa0", " ").split("\t")] for row in rows.all_inner_texts()]
     columns = option_columns(fit.options)
-    assert shown == [list(texts) for texts in zip(*(column.texts for column in columns), strict=True)]
+    texts = zip(*(column.texts for column in columns), strict=True)
+    assert shown == [[cell.replace("\xa0", " ") for cell in cells] for cells in texts]
     heads = page.locator(".bl-pane-fit .bl-table th").all_inner_texts()
     peaks = next(k for k, head in enumerate(heads) if head.startswith("peak of each device ("))
     assert heads[3].startswith("step (") and not any(head.startswith("samples/s") for head in heads)

@@ -391,7 +391,7 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
 
 def _text(label: str, value: str, example: str = "", hint: str = "") -> Text:
     widget = Text(value=value, description=label, placeholder=example, style=STYLE)
-    widget.layout.width = "250px"
+    widget.layout.width = "268px"
     return add_hint(widget, hint)
 
 

@@ -36,6 +36,10 @@ OTHER_BATCH = {
 """What the library says to people who write code, and its words for the workbench."""
 
 
+MOST_ON_A_LINE = 8
+"""Peaks of so many devices stand on one line of a cell."""
+
+
 class FitPanel:
     """A button, the answer in one sentence, and a point and a row per option."""
 
@@ -113,7 +117,7 @@ def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Colum
     rows = [list(islice(remaining_texts, len(row))) for row in peaks]
     return replace(
         all_peaks,
-        texts=[", ".join(counted(row)) for row in rows],
+        texts=[(", " if len(row) > MOST_ON_A_LINE else ",\xa0").join(counted(row)) for row in rows],
         values=[max(row, default=None) for row in peaks],
     )
 
