@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import BaechiLabError, InvalidInput
@@ -440,8 +441,15 @@ def _in_single_precision(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _layers_in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Puts layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay."""
-    before = {m: m.training for m in model.modules() if type(m).__module__.startswith("torch.nn.")}
+    """Puts layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay.
+
+    Norms and dropout layers derived from those of torch, as libraries have, change as well.
+    """
+    before = {
+        m: m.training
+        for m in model.modules()
+        if isinstance(m, (_NormBase, _DropoutNd)) or type(m).__module__.startswith("torch.nn.")
+    }
     try:
         for module in before:
             module.training = False

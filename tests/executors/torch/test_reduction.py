@@ -232,12 +232,20 @@ def test_a_loss_that_nothing_can_be_told_of_is_warned_of():
         in_micro_batches(as_step(entropy, LABELS, build=Noisy), reduction="mean")
 
 
+class NormWithActivation(nn.BatchNorm1d):
+    """As the norms of timm."""
+
+    def forward(self, x):
+        return F.batch_norm(x, self.running_mean, self.running_var, training=self.training).relu()
+
+
 class Auxiliary(nn.Module):
     """As GoogLeNet: a second head in training only, batch norm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.first, self.drop = nn.Linear(6, 6), nn.Dropout(0.5)
+        self.norm = nn.Sequential(nn.BatchNorm1d(6), NormWithActivation(6))
         self.main, self.aux = nn.Linear(6, 3), nn.Linear(6, 3)
 
     def forward(self, x):
