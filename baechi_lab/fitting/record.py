@@ -118,12 +118,22 @@ class FitOption:
     def choice_in_words(self) -> str:
         """The choice as people read it; `command` has the arguments.
 
+        A budget is one device's peak in the order of readiness, and of one micro-batch. Where a device holds more as it was
+        placed, the words say how much.
+
         >>> FitOption("recomputation", "batch 16, budget=13240524").choice_in_words
         'batch 16, budget of 13.24 MB'
         >>> FitOption("recomputation", "keep='sqrt'").choice_in_words
         'keeps outputs between about √n segments'
         """
-        budgets = re.sub(r"\bbudget=(\d+)", lambda match: f"budget of {format_bytes(int(match[1]))}", self.choice)
+        device_peaks, _ = self.peaks_of_devices_and_hosts
+
+        def budget_in_words(match: re.Match[str]) -> str:
+            words = f"budget of {format_bytes(int(match[1]))}" + (" for one device" if len(device_peaks) > 1 else "")
+            peak_bytes = max(device_peaks, default=0)
+            return words if peak_bytes <= int(match[1]) else f"{words}, {format_bytes(peak_bytes)} as placed"
+
+        budgets = re.sub(r"\bbudget=(\d+)", budget_in_words, self.choice)
         return re.sub(r"\bkeep='(\w+)'", lambda match: KEPT_IN_WORDS.get(match[1], match[0]), budgets)
 
     @property

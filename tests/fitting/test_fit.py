@@ -370,3 +370,18 @@ def test_a_plan_that_two_choices_make_is_one_row(monkeypatch):
         if option.kind == "recomputation" and option.fits
     ]
     assert rows and len(set(rows)) == len(rows)
+
+
+def test_bug_a_budget_was_named_without_what_the_placement_takes():
+    """Persistent bytes of 30 and 10 on two devices, 40 on one."""
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 0)], persistent_bytes=[30, 10])
+    for device, budget, words in (
+        ([0, 1], 25, "batch 4, budget of 25 B for one device, 30 B as placed"),
+        ([0, 1], 30, "batch 4, budget of 30 B for one device"),
+        ([0, 0], 40, "batch 4, budget of 40 B"),
+        ([0, 0], 39, "batch 4, budget of 39 B, 40 B as placed"),
+    ):
+        cluster = bl.Cluster.uniform(max(device) + 1, memory_bytes=100)
+        timeline = bl.simulate(graph, cluster, bl.Placement(device=device))
+        option = FitOption("recomputation", f"batch 4, budget={budget}", cluster=cluster, timeline=timeline)
+        assert option.choice_in_words == words
