@@ -193,3 +193,38 @@ def test_batches_are_put_together_along_their_axis():
     traced = bl.trace(step, batch[:, :2])
     assert _messages(traced, inputs=(batch,))[0] == []
     assert [micro_batch.shape for micro_batch in split_batch(traced, 3, batch)] == [(2, 2, 5)] * 3
+
+
+def _rounds(divisor_inside):
+    """A step whose loss adds up the samples in a loop and divides by 6, the number of samples of a micro-batch."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.linspace(-0.5, 0.5, 30, dtype=np.float32).reshape(5, 6), name="w")
+
+    @tf.function
+    def step(x):
+        def loss_of_row(row):
+            loss = tf.reduce_sum((row @ weight) ** 2)
+            return loss / x.shape[0] if divisor_inside else loss
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.map_fn(loss_of_row, x))
+            loss = loss if divisor_inside else loss / 6.0
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    return bl.trace(step, np.stack([ROWS[:6], 1 - ROWS[6:]], 1))
+
+
+@pytest.mark.parametrize("divisor_inside", [True, False])
+def test_bug_a_mean_or_a_sum_was_called_neither(divisor_inside):
+    """Divided by `x.shape[0]` in each round, the loss is a mean; divided by the constant 6 it is a sum."""
+    step, reduction = _rounds(divisor_inside), "mean" if divisor_inside else "sum"
+    messages, _ = _messages(step, 2)
+    assert len(messages) == 1
+    assert f"does not show that its loss is the {reduction} of its micro-batches' losses" in messages[0]
+    assert f"give reduction='{reduction}'" in messages[0]
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        pipelined_step(step, bl.Placement(device=[0] * graph.n), None, graph, 2, "gpipe", reduction)

@@ -1580,3 +1580,33 @@ def test_what_cannot_be_added_up_is_refused():
 def test_what_is_no_step_is_refused():
     with pytest.raises(bl.InvalidInput, match=r"give what bl\.trace returns"):
         bl.execute(object(), bl.Placement(device=[0]), micro_batches=2)
+
+
+def test_bug_losses_of_several_outputs_gave_warnings_of_their_metrics(worker):
+    """Keras keeps a running mean of each output's loss; metrics are left out."""
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, [keras.layers.Dense(5)(inputs), keras.layers.Dense(2)(inputs)])
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"], loss_weights=[1.0, 0.5])
+        return model
+
+    model, outputs = make(), [RNG.normal(size=(8, 5)).astype(np.float32), RNG.normal(size=(8, 2)).astype(np.float32)]
+    step = bl.trace(model, WORDS[:, 0], outputs)
+    # Two kernels, two biases, the learning rate and the iteration; the model keeps its two metrics.
+    assert len(step.variables) == 6 and len(model._compile_loss.metrics) == 2
+    _assert_equal_steps(lambda: _on_flat_batches(make()), (WORDS[:, 0], *outputs), worker)
+
+
+def _on_flat_batches(model):
+    """The training step of a model with two outputs as a function of three arrays."""
+    from baechi_lab.profilers.tensorflow.keras_step import training_step
+
+    step = training_step(model, (WORDS[:, 0], [np.ones((8, 5), np.float32), np.ones((8, 2), np.float32)]))
+
+    def train(x, first, second):
+        return step(x, [first, second])
+
+    return train

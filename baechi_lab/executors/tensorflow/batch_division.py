@@ -7,7 +7,7 @@ or not proven to be either, is warned of, and gradients are compared on examples
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
@@ -77,6 +77,7 @@ class BatchDivision:
         }
         self.roles = roles(graph)
         self.has_warned = False
+        self.is_given = reduction is not None
         self.unproven: list[str] = []  # warnings that are withdrawn if gradients turn out to be the undivided batch's
         self._refuse_early_updates()
         self.once = [name for name in self.nodes if name not in self.repeated_ops]
@@ -314,7 +315,7 @@ class BatchDivision:
         batch_name = "samples of the example inputs" if batch is None else "the first batch"
         if self.unproven:
             if not all(difference is not None and difference[1] == 0 for difference in differences):
-                self._warn(self.unproven[0], 5)
+                self._warn(self._other_reduction(unrolled_step, undivided_step, axes, batches) or self.unproven[0], 5)
         elif differences[0] is not None and differences[0][1] > 0:
             op, share = differences[0]
             message = (
@@ -324,6 +325,26 @@ class BatchDivision:
             self._warn(message, 5)
         if not self.has_warned:
             self._warn_of_outputs(unrolled_step, undivided_step, axes, batch, batch_name)
+
+    def _other_reduction(
+        self,
+        unrolled_step: Step,
+        undivided_step: Step | None,
+        axes: Mapping[str, int | None],
+        batches: Sequence[object | None],
+    ) -> str | None:
+        """Returns the warning that the loss is a sum where it was taken for a mean, or the reverse; None if it is neither."""
+        if self.is_given:
+            return None
+        other, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
+        for inputs in batches:
+            difference = self._gradient_difference(unrolled_step, undivided_step, axes, inputs, factor)
+            if difference is None or difference[1] > 0:
+                return None
+        return (
+            f"the graph of step {self.source.name!r} does not show that its loss is the {other} of its micro-batches' losses, as "
+            f"examples show: gradients are those of the {self.reduction}; give reduction={other!r}"
+        )
 
     def _warn_of_outputs(
         self,
@@ -366,7 +387,12 @@ class BatchDivision:
         return sample_batches(self.source, axis_of_input, self.count, batch), axis_of_input
 
     def _gradient_difference(
-        self, unrolled_step: Step, undivided_step: Step | None, axes: Mapping[str, int | None], batch: object | None
+        self,
+        unrolled_step: Step,
+        undivided_step: Step | None,
+        axes: Mapping[str, int | None],
+        batch: object | None,
+        factor: float = 1.0,
     ) -> tuple[str, float] | None:
         """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
         if undivided_step is None or not self._is_comparable(undivided_step):
@@ -379,7 +405,7 @@ class BatchDivision:
             if tensor[0] in self.repeated_ops & gradients and self.is_float(tensor)
         ]
         arrays, axis_of_input = self._sample_batches(axes, batch)
-        return largest_difference(unrolled_step, undivided_step, arrays, axis_of_input, reads)
+        return largest_difference(unrolled_step, undivided_step, arrays, axis_of_input, reads, factor)
 
     def is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.

@@ -91,6 +91,7 @@ def largest_difference(
     micro_batches: Sequence[object],
     axes: Sequence[int | None],
     reads: Sequence[GradientRead],
+    factor: float = 1.0,
 ) -> tuple[str, float] | None:
     """Returns the op whose gradient differs most from the undivided batch's, with the relative difference; None if unknown.
 
@@ -101,6 +102,7 @@ def largest_difference(
         micro_batches: the inputs of all micro-batches, as `sample_batches` returns them.
         axes: per input of a micro-batch, the axis along which micro-batches are joined.
         reads: the gradients that are compared.
+        factor: what the gradients of the micro-batches are multiplied by.
     """
     undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided_step, unrolled_step))
     nodes = [{node.name: node for node in graph.node} for graph in (undivided_graph, unrolled_graph)]
@@ -115,7 +117,7 @@ def largest_difference(
         return None
     undivided_values, unrolled_values, tolerance = values
     pairs = [
-        (a.sum(0), b.sum(0)) if read.rows else (a, b)
+        (a.sum(0), b.sum(0) * factor) if read.rows else (a, b * factor)
         for (read, _, _), a, b in zip(compared_reads, undivided_values, unrolled_values, strict=True)
     ]
     norms = [float(np.linalg.norm(a)) for a, _ in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInput
@@ -25,7 +25,8 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
     """Returns a function `(x, y[, sample_weight]) -> loss` that trains `model` on one batch, as `model.fit` does.
 
     The loss is that of the batch alone (fit shows a running mean), with the model's own regularization losses;
-    metrics are left out. If the model's class overrides `train_step`, the function calls that and returns its result.
+    metrics are left out, also those that a model with several outputs has of each loss. If the model's class overrides
+    `train_step`, the function calls that and returns its result.
 
     Raises:
         InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`; `(x,)` is for models
@@ -61,13 +62,30 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
     def train(x: tf.Tensor, y: tf.Tensor = None, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         with tf.GradientTape() as tape:
             prediction = model(x, training=True) if takes_training else model(x)
-            loss = model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=sample_weight, training=True)
+            with _without_loss_trackers(model):
+                loss = model.compute_loss(x=x, y=y, y_pred=prediction, sample_weight=sample_weight, training=True)
             scaled_loss = model.optimizer.scale_loss(loss)
         weights = model.trainable_weights
         model.optimizer.apply_gradients(zip(tape.gradient(scaled_loss, weights), weights, strict=True))
         return loss
 
     return _in_replica(model, train)
+
+
+@contextlib.contextmanager
+def _without_loss_trackers(model: keras.Model) -> Iterator[None]:
+    """Within this context, the loss of a model with several outputs updates no metric of each output's loss."""
+    losses = getattr(model, "_compile_loss", None)
+    kind = type(losses)
+    if not isinstance(getattr(kind, "metrics", None), property):
+        yield
+        return
+    without_trackers = property(lambda self: [None] * len(kind.metrics.fget(self)))
+    losses.__class__ = type(kind.__name__, (kind,), {"metrics": without_trackers})
+    try:
+        yield
+    finally:
+        losses.__class__ = kind
 
 
 def strategy_of(item: object) -> tf.distribute.Strategy:
