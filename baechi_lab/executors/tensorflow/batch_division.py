@@ -315,7 +315,13 @@ class BatchDivision:
         batch_name = "samples of the example inputs" if batch is None else "the first batch"
         if self.unproven:
             if not all(difference is not None and difference[1] == 0 for difference in differences):
-                self._warn(self._other_reduction(unrolled_step, undivided_step, axes, batches) or self.unproven[0], 5)
+                other = self._other_reduction(unrolled_step, undivided_step, axes, batches)
+                advice = (
+                    f"; in examples it is the {other} of the micro-batches' losses: give reduction={other!r}"
+                    if other
+                    else ""
+                )
+                self._warn(self.unproven[0] + advice, 5)
         elif differences[0] is not None and differences[0][1] > 0:
             op, share = differences[0]
             message = (
@@ -333,7 +339,7 @@ class BatchDivision:
         axes: Mapping[str, int | None],
         batches: Sequence[object | None],
     ) -> str | None:
-        """Returns the warning that the loss is a sum where it was taken for a mean, or the reverse; None if it is neither."""
+        """Returns "sum" if gradients of the mean should have been added up, or the reverse; None if neither is right."""
         if self.is_given:
             return None
         other, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
@@ -341,10 +347,7 @@ class BatchDivision:
             difference = self._gradient_difference(unrolled_step, undivided_step, axes, inputs, factor)
             if difference is None or difference[1] > 0:
                 return None
-        return (
-            f"the graph of step {self.source.name!r} does not show that its loss is the {other} of its micro-batches' losses, as "
-            f"examples show: gradients are those of the {self.reduction}; give reduction={other!r}"
-        )
+        return other
 
     def _warn_of_outputs(
         self,
