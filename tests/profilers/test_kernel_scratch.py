@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ import baechi_lab as bl
 pytestmark = pytest.mark.tensorflow
 
 MIB = 1 << 20
+CPU = Path("/proc/cpuinfo")
 
 
 def convolution_and_products(dtype):
@@ -67,3 +70,37 @@ def test_scratch_memory_is_what_the_allocator_reports(dtype, scratch):
 def test_what_onednn_computes_has_no_windows_of_its_own():
     step = convolution_and_products("float32")
     assert by_type(bl.profile(step, hardware="cpu-core")) == [0, 0, 0, expected(4, 0)[-1]]
+
+
+def bfloat16_products():
+    """A product of 16 x 64 and 64 x 128, and one whose first operand is read transposed."""
+    import tensorflow as tf
+
+    first, transposed, second = (tf.cast(tf.ones(shape), tf.bfloat16) for shape in ((16, 64), (64, 16), (64, 128)))
+
+    def step(first, transposed, second):
+        return tf.matmul(first, second, name="plain"), tf.matmul(transposed, second, transpose_a=True, name="turned")
+
+    return bl.trace(step, first.numpy(), transposed.numpy(), second.numpy())
+
+
+def bytes_of_bfloat16_products(graph):
+    return [int(graph.temp_bytes[graph.index[name]]) for name in ("plain", "turned")]
+
+
+def test_bug_products_of_bfloat16_had_no_scratch_memory():
+    """Of a step of 6 KB, two thirds were in it: 64 x 64 numbers of 2 bytes and 1 KB beside them; 16 x 64 numbers transposed."""
+    estimate = bl.profile(bfloat16_products(), hardware="cpu-core")
+    assert bytes_of_bfloat16_products(estimate) == [2 * 64 * 64 + 1024, 2 * 64 * 64 + 1024 + 2 * 16 * 64]
+    elsewhere = bl.profile(bfloat16_products(), hardware=["cpu-core", "a100"])
+    assert bytes_of_bfloat16_products(elsewhere) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CPU.is_file() or "avx512_bf16" not in CPU.read_text(), reason="other kernels multiply bfloat16")
+@pytest.mark.filterwarnings("ignore::baechi_lab.errors.BusyMachine")
+def test_scratch_of_bfloat16_is_about_what_the_allocator_reports():
+    step = bfloat16_products()
+    estimates = bytes_of_bfloat16_products(bl.profile(step, hardware="cpu-core"))
+    measured = bytes_of_bfloat16_products(bl.profile(step, warmup=1, runs=1))
+    assert estimates == pytest.approx(measured, rel=0.05)

@@ -75,8 +75,8 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
 @contextlib.contextmanager
 def _without_loss_trackers(model: keras.Model) -> Iterator[None]:
     """Within this context, the loss of a model with several outputs updates no metric of each output's loss."""
-    losses = getattr(model, "_compile_loss", None)
-    kind = type(losses)
+    losses: Any = getattr(model, "_compile_loss", None)
+    kind: Any = type(losses)
     if not isinstance(getattr(kind, "metrics", None), property):
         yield
         return

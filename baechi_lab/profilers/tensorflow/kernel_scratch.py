@@ -3,10 +3,12 @@
     Einsum                      copies of inputs whose dimensions are not in the order (batch, free, contracted), and the product,
                                 where the output has its dimensions in another order (`EinsumOp`)
     products of float16         float32 copies of inputs and output, on a CPU (`LaunchMatMul`, `LaunchBatchMatMul`)
+    products of bfloat16        copies in oneDNN's order, on a CPU: of 64 columns of the second operand, and of the first one
+                                where it is read transposed (measured on AVX512-BF16)
     gradients of convolutions   unfolded windows of as many images as fill 30 MiB, however many there are, on a CPU and in types
                                 that oneDNN does not take (`Conv2DCustomBackpropFilterOp`, `Conv2DCustomBackpropInputOp`)
 
-oneDNN's own scratch memory is smaller than its tensors, and is left out.
+Other scratch memory of oneDNN is smaller than its tensors, and is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 WORKING_SET = 30 << 20
 """Bytes of unfolded windows, weights and results that a gradient of a convolution works on at a time."""
+ONEDNN_BLOCK, ONEDNN_BYTES = (32, 64, 1024), 1024
+"""Rows to which oneDNN pads a block of a bfloat16 operand, its columns, its most rows; and bytes beside the blocks."""
 THREAD_WORK = 256 << 10
 """Bytes of one image from which the gradient of an input takes one image at a time."""
 
@@ -36,7 +40,7 @@ def scratch_bytes(structure: Structure, on_cpu: bool) -> NDArray[np.int64]:
     """Returns int64[ops], the scratch memory of each op outside of loops; `on_cpu` says whether all hardware is a CPU."""
     import tensorflow as tf
 
-    half, double = tf.float16.as_datatype_enum, tf.float64.as_datatype_enum
+    half, double, bfloat16 = (t.as_datatype_enum for t in (tf.float16, tf.float64, tf.bfloat16))
     width = bytes_per_element()
     scratch = np.zeros(structure.n, dtype=np.int64)
     for i, node in enumerate(structure.nodes):
@@ -51,7 +55,22 @@ def scratch_bytes(structure: Structure, on_cpu: bool) -> NDArray[np.int64]:
             scratch[i] = _windows_bytes(node, inputs, outputs, width[dtype])
         elif on_cpu and "MatMul" in kind and dtype == half:
             scratch[i] = 4 * sum(prod(shape) for shape in (*inputs, *outputs))
+        elif on_cpu and "MatMul" in kind and dtype == bfloat16 and len(inputs[0]) > 1:
+            is_transposed = node.attr["transpose_a" if kind == "MatMul" else "adj_x"].b
+            scratch[i] = _block_bytes(inputs[0][-2], inputs[0][-1], is_transposed)
     return scratch
+
+
+def _block_bytes(rows: int, columns: int, is_transposed: bool) -> int:
+    """Returns the bytes of oneDNN's blocks in a product of bfloat16 whose first operand is `rows` x `columns`.
+
+    >>> _block_bytes(16, 256, False), _block_bytes(64, 16, True)    # 256 x 64; 64 x 64 and 16 x 64
+    (33792, 11264)
+    """
+    step, width, most = ONEDNN_BLOCK
+    results, summed = (columns, rows) if is_transposed else (rows, columns)
+    padded = -(-summed // step) * step
+    return ONEDNN_BYTES + 2 * width * min(padded, most) + (2 * results * padded if is_transposed else 0)
 
 
 def _einsum_numbers(equation: str, inputs: Shapes) -> int:
