@@ -230,7 +230,9 @@ class Session(Handler):
             return run_observed(self.observer, op, run, args, kwargs)
         device = self.plan.device[op] if op >= 0 else self.transport.device_of_value(state, (args, kwargs))
         if device is None or differentiates:  # gradients are those of the tensors themselves, not of copies
-            return run(*args, **kwargs)
+            if op < 0 or self.observer is None:
+                return run(*args, **kwargs)
+            return run_observed(self.observer, op, run, args, kwargs)
         originals = (args, kwargs)
         args, kwargs = self.transport.arrive(state, originals, device)
         if state.activations is not None:

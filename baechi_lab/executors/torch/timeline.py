@@ -17,7 +17,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,9 @@ from ...torch_steps.step import TorchStep
 from .copying import CopyingTransport, SeparateMemoryCopier, receive_copy
 from .placed_model import PlacedModel
 from .synthetic_rows import parts_rows, update_rows
+
+_HOOKED = "baechi hooked"
+"""Key of the metadata of an autograd node that is observed as part of a call's backward pass."""
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -187,6 +190,7 @@ class Measurement(Observer):
         """Returns the autograd nodes of the arguments. They keep what a recomputation has saved, so nothing else holds them."""
         nodes = inputs_of(arguments) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
+        self.local.call = op
         if self.storages is not None:
             self.storages.claim(tensors(arguments), self._device(op))
             self.storages.call(self._row(op), self._device(op))
@@ -265,9 +269,9 @@ class Measurement(Observer):
                 self.local.mode.__exit__(None, None, None)
             self.storages.call(-1, self.storages.default_device)
         self.stop_marks[self._row(op)] = self._mark(op)
+        self.local.call = -1
         if op in self.backward:
-            for node in nodes_between(outputs, nodes):
-                self._hook(node, op)
+            self._hook_all(nodes_between(outputs, nodes), op)
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
         rows = self.row_of_op[self.micro_batch]
@@ -300,10 +304,22 @@ class Measurement(Observer):
             return HostCopier()
         return SeparateMemoryCopier(self.storages, self.host, self.session.plan.device)
 
+    def _hook_all(self, nodes: Iterable[Node], op: int) -> None:
+        """Assigns nodes to the backward pass of a call, except for those that another call has made."""
+        for node in nodes:
+            if _HOOKED not in node.metadata:
+                node.metadata[_HOOKED] = True
+                self._hook(node, op)
+
     def _hook(self, node: Node, op: int) -> None:
         backward_row = self._row(self.backward[op])
 
         def before(gradients: object) -> None:
+            call = getattr(self.local, "call", -1)
+            if call >= 0:  # the call differentiates: autograd works where the tensors of the node are
+                if self.storages is not None:
+                    self.storages.call(self._row(call), self._device(op))
+                return
             self.local.backward_call = (backward_row, op)
             with self.lock:
                 self.start_marks.setdefault(backward_row, self._mark(op))
@@ -311,6 +327,12 @@ class Measurement(Observer):
                 self.storages.call(backward_row, self._device(op))
 
         def after(input_gradients: object, output_gradients: object) -> None:
+            call = getattr(self.local, "call", -1)
+            if call >= 0:
+                self._hook_all(nodes_between(input_gradients, inputs_of(output_gradients)), op)
+                if self.storages is not None:
+                    self.storages.call(self._row(call), self._device(call))
+                return
             self.stop_marks[backward_row] = self._mark(op)
             if self.storages is not None:  # autograd adds gradients between nodes, and some nodes belong to no call
                 self.storages.call(-1, self.storages.default_device)

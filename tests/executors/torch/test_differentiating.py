@@ -67,3 +67,42 @@ def test_bug_a_loss_that_differentiates_recomputed_layers_could_not_be_measured(
     assert any(name.endswith("/again") for name in graph.names)
     for name, parameter in plain.named_parameters():
         assert np.array_equal(run.info["gradients"][name], parameter.grad), name
+
+
+class PenaltyThenHead(nn.Module):
+    """A gradient penalty of three layers of 128 numbers, and then a head of its own that reads the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.head = nn.Linear(32, 128), nn.Linear(128, 128), nn.Linear(128, 1), nn.Linear(32, 1)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        y = self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.mean() + slope.square().mean() + self.head(x).square().mean()
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_bug_measured_peaks_gave_gradient_penalties_to_devices_of_later_calls(head):
+    """The differentiating call was not observed, so what it made was that of the device of the loss: 7 times too much.
+
+    The head's device has its 33 parameters with gradients, and up to six tensors of the batch's size.
+    """
+    step = bl.torch.TorchStep(
+        "penalty", PenaltyThenHead, torch.ones(64, 32), optimizer=torch.optim.SGD, mode="training"
+    )
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    forward_op = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))
+    is_later = forward_op > graph.index["grad"]
+    for k, name in enumerate(graph.names):
+        is_later[k] |= name.startswith("head/")
+        is_later[k] &= name.partition("/")[0] not in ("a", "b", "c")
+    placement = bl.Placement(device=np.where(is_later, head, 1 - head))
+    cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
+    run = bl.torch.execute(step, placement, 1, warmup=0, graph=graph, cluster=cluster)
+    measured, simulated = run.timeline.peak_bytes, bl.simulate(graph, cluster, placement).runtime_peak_bytes
+    batch, layers = 4 * 64 * 32, 4 * (32 * 128 + 128 * 128)
+    assert measured[head] <= 2 * 4 * 33 + 6 * batch
+    assert measured[1 - head] >= 2 * layers
+    assert (simulated >= 0.95 * measured).all()
