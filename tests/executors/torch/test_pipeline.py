@@ -24,7 +24,6 @@ from torch.nn import functional as F  # noqa: E402
 from torch_cases import ODD, SMALL  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline, wait_for_reports  # noqa: E402
 from baechi_lab.executors.torch.placed_model import place_model  # noqa: E402
@@ -825,6 +824,8 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(processes):
 
 @pytest.mark.slow
 def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_the_simulated_one():
+    from baechi_lab import viz  # processes of the pipeline import this file too, and charts take longest
+
     step = skipping(tied=True, optimizer=torch.optim.Adam)
     graph = profiled(step)
     cluster = cpus(2)
