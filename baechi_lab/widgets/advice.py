@@ -352,7 +352,8 @@ def _pipelines(
         changes["scheduler"] = scheduler
         order = f"in order {scheduler}" if scheduler else "in the order of the placer"
         sentence = cause.format(words if changed_setting.schedule else f"{order}, {words}")
-        yield Advice(sentence, f"Use {count} micro-batches", changes, before, steps[scheduler], tuple(notes))
+        button = f"Use {count} micro-batches, {changed_setting.schedule or scheduler or Auto.name}"
+        yield Advice(sentence, button, changes, before, steps[scheduler], tuple(notes))
 
 
 _FOR_PIPELINES: dict[str, object] = {"placer": Auto.name, "params": {"placers": QUICK_FOR_PIPELINES}, "passes": ()}

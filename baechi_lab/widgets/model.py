@@ -219,6 +219,8 @@ class WorkbenchModel:
             self.clear_problem()  # it belongs to an earlier change
             return
         make_placer(setting.placer, **setting.placer_params)
+        if setting.source == GIVEN_SUBJECT and setting.micro_batches is not None and is_torch_step(self.subject):
+            self.subject.micro_batches(setting.micro_batches)  # raises if its batch cannot be cut so
         with collected_notes() as notes:
             if setting.path and setting.path != self.setting.path:
                 source(setting, self.subject, self.memo)

@@ -80,8 +80,12 @@ def test_micro_batches_cut_the_batch_and_the_code_is_read_back():
     assert bench.model.setting == setting and bench.model.problem is None
     with pytest.raises(bl.InvalidInput, match="micro_batches is 4; the profile is of one of 3 micro-batches"):
         bench.load_code(bench.code.replace("micro_batches(4)[0]", "micro_batches(3)[0]"))
-    bench.model.change(micro_batches=5)
-    assert "12 rows" in bench.model.problem.sentence
+    # A number that does not divide the batch never becomes the setting.
+    bench.setting.micro.value = "5"
+    assert (
+        "12 rows; it must be a multiple of micro-batches, which is 5; the setting stays" in bench.model.problem.sentence
+    )
+    assert bench.setting.micro.value == "4" and bench.model.setting == setting and not bench.model.stale
 
 
 @pytest.mark.parametrize(

@@ -875,6 +875,7 @@ def test_a_chain_is_advised_to_use_micro_batches():
     model = computed(graph, cluster, placer="contiguous", passes=())
     one, pipelined = model.advice
     assert pipelined.cause.startswith("one device works at a time; 8 such steps as micro-batches under 1F1B")
+    assert (one.button, pipelined.button) == ("Use 8 micro-batches, fifo", "Use 8 micro-batches, 1f1b")
     assert one.before_us == pipelined.before_us == 8 * model.outcome.timeline.makespan_us
     # The second device begins after 8 us and a transfer, works 8 * 24 us without a gap, and the first one ends the step.
     assert one.after_us == (8 + 1) + 8 * 24 + (1 + 16) < pipelined.after_us < one.before_us
