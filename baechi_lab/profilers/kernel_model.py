@@ -18,10 +18,12 @@ in 16 bits, and more in other precisions by as much as it takes longer. A produc
 
 Convolutions are products of all output positions by channels, in tiles as narrow as there are filters. Filters of 3 x 3 with
 stride 1 have a second algorithm: Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times
-fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Those of filters of one position
-reach `POINT_FILTERS_SHARE`. A convolution of float32 that is run alone also needs `convolution_us`, in which the host chooses its
-algorithm. On matrix units, `layout_bytes` change their order in memory: at the bandwidth of other kernels or at
-`LAYOUT_CYCLE_BYTES` in a cycle, whichever takes longer, and at least in `LAYOUT_US`.
+fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Those of filters of one position,
+and of images with few channels, reach `POINT_FILTERS_SHARE`. On matrix units, few channels are filled up to `ALIGNED` bytes, and
+their kernels reach `FEW_CHANNELS_SHARES`. Gradients of inputs with positions that no filter reads reach `GAPS_SHARE` in float32.
+A convolution of float32 that is run alone also needs `convolution_us`, in which the host chooses its algorithm. On matrix units,
+`layout_bytes` change their order in memory: at the bandwidth of other kernels or at `LAYOUT_CYCLE_BYTES` in a cycle, whichever
+takes longer, and at least in `LAYOUT_US`.
 
 Boards whose matrix units run at a part of their generation's speed (`is_halved`) reach all of that part: operands arrive in time.
 Precisions for which a device has no matrix units run like float32 (`Hardware.uses_float32_units`). So does float64, at the rate
@@ -62,7 +64,7 @@ from numpy.typing import NDArray
 
 from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
 from .generations import Generation, generation_named
-from .work import ALIGNED, Floats, Kernel, Products, Work, work_of
+from .work import ALIGNED, PRECISION_BYTES, Booleans, Floats, Kernel, Products, Work, work_of
 
 LONG_ROW = 4096
 """Elements of the summed dimension from which on rows are so far apart in memory that reading them slows a product down."""
@@ -113,7 +115,8 @@ CONVOLUTION_SHARE = 0.57
 products, and no kernels of Winograd's algorithm. Measured on an H200."""
 POINT_FILTERS_SHARE = 0.55
 """Share of what other products of float32 numbers reach that gradients of filters of one position do, before Hopper: 45 single
-convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
+convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4. Those of images with few channels, of which these have 10, do
+so in any precision."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
@@ -122,6 +125,21 @@ WHOLE_RATIOS = {"turing": 8.0, "rtx-ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4
 games, the A10G, L40 and H20 have a half of that, or less."""
 HALVED_SHARE = 0.65
 """Share of that ratio below which the matrix units of a board are called halved."""
+FEW_CHANNELS = 4
+"""Most channels of images, such as their colours, whose convolutions have kernels of their own."""
+FEW_CHANNELS_SHARES = {"volta": 0.2, "turing": 0.2, "hopper": 0.08, "blackwell": 0.08}
+"""Generation -> share of the matrix units' peak that these convolutions reach, counted with as many channels as fill `ALIGNED`
+bytes: single convolutions of DeepBench on V100 and T4, and of an H200."""
+OTHER_FEW_CHANNELS_SHARE = 0.4
+"""The same of other generations: ResNet-18 and 50 on RTX 3090 and RTX 4090 (benchmarks of timm)."""
+FEW_CHANNELS_FP32_SHARE = 0.65
+"""Share of what other convolutions of float32 numbers reach that those of few channels do, on Hopper and later. Measured on an
+H200."""
+NUMBER_SIZES = np.array([PRECISION_BYTES[name] for name in PRECISIONS], dtype=np.float64)
+"""Bytes of a number by the index of its precision."""
+GAPS_SHARE = 0.5
+"""Share of what other products of float32 numbers reach that gradients of inputs do, positions of which no filter reads: 18
+single convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
 FP32, TF32, FP64 = (PRECISIONS.index(name) for name in ("fp32", "tf32", "fp64"))
 
 
@@ -194,6 +212,8 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     matrix_unit_share = 1.0 if is_halved(hardware) else constants.matrix_unit_share
     reached_share = np.where(full_precision, constants.product_share, matrix_unit_share)
     if hardware.multiprocessors:
+        few_channels = np.zeros(len(work.op), dtype=np.bool_)
+        few_channels[work.products.owner] = _has_few_channels(work.products)
         for alignment, hopper_share in UNALIGNED_SHARES.items():
             share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
             product_share = min(1.0, share / _unit_share(hardware)) if is_halved(hardware) else share
@@ -201,7 +221,12 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
             reached_share = np.where(
                 ~full_precision & (work.row_alignment == alignment), unaligned_share, reached_share
             )
+        few_share = FEW_CHANNELS_SHARES.get(hardware.generation, OTHER_FEW_CHANNELS_SHARE)
+        reached_share = np.where(few_channels & ~full_precision, few_share, reached_share)
         if is_recent:
+            reached_share = np.where(
+                few_channels & full_precision, FEW_CHANNELS_FP32_SHARE * reached_share, reached_share
+            )
             slow = work.crossed & (work.precision == TF32) & (work.row_alignment == ALIGNED)
             reached_share = np.where(slow, CROSSED_SHARE * reached_share, reached_share)
             reached_share = np.where(
@@ -225,10 +250,13 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         work.convolution[owner], CONVOLUTION_SPLITS[-1], np.where(work.products.count == 1, SPLITS[-1], 1)
     )
     full, is_double = full_precision[owner], work.precision[owner] == FP64
-    makes_points = work.products.makes_filters & (work.products.window == 1) & full & (not is_recent)
-    product_rates = rates[owner] * np.where(makes_points, POINT_FILTERS_SHARE, 1.0)
+    few_channels_of_product = _has_few_channels(work.products)
+    makes_slowly = work.products.makes_filters & (not is_recent)
+    makes_slowly &= few_channels_of_product | ((work.products.window == 1) & full)
+    product_rates = rates[owner] * np.where(makes_slowly, POINT_FILTERS_SHARE, 1.0)
+    product_rates *= np.where(work.products.has_gaps & full, GAPS_SHARE, 1.0)
     product_us = _products_us(
-        work.products,
+        _with_padded_channels(work.products, work.precision[owner], full),
         product_rates,
         peaks[owner],
         full & ~is_double,
@@ -269,6 +297,25 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
     return np.where(has_shape, us_of_products, np.where(work.vector_flops > 0, 0.0, us_without_shape)) + vector_us
+
+
+def _has_few_channels(products: Products) -> Booleans:
+    """Returns which products are of convolutions of images with few channels. Groups of few channels have other kernels."""
+    return (products.count == 1) & (products.channels > 0) & (products.channels <= FEW_CHANNELS)
+
+
+def _with_padded_channels(products: Products, precision: NDArray[np.int64], full_precision: Booleans) -> Products:
+    """Returns the products with the channels that fill `ALIGNED` bytes, where few channels are computed on matrix units."""
+    padded = _has_few_channels(products) & ~full_precision
+    if not padded.any():
+        return products
+    channel_bytes = np.where(padded, products.channels * NUMBER_SIZES[precision], ALIGNED)
+    padding = np.ceil(channel_bytes / ALIGNED) * ALIGNED / channel_bytes
+    return replace(
+        products,
+        rows=products.rows * np.where(products.makes_filters, padding, 1.0),
+        inner=products.inner * np.where(products.makes_filters, 1.0, padding),
+    )
 
 
 def is_halved(hardware: Hardware) -> bool:

@@ -73,8 +73,9 @@ class Product:
     """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
 
     `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. These are set for a convolution
-    only: `input_gradient`, the product that makes the gradient of its input; `window`, the positions of a filter; `makes_filters`
-    of the product that makes the gradient of the filters.
+    only: `input_gradient`, the product that makes the gradient of its input; `window`, the positions of a filter; `channels`, of
+    the input of a group; `makes_filters` of the product that makes the gradient of the filters; `has_gaps` of the product that
+    makes the gradient of an input, positions of which lie in gaps between the filters' windows.
 
     >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
     True
@@ -88,6 +89,8 @@ class Product:
     input_gradient: Product | None = field(default=None, compare=False, repr=False)
     window: int = field(default=0, compare=False, repr=False)
     makes_filters: bool = field(default=False, compare=False, repr=False)
+    channels: int = field(default=0, compare=False, repr=False)
+    has_gaps: bool = field(default=False, compare=False, repr=False)
 
     @property
     def flops(self) -> float:
@@ -111,7 +114,7 @@ class Product:
         if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
             winograd = None
         gradient = Product(convolved.count, convolved.inner, convolved.columns, convolved.rows, winograd)
-        return replace(gradient, window=self.window, makes_filters=self.window > 0)
+        return replace(gradient, window=self.window, makes_filters=self.window > 0, channels=self.channels)
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ def convolution_products(
     window: Sequence[int],
     groups: int = 1,
     plain: bool = False,
+    has_gaps: bool = False,
 ) -> tuple[Product, ...]:
     """Returns the product that a convolution is: of all output positions by channels.
 
@@ -245,6 +249,7 @@ def convolution_products(
         window: size of the filters in each direction.
         groups: groups of channels that are convolved apart.
         plain: True for stride 1 and dilation 1, so that Winograd's algorithm may compute it.
+        has_gaps: True if strides are larger than the window, so that positions of the input lie in gaps.
 
     >>> (product,) = convolution_products(2, (8, 8), 16, 32, (3, 3), plain=True)
     >>> product.rows, product.columns, product.inner
@@ -260,8 +265,9 @@ def convolution_products(
     winograd = None
     if plain and tuple(window) == (3, 3) and group_channels > 1:
         winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
-    forward = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
-    return (replace(forward, input_gradient=forward, window=prod(window)),)
+    shape = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
+    forward = replace(shape, window=prod(window), channels=group_channels)
+    return (replace(forward, input_gradient=replace(forward, has_gaps=has_gaps)),)
 
 
 def recurrent_kernel(
@@ -342,12 +348,26 @@ def batch_norm_flops(numbers: int, number_bytes: int, backward: bool = False) ->
     return (BATCH_NORM_FLOPS if number_bytes > 2 else HALF_BATCH_NORM_FLOPS)[backward] * numbers
 
 
-def convolution_layout_bytes(moved_bytes: float, window: Sequence[int], strides: Sequence[int]) -> float:
+def convolution_layout_bytes(
+    moved_bytes: float, window: Sequence[int], strides: Sequence[int], input_bytes: float
+) -> float:
     """Returns the `Kernel.layout_bytes` of a convolution, which reads and writes its tensors in another order.
 
-    A convolution of single positions is a product of matrices as they lie in memory.
+    A convolution of single positions is a product of matrices as they lie in memory. With strides, the positions of
+    the input that it uses are copied.
+
+    Args:
+        moved_bytes: of all its tensors.
+        window: size of the filters in each direction.
+        strides: steps from one position of the output to the next, in each direction.
+        input_bytes: of the input.
+
+    >>> convolution_layout_bytes(100.0, (3, 3), (2, 2), 80.0), convolution_layout_bytes(100.0, (1, 1), (2, 2), 80.0)
+    (200.0, 80.0)
     """
-    return 0.0 if prod(window) == 1 == prod(strides) else 2.0 * moved_bytes
+    if prod(window) > 1:
+        return 2.0 * moved_bytes
+    return 0.0 if prod(strides) == 1 else 2.0 * (moved_bytes - input_bytes * (1 - 1 / prod(strides)))
 
 
 def added_bias(numbers: int, number_bytes: int) -> Kernel:
@@ -452,16 +472,21 @@ class Products:
     inner: Floats
     window: NDArray[np.int64]
     makes_filters: Booleans
+    channels: NDArray[np.int64]
+    has_gaps: Booleans
 
     @classmethod
     def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
         """Builds the columns from pairs of an owner's index and a product."""
-        column = lambda key: np.array([getattr(product, key) for _, product in products], dtype=np.float64)  # noqa: E731
-        count, rows, columns, inner = map(column, ("count", "rows", "columns", "inner"))
-        owner = np.array([owner for owner, _ in products], dtype=np.int64)
-        window = np.array([product.window for _, product in products], dtype=np.int64)
-        makes_filters = np.array([product.makes_filters for _, product in products], dtype=np.bool_)
-        return cls(owner, count, rows, columns, inner, window, makes_filters)
+        column = lambda key, kind: np.array([getattr(product, key) for _, product in products], dtype=kind)  # noqa: E731
+        return cls(
+            np.array([owner for owner, _ in products], dtype=np.int64),
+            *(column(key, np.float64) for key in ("count", "rows", "columns", "inner")),
+            window=column("window", np.int64),
+            makes_filters=column("makes_filters", np.bool_),
+            channels=column("channels", np.int64),
+            has_gaps=column("has_gaps", np.bool_),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,6 +119,18 @@ def test_bug_gradients_of_convolutions_of_other_versions_had_no_work(dims, versi
     assert flops(node(f"Conv{dims}BackpropFilter{version}"), [image, filters, outputs], [filters]) == expected
 
 
+def test_a_pointwise_convolution_with_strides_copies_the_positions_that_it_uses():
+    """Of 256 numbers of the input every fourth, 64 of filters and 64 of the output; the gradient of the input has all."""
+    image, filters, outputs = (1, 8, 8, 4), (1, 1, 4, 16), (1, 4, 4, 16)
+    forward, gradient = node("Conv2D", strides=[1, 2, 2, 1]), node("Conv2DBackpropInput", strides=[1, 2, 2, 1])
+    assert layout_bytes(forward, [image, filters], [outputs], 576.0) == 2 * (256 / 4 + 64 + 256)
+    assert layout_bytes(gradient, [(4,), filters, outputs], [image], 580.0) == 2 * 580
+    gradient.name = "gradient_tape/model/conv2d/Conv2DBackpropInput"
+    (of_input,) = product_shapes(gradient, [(4,), filters, outputs], [image])
+    (of_output,) = product_shapes(forward, [image, filters], [outputs])
+    assert of_input.has_gaps and not of_output.has_gaps and of_input.channels == of_output.channels == 4
+
+
 def test_no_convolution_is_what_only_begins_like_one():
     assert row_alignment(node("ConvertToCooTensor"), [(4,), (4,), (4,)], [(4,), (4,), (4,)], 4) == 16
 

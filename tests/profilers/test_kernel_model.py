@@ -272,6 +272,46 @@ def test_gradients_of_filters_of_one_position(generation, precision, slowdown):
     assert forward_us == input_us and filters_us == pytest.approx(slowdown * forward_us)
 
 
+@pytest.mark.parametrize(("generation", "share"), [("", 0.4), ("volta", 0.2), ("hopper", 0.08)])
+def test_few_channels_fill_16_bytes_on_matrix_units(generation, share):
+    """4 tiles of 256 x 64 outputs and 3 channels: 8 channels in 16 bits at a share of 16e12 FLOP/s, 4 in TF32 of 8e12.
+
+    Changes of layouts take 10 us. A group of as few channels has other kernels.
+    """
+    flat = replace(TILES, tile_us=0.0)
+    device = replace(DEVICE, generation=generation, matmul_flops=8e12, half_flops=16e12)
+    (product,) = convolution_products(4, (8, 8), 3, 64, (1, 1))
+    if generation != "volta":  # has no matrix units for TF32
+        us = product_us(product, flat, device, precision="tf32", convolution=True, row_alignment=4)
+        assert us == pytest.approx(10 + 4 * 2 * 64 * 64 * 4 / (share * 8e6))
+    us = product_us(product, flat, device, precision="fp16", convolution=True, row_alignment=2)
+    assert us == pytest.approx(10 + 4 * 2 * 64 * 64 * 8 / (share * 16e6))
+    group = replace(product, count=2, rows=128)
+    assert product_us(group, flat, device, precision="fp16", convolution=True) < us
+
+
+@pytest.mark.parametrize(("generation", "filters_share", "all_share"), [("", 0.55, 1.0), ("hopper", 1.0, 0.65)])
+def test_few_channels_of_float32(generation, filters_share, all_share):
+    """Before Hopper the gradient of their filters is slower than that of more channels, on Hopper all three products are."""
+    flat, device = replace(TILES, tile_us=0.0), replace(DEVICE, generation=generation)
+    (few,) = convolution_products(16, (32, 32), 4, 64, (5, 5))
+    for gradient, share in (("left_gradient", all_share), ("right_gradient", all_share * filters_share)):
+        product = getattr(few, gradient)
+        expected = product_us(replace(product, channels=16), flat, device, convolution=True) / share
+        assert product_us(product, flat, device, convolution=True) == pytest.approx(expected)
+
+
+def test_gradients_of_inputs_with_gaps_take_twice_as_long_in_float32():
+    """Single positions with strides leave gaps; the other products and other precisions take as long as without."""
+    flat = replace(TILES, tile_us=0.0)
+    (product,) = convolution_products(16, (32, 32), 64, 64, (1, 1), has_gaps=True)
+    for precision, slowdown in (("fp32", 2), ("fp16", 1)):
+        forward_us, input_us = (
+            product_us(p, flat, precision=precision, convolution=True) for p in (product, product.left_gradient)
+        )
+        assert input_us == pytest.approx(slowdown * forward_us)
+
+
 def test_rows_are_read_again_from_the_cache_or_from_memory():
     """1e6 bytes: at 1e12 bytes/s once, and again from a cache of 0.5 * 4e12 bytes/s as far as the rows in flight fit there."""
     generation = Generation(cached_bytes_per_flop=0.5)

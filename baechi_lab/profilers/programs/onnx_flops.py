@@ -302,12 +302,12 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         return () if product is None else (product,)
     if node.op_type in ("Conv", "FusedConv", "ConvInteger", "ConvTranspose"):
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
-        steps = (*attribute(node, "strides", []), *attribute(node, "dilations", []))
-        groups = attribute(node, "group", 1)
-        plain = all(step == 1 for step in steps)
+        strides, groups = attribute(node, "strides", []), attribute(node, "group", 1)
+        plain = all(step == 1 for step in (*strides, *attribute(node, "dilations", [])))
         if node.op_type == "ConvTranspose":
             return transposed_products(image[0], image[2:], weight[0], weight[1] * groups, weight[2:], groups, plain)
-        return convolution_products(image[0], outputs[2:], weight[1] * groups, weight[0], weight[2:], groups, plain)
+        channels, has_gaps = weight[1] * groups, prod(strides) > prod(weight[2:])
+        return convolution_products(image[0], outputs[2:], channels, weight[0], weight[2:], groups, plain, has_gaps)
     if node.op_type == "Einsum" and len(input_shapes) == 2:
         terms, _, result = attribute(node, "equation", "").replace(" ", "").partition("->")
         left_letters, right_letters = terms.split(",")
@@ -352,11 +352,13 @@ def row_alignment(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, 
     return gcd(*(shape[-1] * number_bytes for shape in matrices if len(shape) > 1), ALIGNED)
 
 
-def layout_bytes(node: NodeProto, input_shapes: Shapes, moved_bytes: float) -> float:
+def layout_bytes(node: NodeProto, input_shapes: Shapes, moved_bytes: float, number_bytes: int) -> float:
     """Returns the `Kernel.layout_bytes` of a convolution; 0 for other operators."""
     if "Conv" not in node.op_type:
         return 0.0
-    return convolution_layout_bytes(moved_bytes, _weight_shape(node, input_shapes)[2:], attribute(node, "strides", []))
+    input_bytes = float(number_bytes * prod(_require_shape(input_shapes[0])))
+    window, strides = _weight_shape(node, input_shapes)[2:], attribute(node, "strides", [])
+    return convolution_layout_bytes(moved_bytes, window, strides, input_bytes)
 
 
 def multiprocessor_us(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> float:

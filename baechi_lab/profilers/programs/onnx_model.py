@@ -302,7 +302,7 @@ def _shaped_kernel(
             products=products,
             convolution=convolution,
             vector_flops=vector_flops(node, input_shapes, output_shapes, width),
-            layout_bytes=layout_bytes(node, input_shapes, moved_bytes),
+            layout_bytes=layout_bytes(node, input_shapes, moved_bytes, width),
             row_alignment=row_alignment(node, input_shapes, output_shapes, width),
             followed_by=added_bias(prod(output_shapes[0] or ()), width)
             if convolution and len(node.input) > 2

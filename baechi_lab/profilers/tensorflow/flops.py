@@ -192,9 +192,12 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
             return transposed_products(
                 convolution_output[0], positions, filters[-1], channels, filters[:-2], groups, plain
             )
+        has_gaps = prod(node.attr["strides"].list.i) > prod(filters[:-2])
         products = convolution_products(
-            convolution_output[0], positions, channels, filters[-1], filters[:-2], groups, plain
+            convolution_output[0], positions, channels, filters[-1], filters[:-2], groups, plain, has_gaps
         )
+        if of_input:
+            return tuple(product.left_gradient for product in products)
         return tuple(product.right_gradient if of_filter else product for product in products)
     return ()
 
@@ -240,7 +243,9 @@ def layout_bytes(node: NodeDef, inputs: Shapes, outputs: Shapes, moved_bytes: fl
     if not is_convolution(node.op):
         return 0.0
     window = _filters(node, inputs, outputs)[:-2]
-    return convolution_layout_bytes(moved_bytes, window, node.attr["strides"].list.i)
+    numbers = sum(map(prod, (*inputs, *outputs)))
+    input_share = 0.0 if "BackpropInput" in node.op else prod(inputs[0]) / max(numbers, 1)
+    return convolution_layout_bytes(moved_bytes, window, node.attr["strides"].list.i, input_share * moved_bytes)
 
 
 def _filters(node: NodeDef, inputs: Shapes, outputs: Shapes) -> Shape:

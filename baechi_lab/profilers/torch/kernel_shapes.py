@@ -256,7 +256,9 @@ def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
         return 0.0
     if channels_last(tensor):
         return 0.0
-    return convolution_layout_bytes(moved_bytes, weight.shape[2:], [_of(stride, k) for k in range(_dims(weight) - 2)])
+    strides = [_of(stride, k) for k in range(_dims(weight) - 2)]
+    input_bytes = float(tensor.numel() * tensor.element_size())
+    return convolution_layout_bytes(moved_bytes, weight.shape[2:], strides, input_bytes)
 
 
 def row_alignment(name: str, args: Args) -> int:
@@ -330,8 +332,8 @@ def _convolution(args: Args) -> Products:
         (size + 2 * _of(padding, k) - _of(dilation, k) * (window[k] - 1) - 1) // _of(stride, k) + 1
         for k, size in enumerate(tensor.shape[2:])
     ]
-    channels = weight.shape[1] * groups
-    return convolution_products(tensor.shape[0], outputs, channels, weight.shape[0], window, groups, plain)
+    channels, has_gaps = weight.shape[1] * groups, prod(_of(stride, k) for k in range(dims)) > prod(window)
+    return convolution_products(tensor.shape[0], outputs, channels, weight.shape[0], window, groups, plain, has_gaps)
 
 
 def _convolution_backward(args: Args) -> Products:

@@ -146,7 +146,7 @@ class Counter(OperatorObserver):
             copied_bytes = _reordered_bytes(name, args, out) + copied_bytes_on_cpu(name, args, out)
             computed_bytes = _counted_bytes(name, args) + cpu_scratch_bytes(name, args, out)
             return intermediate_bytes + _converted_bytes(name, args, out) + copied_bytes + computed_bytes
-        is_copied = kernel.layout_bytes >= 2 * kernel.moved_bytes and not kernel.vector_flops
+        is_copied = kernel.layout_bytes > 0 and not kernel.vector_flops
         is_convolution = func is _CONVOLUTION and is_copied and kernel.precision not in ("fp32", "fp64")
         return intermediate_bytes + (int(kernel.moved_bytes) if is_convolution else 0)
 

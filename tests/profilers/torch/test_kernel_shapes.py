@@ -96,6 +96,17 @@ def test_convolutions_whose_channels_come_last_change_no_layouts():
         assert forward.followed_by is not None
 
 
+def test_a_pointwise_convolution_with_strides_copies_the_positions_that_it_uses():
+    """In bytes: 4096 of the input and of its gradient, 512 of the output, 256 of filters; strides use a quarter of the input."""
+    layer = torch.nn.Conv2d(16, 8, 1, stride=2, bias=False, device="meta", dtype=torch.bfloat16)
+    x = torch.empty(2, 16, 8, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    forward, backward = kernels_of(layer, x, mode="training")
+    assert forward.layout_bytes == 2 * (4096 / 4 + 256 + 512)
+    assert backward.layout_bytes == 2 * (4096 / 4 + 256 + 512 + 4096 + 256)
+    assert [product.has_gaps for product in (*forward.products, *backward.products)] == [False, True, False]
+    assert {product.channels for product in (*forward.products, *backward.products)} == {16}
+
+
 def test_attention_of_16_bit_numbers_computes_tiles_of_128_queries_and_keys():
     """6 heads of 49 queries: a tile each, 8 FLOPs for each of 128 x 128 scores and 800,000 besides; of 130 queries: two tiles."""
     for positions, tiles, keys in ((49, 1, 128), (130, 2, 256)):
@@ -314,6 +325,7 @@ def test_neither_operand_of_a_weights_gradient_lies_along_the_summed_dimension()
         (torch.nn.Linear(64, 96), (32, 64)),
         (torch.nn.Conv2d(8, 16, 3, padding=1), (2, 8, 14, 14)),
         (torch.nn.Conv2d(8, 16, 3, stride=2, groups=2), (2, 8, 14, 14)),
+        (torch.nn.Conv2d(3, 8, 1, stride=2), (2, 3, 64, 64)),
         (torch.nn.Conv2d(64, 64, 3, groups=64), (2, 64, 14, 14)),
         (torch.nn.ConvTranspose2d(16, 8, 4, stride=2), (2, 16, 14, 14)),
         (torch.nn.LayerNorm(4096), (512, 4096)),
