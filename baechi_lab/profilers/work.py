@@ -480,8 +480,11 @@ class Products:
         """Builds the columns from pairs of an owner's index and a product."""
         column = lambda key, kind: np.array([getattr(product, key) for _, product in products], dtype=kind)  # noqa: E731
         return cls(
-            np.array([owner for owner, _ in products], dtype=np.int64),
-            *(column(key, np.float64) for key in ("count", "rows", "columns", "inner")),
+            owner=np.array([owner for owner, _ in products], dtype=np.int64),
+            count=column("count", np.float64),
+            rows=column("rows", np.float64),
+            columns=column("columns", np.float64),
+            inner=column("inner", np.float64),
             window=column("window", np.int64),
             makes_filters=column("makes_filters", np.bool_),
             channels=column("channels", np.int64),
