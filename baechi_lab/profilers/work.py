@@ -24,6 +24,9 @@ ALIGNED = 16
 """Bytes that matrix units load at once."""
 DEPTHWISE_GRADIENT = 1.64
 """How many times as long as a depthwise convolution the gradient of its input, or of its filters, takes. Measured on an H200."""
+FP16_DEPTHWISE_SHARE, FP16_DEPTHWISE_WINDOWS = 0.3, ((3, 3), (5, 5))
+"""Share of the `vector_flops` of other depthwise convolutions that those of float16 numbers and these windows need: PyTorch runs
+cuDNN's kernels for them, for no other type. MobileNets and EfficientNets on RTX 3090 (benchmarks of timm)."""
 LAST_DEPTHWISE_FLOPS = {
     "forward": ((0.0, 24.0), (51.0, 10.0)),
     "input": ((0.0, 24.0), (0.0, 24.0)),
@@ -287,20 +290,22 @@ def recurrent_kernel(
     )
 
 
-def depthwise_flops(outputs: int, window: Sequence[int]) -> float:
+def depthwise_flops(outputs: int, window: Sequence[int], precision: str = "fp32") -> float:
     """Returns the `Kernel.vector_flops` of a depthwise convolution; each of its gradients has `DEPTHWISE_GRADIENT` times as many.
 
     Such a kernel computes indices for every output, and loads a number for every multiplication. Measured on an H200, for
-    windows of 3 x 3 to 7 x 7 in any precision.
+    windows of 3 x 3 to 7 x 7 in float32 and bfloat16.
 
     Args:
         outputs: numbers in the output of the forward convolution.
         window: size of the filters in each direction.
+        precision: of the numbers.
 
-    >>> depthwise_flops(10, (3, 3))
-    6600.0
+    >>> depthwise_flops(10, (3, 3)), depthwise_flops(10, (3, 3), "fp16")
+    (6600.0, 1980.0)
     """
-    return outputs * (300.0 + 40.0 * prod(window))
+    has_own_kernel = precision == "fp16" and tuple(window) in FP16_DEPTHWISE_WINDOWS
+    return (FP16_DEPTHWISE_SHARE if has_own_kernel else 1.0) * outputs * (300.0 + 40.0 * prod(window))
 
 
 def last_depthwise_flops(numbers: int, window: Sequence[int], number_bytes: int, gradient: str = "forward") -> float:

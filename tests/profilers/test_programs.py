@@ -207,7 +207,7 @@ def test_norms_of_images_read_their_rows_again():
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
     ("layer", "sizes", "shape", "kind", "attributes"),
     [
@@ -215,6 +215,7 @@ def test_norms_of_images_read_their_rows_again():
         ("Conv2d", (64, 32, 3, 1, 1), (64, 64, 32, 32), "Conv", {"pads": [1] * 4}),  # changes the order of its tensors
         ("Conv2d", (3, 64, 7, 2, 3), (64, 3, 64, 64), "Conv", {"pads": [3] * 4, "strides": [2, 2]}),  # few channels
         ("Conv2d", (64, 96, 1, 2), (64, 64, 32, 32), "Conv", {"strides": [2, 2]}),  # positions in gaps
+        ("Conv2d", (64, 64, 3, 1, 1, 1, 64), (64, 64, 32, 32), "Conv", {"pads": [1] * 4, "group": 64}),  # depthwise
         ("LayerNorm", (256,), (8192, 256), "LayerNormalization", {}),
         ("BatchNorm2d", (8,), (64, 8, 64, 64), "BatchNormalization", {"training_mode": 1}),
         ("MaxPool2d", (2,), (64, 8, 64, 64), "MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}),

@@ -319,7 +319,9 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     return ()
 
 
-def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> float:
+def vector_flops(
+    node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int, precision: str = "fp32"
+) -> float:
     """Returns the `Kernel.vector_flops` of fused attention, a depthwise convolution or a norm of channels; 0 for others."""
     if node.op_type in _ATTENTION:
         return score_flops(_attention_products(node, input_shapes, skips_masked=True)[-2], number_bytes)
@@ -328,7 +330,7 @@ def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, n
     groups, weight = attribute(node, "group", 1), input_shapes[1] if len(input_shapes) > 1 else None
     if node.op_type not in ("Conv", "FusedConv") or groups == 1 or not weight or weight[1] != 1 or not output_shapes[0]:
         return 0.0
-    return depthwise_flops(prod(output_shapes[0]), weight[2:])
+    return depthwise_flops(prod(output_shapes[0]), weight[2:], precision)
 
 
 _ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")

@@ -301,7 +301,7 @@ def _shaped_kernel(
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
-            vector_flops=vector_flops(node, input_shapes, output_shapes, width),
+            vector_flops=vector_flops(node, input_shapes, output_shapes, width, precision),
             layout_bytes=layout_bytes(node, input_shapes, moved_bytes, width),
             row_alignment=row_alignment(node, input_shapes, output_shapes, width),
             followed_by=added_bias(prod(output_shapes[0] or ()), width)

@@ -217,7 +217,7 @@ def _norms_channels(node: NodeDef) -> bool:
     return bool(node.op in (*_BATCH_NORMS, *_BATCH_NORM_GRADIENTS) and node.attr["is_training"].b)
 
 
-def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> float:
+def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int, precision: str = "fp32") -> float:
     """Returns the `Kernel.vector_flops` of a batch norm, a depthwise convolution or one of their gradients; 0 for other ops."""
     if _norms_channels(node):
         return batch_norm_flops(prod(inputs[0]), number_bytes, backward="Grad" in node.op)
@@ -225,7 +225,7 @@ def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: i
         return 0.0
     gradient, of_filter = "Backprop" in node.op, node.op.endswith("BackpropFilter")
     filters, numbers = outputs[0] if of_filter else inputs[1], prod(inputs[2] if of_filter else outputs[0])
-    return depthwise_flops(numbers, filters[:2]) * (DEPTHWISE_GRADIENT if gradient else 1.0)
+    return depthwise_flops(numbers, filters[:2], precision) * (DEPTHWISE_GRADIENT if gradient else 1.0)
 
 
 def row_alignment(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int) -> int:

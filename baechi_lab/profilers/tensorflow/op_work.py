@@ -143,7 +143,7 @@ def _kernel(
         products=products,
         convolution=convolution,
         rows=repeated_rows(node, inputs, number_bytes),
-        vector_flops=vector_flops(node, inputs, outputs, number_bytes),
+        vector_flops=vector_flops(node, inputs, outputs, number_bytes, precision),
         layout_bytes=layout_bytes(node, inputs, outputs, moved_bytes),
         row_alignment=row_alignment(node, inputs, outputs, number_bytes),
         multiprocessor_us=multiprocessor_us(node, inputs, outputs, number_bytes),

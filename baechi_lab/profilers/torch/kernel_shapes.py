@@ -159,7 +159,7 @@ def _grouped_mm(args: Args) -> Products:
     return (Product(groups, rows, columns, inner),)
 
 
-def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
+def vector_flops(name: str, args: Args, out: torch.Tensor, precision: str) -> float:
     """Returns the `Kernel.vector_flops` of an operator: of fused attention, a depthwise convolution or a batch norm."""
     if name.startswith(_FUSED_ATTENTION):
         return score_flops(products_of(name, args)[0], args[0].element_size())
@@ -167,7 +167,7 @@ def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
         window = args[1].shape[2:]
         if channels_last(args[0]):
             return last_depthwise_flops(out.numel(), window, out.element_size())
-        return depthwise_flops(out.numel(), window)
+        return depthwise_flops(out.numel(), window, precision)
     if name == "convolution_backward" and args[9] > 1 and args[2].shape[1] == 1:
         gradient, tensor, weight = args[:3]
         window, (of_input, of_filters) = weight.shape[2:], args[10][:2]
@@ -176,8 +176,8 @@ def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
             input_flops = last_depthwise_flops(tensor.numel(), window, number_bytes, "input")
             filters_flops = last_depthwise_flops(gradient.numel(), window, number_bytes, "filters")
         else:
-            input_flops = DEPTHWISE_GRADIENT * depthwise_flops(tensor.numel(), window)
-            filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window)
+            input_flops = DEPTHWISE_GRADIENT * depthwise_flops(tensor.numel(), window, precision)
+            filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window, precision)
         return of_input * input_flops + of_filters * filters_flops
     backward = name == "native_batch_norm_backward" and args[7]
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):

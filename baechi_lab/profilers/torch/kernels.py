@@ -96,17 +96,17 @@ def kernel_of(
     product = name.removesuffix("_")  # `addmm_` is the product of `addmm`
     count = _flops(getattr(torch.ops.aten, product, packet) if product != name else packet, product, args, kwargs, out)
     products = () if count is None else products_of(product, args)
-    moved_bytes = float(_moved_bytes(name, inputs, outputs, size))
+    moved_bytes, precision = float(_moved_bytes(name, inputs, outputs, size)), _precision(inputs)
     kernel = Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=moved_bytes,
-        precision=_precision(inputs),
+        precision=precision,
         matrix=count is not None,
         batched=count is not None and (product in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
         products=products,
         convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
-        vector_flops=vector_flops(name, args, outputs[0]),
+        vector_flops=vector_flops(name, args, outputs[0], precision),
         layout_bytes=layout_bytes(name, args, moved_bytes),
         row_alignment=row_alignment(product, args),
         crossed=has_crossed_operands(product, args),

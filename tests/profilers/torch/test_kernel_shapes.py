@@ -7,7 +7,15 @@ torch = pytest.importorskip("torch")
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.profilers.torch.kernel_shapes import wait_us  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
-from baechi_lab.profilers.work import INDEX_US, Kernel, Product, Rows, last_depthwise_flops, score_flops  # noqa: E402
+from baechi_lab.profilers.work import (  # noqa: E402
+    INDEX_US,
+    Kernel,
+    Product,
+    Rows,
+    depthwise_flops,
+    last_depthwise_flops,
+    score_flops,
+)
 
 
 def kernels_of(model, *inputs, mode="inference"):
@@ -75,6 +83,13 @@ def depthwise_flops_of(last: bool, dtype: torch.dtype) -> tuple[float, float]:
 def test_the_input_gradient_of_a_depthwise_convolution_has_the_numbers_of_the_input():
     """512 of them, and 128 outputs; an H200 takes as long for each as for an output of a convolution without strides."""
     assert depthwise_flops_of(False, torch.float32) == pytest.approx((660 * 128, 1.64 * 660 * (512 + 128)))
+
+
+def test_depthwise_convolutions_of_float16_have_kernels_of_their_own():
+    """Three tenths of the FLOPs in windows of 3 x 3 and 5 x 5, forward and backward; bfloat16 and other windows have all."""
+    assert depthwise_flops_of(False, torch.float16) == pytest.approx((0.3 * 660 * 128, 0.3 * 1.64 * 660 * (512 + 128)))
+    assert depthwise_flops_of(False, torch.bfloat16) == depthwise_flops_of(False, torch.float32)
+    assert depthwise_flops(10, (5, 5), "fp16") == 0.3 * 10 * 1300 and depthwise_flops(10, (7, 7), "fp16") == 10 * 2260
 
 
 def test_depthwise_convolutions_whose_channels_come_last_have_kernels_of_their_own():
