@@ -259,11 +259,16 @@ def _gradient_kernels(
             k,
             products=tuple(getattr(p, side) for p in k.products),
             vector_flops=vector_share * k.vector_flops,
-            wait_us=POSITIONS_SUM_US if summed_bytes and k.convolution else 0.0,
+            wait_us=POSITIONS_SUM_US if summed_bytes and _is_convolution(k) else 0.0,
             followed_by=None,
         )
         for k in op.kernels
     )
-    if not summed_bytes or any(k.convolution for k in op.kernels):
+    if not summed_bytes or any(map(_is_convolution, op.kernels)):
         return gradients
     return (*gradients, Kernel(moved_bytes=summed_bytes))
+
+
+def _is_convolution(kernel: Kernel) -> bool:
+    """Whether a product of two operands is a convolution. Of these, only depthwise ones have FLOPs of vector units."""
+    return kernel.convolution or kernel.vector_flops > 0
