@@ -1,5 +1,7 @@
 """The SCT linear program: by hand, across solvers, against its cvxpy twin, and as a bound."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from readable import readable
 
 import baechi_lab as bl
 from baechi_lab.graph.kernels.csr import topological_order
+from baechi_lab.placers.sct_program import solver
 from baechi_lab.placers.sct_program.favourites import favourites
 from baechi_lab.placers.sct_program.lp import sct_problem, sct_program
 from baechi_lab.placers.sct_program.reductions import (
@@ -251,3 +254,24 @@ def test_large_graphs_do_without_the_linear_program(monkeypatch):
     placement = place(graph, cluster, "m-sct")
     assert placement.info["lp"]["solver"] == "greedy" and placement.info["favourite_child"].tolist() == [2, -1, -1]
     assert placement.device[0] == placement.device[2]
+
+
+def test_bug_the_cache_of_solutions_was_changed_by_two_threads_at_once(monkeypatch):
+    """`auto` asks sct and m-sct in threads: an old solution was looked for while another thread added one."""
+    graph = bl.OpGraph.from_edges([1.0, 1.0], [(0, 1, 8)])
+    solution = favourites(graph, cluster()).solution
+    monkeypatch.setattr(solver, "_solve", lambda problem, name: solution)
+    problem = sct_problem(graph, cluster())
+    monkeypatch.setattr(solver, "_solution_cache", SlowToIterate())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda k: solve_sct(problem, f"solver {k}"), range(60)))
+    assert len(solver._solution_cache) == solver.CACHED_SOLUTIONS
+
+
+class SlowToIterate(dict):
+    """Lets other threads run between the begin of an iteration and its first entry."""
+
+    def __iter__(self):
+        entries = super().__iter__()
+        time.sleep(1e-3)
+        return entries

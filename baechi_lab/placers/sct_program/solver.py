@@ -15,6 +15,7 @@ Solutions are cached by content: a changed memory limit or threshold needs no LP
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ _HIGHS = {"highs": "simplex", "highs-ipm": "ipm"}
 _FAST = {"simplex_dual_edge_weight_strategy": 1}  # Devex
 _OBJECTIVE_SCALE = 1000.0  # of what HiGHS gets: weights of two edges then differ by more than its tolerance
 _solution_cache: dict[bytes, SctSolution] = {}
+_cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,13 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
     for array in (problem.source, problem.target, problem.transfer, problem.compute):
         digest.update(len(array).to_bytes(8, "little") + np.ascontiguousarray(array).tobytes())
     key = digest.digest()
-    solution = _solution_cache.pop(key, None) or _solve(problem, solver)
-    _solution_cache[key] = solution
-    while len(_solution_cache) > CACHED_SOLUTIONS:
-        _solution_cache.pop(next(iter(_solution_cache)), None)
+    with _cache_lock:
+        solution = _solution_cache.pop(key, None)
+    solution = solution or _solve(problem, solver)
+    with _cache_lock:  # placers solve in several threads
+        _solution_cache[key] = solution
+        while len(_solution_cache) > CACHED_SOLUTIONS:
+            del _solution_cache[next(iter(_solution_cache))]
     return solution
 
 
