@@ -153,3 +153,21 @@ bl.place(bl.generators.unrolled_rnn(10, 2), bl.Cluster.uniform(3, memory_bytes="
 assert spread_units.stats.cache_hits and not spread_units.stats.cache_misses, spread_units.stats
 """
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_the_simulation_of_advice_is_what_the_second_process_compiled(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), second_compiler.VARIABLE: "0"}
+    program = "from baechi_lab.placers.second_compiler import compile_schedulers; compile_schedulers()"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=200)
+    program = """
+import baechi_lab as bl
+from baechi_lab.graph.kernels import jit
+from baechi_lab.simulator.kernel import _run
+jit.become_second_compiler()  # small graphs, too, run compiled kernels
+graph = bl.generators.unrolled_rnn(10, 2)
+bl.simulate(graph, bl.Cluster.uniform(3), bl.Placement(device=[op % 3 for op in range(graph.n)]), scheduler="msr")
+assert _run.stats.cache_hits and not _run.stats.cache_misses, _run.stats
+"""
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=200)
