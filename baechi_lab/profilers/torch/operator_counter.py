@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ...torch_runtime.context import in_backward
 from ...torch_runtime.intercept import Frame
-from ...torch_runtime.storage import storage_key, storages, tensor_bytes
+from ...torch_runtime.storage import storage_bytes, storage_key, storages, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 from ..precision import Precision
@@ -104,6 +104,7 @@ class Counter(OperatorObserver):
         self.precision, self.on_cpu = precision or Precision(), on_cpu
         self.owner: PhaseCall | None = None
         self.is_ended = False  # True after the forward pass
+        self.output_bytes: dict[int, int] = {}  # memory of the model's outputs
         self.rows: list[tuple[PhaseCall, Kernel]] = []
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
@@ -491,6 +492,7 @@ class WorkWatch(MemoryWatch):
         """Assigns what runs until the backward pass reaches a call to no call."""
         if not in_backward():
             self.counter.owner, self.counter.is_ended = None, True
+            self.counter.output_bytes = {storage_key(t): storage_bytes(t) for t in tensors(outputs)}
         return outputs
 
     @contextmanager

@@ -8,7 +8,8 @@ ops that read one parameter, and its update, also share a group.
 Parameters are persistent bytes of the first op that reads them. Optimizer states are persistent bytes of the update, or of that
 op if there is no update. Gradients are persistent bytes of the backward op that makes them, whose reuse kind is `GROWS`. A
 parameter without a gradient (frozen, under `no_grad`, detached, unused) has neither. Activations that are saved for the
-backward pass are tensors that backward ops read.
+backward pass are tensors that backward ops read. The outputs, which the caller holds, are temporary bytes of the backward ops
+that follow their last reader.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operator:
-    """One call: its name and type, its kernel, the forward op that it belongs to (-1: none), and the bytes of its copies."""
+    """One call: its name and type, its kernel, the forward op that it belongs to (-1: none), and the bytes of its copies.
+
+    `is_backward` says that it runs after the forward pass.
+    """
 
     name: str
     op_type: str
@@ -58,6 +62,7 @@ class Operator:
     forward_of: int = -1
     output_shapes: str = ""
     scratch_bytes: int = 0
+    is_backward: bool = False
 
 
 @dataclass
@@ -131,7 +136,7 @@ class Recorder(Counter):
         self._assign_node(node, index, self.of_node)
         scratch_bytes = self.scratch_bytes(func, args, out, self.precision.kernel(kernel))
         forward_op, shapes = self._forward_op(node), output_shapes(tensors(out))
-        self.ops.append(Operator(self._name(kind), kind, kernel, forward_op, shapes, scratch_bytes))
+        self.ops.append(Operator(self._name(kind), kind, kernel, forward_op, shapes, scratch_bytes, self.is_ended))
         for key in inputs:
             memory = self.memory.setdefault(key, Memory())
             memory.readers.add(index)
@@ -276,6 +281,12 @@ def make_operator_graph(
             elif gradient.maker >= 0:  # the gradient of the backward pass is added to the one that is kept
                 temporary[gradient.maker] += gradient.size
             persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * precision.state_share(states)
+    for key, output_bytes in recorder.output_bytes.items():
+        memory = recorder.memory.get(key, Memory())
+        if memory.writer >= 0 and not memory.state:
+            last_reader = max(memory.readers, default=memory.writer)
+            holding = [i for i, op in enumerate(ops) if i > last_reader and op.is_backward]
+            temporary[holding] += output_bytes
     unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
     # Unread parameters belong to the first op, as in a layer graph.
     persistent[:1] += sum(size[state] for state in unread)

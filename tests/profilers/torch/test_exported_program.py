@@ -230,7 +230,11 @@ def test_bug_peaks_of_exported_programs_left_out_what_operators_hold(build, shap
     """Scratch memory, copies that operators save for their gradients, the batch and the outputs: up to 69 % was missing."""
     model, x = build(), torch.ones(shape)
     program = bl.profile_program(torch.export.export(model, (x,)), hardware="cpu-core")
-    layers = bl.torch.profile(model, x, hardware="cpu-core", mode="training")
+    options = {"hardware": "cpu-core", "mode": "training"}
+    graphs = (program, *(bl.torch.profile(model, x, granularity=g, **options) for g in ("layer", "operator")))
     cluster = bl.Cluster.uniform(1, kind="cpu-core")
-    peaks = [bl.simulate(g, cluster, bl.Placement(device=[0] * g.n)).peak_bytes[0] for g in (program, layers)]
+    peaks = [bl.simulate(g, cluster, bl.Placement(device=[0] * g.n)).peak_bytes[0] for g in graphs]
     assert 0.95 <= peaks[0] / peaks[1] <= 1.25
+    first_gradient = graphs[2].index["ones_like"]
+    gradient_bytes = graphs[2].tensor_bytes[graphs[2].tensor_producer == first_gradient].max()
+    assert 0.99 * peaks[1] <= peaks[2] <= peaks[1] + gradient_bytes + 100, "operators left out the outputs"
