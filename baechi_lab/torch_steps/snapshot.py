@@ -125,7 +125,7 @@ class ModelSnapshot:
 
 def _entries_of(container: object) -> list[object]:
     if isinstance(container, (list, tuple, set, frozenset, collections.deque)):
-        return list(container)
+        return list(iter(container))  # the length of a derived tuple may be no number
     return list(container.values()) if isinstance(container, dict) else []
 
 
