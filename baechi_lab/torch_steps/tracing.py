@@ -522,22 +522,29 @@ class Tracer(Handler):
         )
 
 
+_NOTICING = threading.RLock()
+
+
 @contextmanager
 def _noticing_backward() -> Iterator[list[type]]:
-    """Collects the types of what this thread gives to `torch.autograd.backward` meanwhile, which `Tensor.backward` calls."""
-    root_types: list[type] = []
-    run_backward, own_thread = torch.autograd.backward, threading.get_ident()
+    """Collects the types of what this thread gives to `torch.autograd.backward` meanwhile, which `Tensor.backward` calls.
 
-    def noticed_backward(tensors: object, *args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == own_thread:
-            root_types.append(type(tensors))
-        run_backward(tensors, *args, **kwargs)
+    One thread at a time does so: if the first one left first, the function of the second would stay in PyTorch.
+    """
+    with _NOTICING:
+        root_types: list[type] = []
+        run_backward, own_thread = torch.autograd.backward, threading.get_ident()
 
-    torch.autograd.backward = noticed_backward
-    try:
-        yield root_types
-    finally:
-        torch.autograd.backward = run_backward
+        def noticed_backward(tensors: object, *args: Any, **kwargs: Any) -> None:
+            if threading.get_ident() == own_thread:
+                root_types.append(type(tensors))
+            run_backward(tensors, *args, **kwargs)
+
+        torch.autograd.backward = noticed_backward
+        try:
+            yield root_types
+        finally:
+            torch.autograd.backward = run_backward
 
 
 def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:
