@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import nn, zeros
 
 from ...errors import UnknownNameError
 from ...graph import OpGraph
 from ...graph.hardware import Hardware
 from ...torch_runtime.intercept import Interceptor
-from ...torch_runtime.storage import distinct_bytes
+from ...torch_runtime.storage import distinct_bytes, tensor_bytes
 from ...torch_runtime.tree import as_arguments
 from ...torch_steps.lost_gradients import has_lost_graphs, hold_named_graphs
 from ...torch_steps.records import Trace
-from ...torch_steps.step import TorchStep
+from ...torch_steps.step import FAILURES, TorchStep
 from ...torch_steps.tracing import trace
 from ..estimate_record import estimate_record, host_record
 from ..kernel_model import estimated_us
@@ -35,8 +35,9 @@ from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of
 from .loss import Loss
 from .named_tensors import named_tensors
 from .operator_counter import Counter, PhaseCall, WorkWatch
-from .optimizer_update import Update
+from .optimizer_update import Update, split_into_phases
 from .unused_parameters import warn_about_unused_parameters
+from .update_temporaries import storages_of_update
 
 OPTIMIZERS = {
     "sgd": 0,
@@ -58,6 +59,31 @@ def optimizer_states(name: str) -> int:
     if str(name).lower() not in OPTIMIZERS:
         raise UnknownNameError.of("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[str(name).lower()]
+
+
+def optimizer_of(step: TorchStep) -> str | None:
+    """Returns the name of a step's optimizer in `OPTIMIZERS`; None if the step has none, or one that is not of PyTorch.
+
+    >>> from functools import partial
+    >>> from torch.optim import SGD
+    >>> optimizer_of(TorchStep("t", lambda: nn.Linear(4, 2), (), optimizer=partial(SGD, lr=0.1, momentum=0.9)))
+    'momentum'
+    """
+    if step.optimizer is None:
+        return None
+    try:
+        optimizer = step.optimizer([nn.Parameter(zeros(3, 5, device="cpu"))])
+    except FAILURES:  # one of other parameters, which `kept_states` warns of
+        return None
+    name, options = type(optimizer).__name__.lower(), getattr(optimizer, "defaults", {})
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return None
+    if name == "sgd" and options["momentum"]:
+        return "momentum"
+    fused_name = f"fused-{name}"
+    if options.get("fused") and fused_name in OPTIMIZERS:
+        return fused_name
+    return name if name in OPTIMIZERS else None
 
 
 def update_share(name: str, precision: Precision) -> int:
@@ -92,12 +118,14 @@ class LayerEstimate:
     """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.
 
     `kernels` are ((phase, call), kernel) in the order in which they ran, with phase "f" or "b". Recomputed calls have their
-    forward kernels in both phases. `precision` is that of the estimate.
+    forward kernels in both phases. `precision` is that of the estimate. `updated_parameters` are the (call, bytes) of every
+    parameter with a gradient, in the model's order.
     """
 
     layers: LayerProfile
     kernels: tuple[tuple[tuple[str, int], Kernel], ...]
     precision: Precision = field(default_factory=Precision)
+    updated_parameters: tuple[tuple[int, int], ...] = ()
 
     @property
     def flops(self) -> float:
@@ -115,7 +143,10 @@ class LayerEstimate:
         """Builds the OpGraph with durations by device kind, the first being the reference; `optimizer` adds updates."""
         if optimizer is not None:
             states = optimizer_states(optimizer)
-        layers_by_kind = {kind: self._layers_with_times(hardware, optimizer) for kind, hardware in kinds.items()}
+        in_loop = all(hardware.kind == "cpu" for hardware in kinds.values())
+        layers_by_kind = {
+            kind: self._layers_with_times(hardware, optimizer, in_loop) for kind, hardware in kinds.items()
+        }
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels))
         duration_by_kind = {kind: durations(layers) for kind, layers in layers_by_kind.items()}
@@ -126,8 +157,11 @@ class LayerEstimate:
             info={**graph.info, "estimate": record},
         )
 
-    def _layers_with_times(self, hardware: Hardware, optimizer: str | None) -> LayerProfile:
-        """Returns the layers with times. An update of a sparse gradient moves only the rows that the gradient has."""
+    def _layers_with_times(self, hardware: Hardware, optimizer: str | None, in_loop: bool) -> LayerProfile:
+        """Returns the layers with times. An update of a sparse gradient moves only the rows that the gradient has.
+
+        `in_loop`: an update goes through the parameters one by one, as on a CPU.
+        """
         forward, backward = self.microseconds(hardware)
         loss = self.layers.loss
         if loss is not None:
@@ -139,7 +173,10 @@ class LayerEstimate:
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
             state_bytes = self.layers.trained_bytes * self.precision.state_share(states)
-            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware, follows=True), state_bytes)
+            us = estimated_us(work_of(len(moved_bytes), rows), hardware, follows=True)
+            is_fused = self.precision.is_mixed
+            storages = [] if is_fused else storages_of_update(optimizer, self.updated_parameters, in_loop)
+            update = Update(us, state_bytes, *split_into_phases(len(us), storages))
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 
 
@@ -189,7 +226,13 @@ def estimate_layers(
         loss = None
         if watch.loss_of is not None and training and model_trace.results:
             loss = Loss(model_trace.results[0], 0.0, 0.0, memory[-1], watch.loss_of, distinct_bytes(targets))
-        columns = call_bytes(model, model_trace, training, gradient_bytes(model))
+        gradients, owner = gradient_bytes(model), model_trace.owner
+        columns = call_bytes(model, model_trace, training, gradients)
+        updated_parameters = tuple(
+            (owner[name], tensor_bytes(p))
+            for name, p in model.named_parameters()
+            if name in gradients and name in owner
+        )
     warn_about_unused_parameters(model, model_trace)
     warn_about_inner_backward(model, model_trace)
     recomputed_kernels = _recomputed_kernels(model_trace, counter.rows, watch.rows_at_save)
@@ -207,7 +250,7 @@ def estimate_layers(
         outputs_named=step is not None,
         loss_returned=has_loss,
     )
-    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision)
+    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels), precision, updated_parameters)
 
 
 def _recomputed_kernels(

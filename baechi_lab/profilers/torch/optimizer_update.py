@@ -54,12 +54,6 @@ class Update:
     until: Ints
     order: tuple[int, ...]
 
-    @classmethod
-    def plain(cls, us: NDArray[np.float64], states: Ints) -> Update:
-        """Returns an update with known times and states, without temporaries."""
-        none = np.zeros(len(us), dtype=np.int64)
-        return cls(us, states, none, none, np.arange(len(us)), tuple(range(len(us))))
-
 
 def measure_update(
     model: nn.Module, trace: Trace, make: MakeOptimizer, runs: int, clock: Callable[[], float]

@@ -15,7 +15,7 @@ from ...torch_steps.step import TorchStep, check_optimizer_states
 from ...torch_steps.tracing import check_model
 from ..precision import Precision
 from .configured_dtype import warn_about_configured_dtype
-from .layer_estimate import EstimateOptions, estimate_layers
+from .layer_estimate import EstimateOptions, estimate_layers, optimizer_of
 from .layer_estimate import optimizer_states as state_count
 from .layers import profile_layers
 from .operators import profile_operators
@@ -122,6 +122,8 @@ def profile(
         graph = profile_divided(model, sample_inputs, by_kind(hardware), layout, options, plan)
         return _with_quantization(graph, model)
     if hardware is not None:
+        if step is not None and optimizer is None and states is None:
+            optimizer = optimizer_of(step)
         states = states or (0 if step is None else step.kept_states)
         kinds = by_kind(hardware)
         on_cpu = all(device_hardware.kind == "cpu" for device_hardware in kinds.values())

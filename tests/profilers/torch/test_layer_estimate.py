@@ -536,8 +536,55 @@ def test_roofline_of_a_layer_by_hand():
     ):
         options = {"precision": precision, "granularity": granularity, "optimizer": "Adam"}
         unfused = bl.torch.profile(model, x, hardware=h100, **options)
-        assert unfused.duration_us[-1] == pytest.approx(6.7 + passes * n * n * 2 / 3350e9 * 1e6)
+        update_us = [
+            us for name, us in zip(unfused.names, unfused.duration_us, strict=True) if name.endswith("/update")
+        ]
+        assert update_us[-1] == pytest.approx(6.7 + passes * n * n * 2 / 3350e9 * 1e6)
     assert graph.op_types[-1] == "Update" and set(graph.duration_by_kind) == {"gpu", "h100"}
+
+
+@pytest.mark.parametrize(("optimizer", "tensors"), [("adam", 5), ("fused-adam", 4), ("adadelta", 6), ("momentum", 3)])
+def test_an_update_of_all_parameters_at_once_holds_its_temporaries(optimizer, tensors):
+    """A GPU holds weights, gradients and states, and the root of Adam's second state for all parameters at once."""
+    n = 4096
+    with torch.device("meta"):
+        model, x = nn.Sequential(*[nn.Linear(n, n, bias=False) for _ in range(4)]), torch.empty(1, n)
+    graph = bl.torch.profile(model, x, hardware="h100", optimizer=optimizer)
+    cluster, layer_bytes = bl.Cluster.uniform(2, kind="h100"), tensors * n * n * 4
+    workspace_bytes = HARDWARE["h100"].workspace_bytes
+    alone = bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n))
+    assert alone.peak_bytes[0] == pytest.approx(4 * layer_bytes + workspace_bytes, rel=1e-3)
+    halves = bl.simulate(graph, cluster, bl.Placement(device=[int(name[0]) // 2 for name in graph.names]))
+    assert halves.peak_bytes == pytest.approx(2 * layer_bytes + workspace_bytes, rel=1e-3)
+
+
+def test_an_estimate_takes_the_optimizer_of_a_step():
+    factories = {
+        "adamw": torch.optim.AdamW,
+        "fused-adam": functools.partial(torch.optim.Adam, fused=True),
+        "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        "sgd": torch.optim.SGD,
+    }
+    for name, factory in factories.items():
+        step = bl.torch.TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=factory)
+        named = bl.torch.profile(nn.Linear(4, 2), torch.ones(3, 4), hardware="a100", optimizer=name)
+        graph = bl.torch.profile(step, hardware="a100")
+        update_us, expected_us = (g.duration_us[g.names.index("linear/update")] for g in (graph, named))
+        assert update_us == expected_us > 0
+        assert graph.persistent_bytes.sum() >= named.persistent_bytes.sum()
+    own = bl.torch.TorchStep("own", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=Halving)
+    assert "linear/update" not in bl.torch.profile(own, hardware="a100").names
+
+
+class Halving(torch.optim.Optimizer):
+    """An optimizer that is not of PyTorch: nothing is known of its update but its states."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(0.5)
 
 
 @pytest.mark.slow
