@@ -577,6 +577,19 @@ def test_a_backward_pass_within_the_forward_pass_is_warned_of(options):
     assert torch.autograd.backward.__module__ == "torch.autograd"
 
 
+class Sizes(tuple):
+    """As the irreducible representations of e3nn: what its length would be is open."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_bug_a_tuple_without_a_length_was_a_foreign_error():
+    model = nn.Linear(2, 3)
+    model.sizes = Sizes((2, torch.ones(3)))
+    assert bl.torch.profile(model, torch.ones(1, 2), warmup=0, runs=1).n == 2
+
+
 class Meets(nn.Module):
     """Says that its forward pass has begun, and waits for what another thread says, at most some seconds."""
 
