@@ -38,6 +38,7 @@ from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
 from .evaluation.enumerate import best_schedule
 from .memory.exhaustive import first_fitting
+from .memory.feasible import without_repairs
 from .memory.packing import infeasible_placement, raise_if_impossible
 from .memory_trades.selection import check_give_up
 from .pipeline_stages.hill_climbing import max_moves
@@ -56,10 +57,15 @@ MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
 """Largest graph whose schedules are all tried, and simulations after which that ends: for up to `SMALL` ops, which nearly always
 takes milliseconds, and for more, where it takes less than a tenth of a second.
 """
-ON_FEWER_DEVICES = ("contiguous", "m-etf")
-"""Placers that also place on the first 2, 4, 8 ... devices alone: fast ones that are often best there."""
+PARTITIONERS = ("metis", "scotch")
+ON_FEWER_DEVICES = ("contiguous", "m-etf", *PARTITIONERS)
+"""Placers that also place on the first devices alone: fast ones that are often best there."""
 FEW_DEVICES, FEW_OPS = 4, 5_000
-"""Sizes of clusters and graphs of which one has to be passed for that: with few devices a large graph gains little by it."""
+"""Sizes of clusters and graphs of which one has to be passed for all of these: with few devices a large graph gains little by
+it. For other large graphs the partitioners alone place the smallest form, on all devices but the last.
+"""
+ALL_COUNTS = 8
+"""Largest cluster of which every smaller number of devices is tried. Of a larger one, powers of two and all but one are tried."""
 EVERY_SCHEDULE = "every schedule"
 
 
@@ -85,8 +91,8 @@ Attempts = list[tuple[Attempt, Placement | None]]
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
 
-    For the time of a step, two of them also place on the first 2, 4, 8 ... devices alone; large graphs only where more than four
-    are.
+    For the time of a step, four of them also place on fewer devices, the first ones: small graphs on every number below that of
+    up to eight devices.
 
     Args:
         placers: names to ask; None means every registered placer that is fast.
@@ -134,17 +140,11 @@ class Auto(Placer):
         simulations = SimulationCache(graph, cluster)
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
             forms = forms_of(graph, cluster, self.optimized)
-            candidates = [(name, form_name, None) for form_name, form in forms.items() for name in self._names(form)]
-            if (
-                self.placers is None
-                and self.objective != "throughput"
-                and (cluster.n > FEW_DEVICES or graph.n <= FEW_OPS)
-            ):
-                # What is best for a part of the devices is often faster than what a placer makes of all of them.
-                counts = [2**k for k in range(1, (cluster.n - 1).bit_length())]
-                candidates += [
-                    (name, form_name, count) for count in counts for form_name in forms for name in ON_FEWER_DEVICES
-                ]
+            candidates: list[tuple[str, str, int | None]] = [
+                (name, form_name, None) for form_name, form in forms.items() for name in self._names(form)
+            ]
+            if self.placers is None and self.objective != "throughput":
+                candidates += fewer_devices(forms, cluster.n)
             jobs: list[Callable[[], Attempts]] = [
                 lambda name=name, form_name=form_name, count=count: _run_attempts(  # type: ignore[misc]
                     name, form_name, forms[form_name], graph, cluster, self._goal, simulations, count
@@ -304,6 +304,25 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
     return {"raw": graph}
 
 
+def fewer_devices(forms: dict[str, OpGraph], device_count: int) -> list[tuple[str, str, int]]:
+    """Returns (placer, form, count) of what also places on the first `count` of `device_count` devices alone.
+
+    What is best for a part of the devices is often faster than what a placer makes of all of them.
+    """
+    if device_count <= 2:  # `single` is what one device gives
+        return []
+    powers = [2**k for k in range(1, (device_count - 1).bit_length())]
+    if max(form.n for form in forms.values()) <= FEW_OPS:
+        counts = range(2, device_count) if device_count <= ALL_COUNTS else sorted({*powers, device_count - 1})
+        return [(name, form_name, count) for count in counts for form_name in forms for name in ON_FEWER_DEVICES]
+    smallest = min(forms, key=lambda form_name: forms[form_name].n)
+    candidates = [(name, smallest, device_count - 1) for name in PARTITIONERS]
+    if device_count > FEW_DEVICES:
+        others = [name for name in ON_FEWER_DEVICES if name not in PARTITIONERS]
+        candidates += [(name, form_name, count) for count in powers for form_name in forms for name in others]
+    return candidates
+
+
 def parts_of(form_name: str) -> str:
     """Says what is placed of a form of the graph.
 
@@ -348,7 +367,11 @@ def _run_attempts(
     name = placer if count is None else f"{placer} for {count} devices"
     began = working_seconds()
     try:
-        placement = propose(placer, form, graph, cluster if count is None else cluster.resized(count), goal)
+        if count is None:
+            placement = propose(placer, form, graph, cluster, goal)
+        else:
+            with without_repairs():  # they take longer than all else, and every placer may repair on all devices
+                placement = propose(placer, form, graph, cluster.resized(count), goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         seconds = working_seconds() - began
         return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]

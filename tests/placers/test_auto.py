@@ -1,12 +1,14 @@
 """The portfolio: never worse than what it asks, feasible wherever something is."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from baechi_lab import Cluster, Device, Link, OpGraph, compare, list_placers, optimize, place, simulate, throughput
 from baechi_lab.errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
-from baechi_lab.placers.auto import LP_OPS, Auto
+from baechi_lab.placers.auto import FEW_OPS, LP_OPS, ON_FEWER_DEVICES, Auto, fewer_devices
 from baechi_lab.placers.registry import placer_class
 
 CASES = [
@@ -224,6 +226,39 @@ def test_more_devices_are_no_loss(seed):
         for placer in ("contiguous", "m-etf"):
             placement = place(graph, cluster.resized(count), placer)
             assert step_us <= simulate(graph, cluster, placement).makespan_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("graph", "counts"),
+    [
+        (generators.random_dag(40, seed=3), (2, 3)),
+        pytest.param(generators.layered_dag(40, seed=4), (1, 2, 3, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_bug_one_more_device_made_the_step_longer(graph, counts):
+    """A partition for two devices, which three and four may leave alone too, was tried on two devices only."""
+    pytest.importorskip("pymetis")
+    clusters = [Cluster.uniform(count, memory_bytes="16GB") for count in counts]
+    steps_us = [simulate(graph, cluster, place(graph, cluster, "auto")).makespan_us for cluster in clusters]
+    for k, fewer in enumerate(clusters):
+        partition = place(graph, fewer, "metis")
+        for step_us, cluster in zip(steps_us[k:], clusters[k:], strict=True):
+            assert step_us <= simulate(graph, cluster, partition).makespan_us * (1 + 1e-12)
+    assert all(more <= less * (1 + 1e-12) for less, more in itertools.pairwise(steps_us))
+
+
+def test_what_is_tried_on_fewer_devices():
+    """All four placers on every smaller number for small graphs; for large ones a partition of the groups, on all but one."""
+    small, large = (OpGraph.from_edges([1.0] * n) for n in (3, FEW_OPS + 1))
+    assert fewer_devices({"raw": small}, 2) == []
+    assert set(fewer_devices({"raw": small}, 4)) == {(name, "raw", k) for name in ON_FEWER_DEVICES for k in (2, 3)}
+    assert {count for _, _, count in fewer_devices({"raw": small}, 12)} == {2, 4, 8, 11}
+    assert fewer_devices({"optimized": small, "raw": large}, 2) == []
+    assert set(fewer_devices({"optimized": small, "raw": large}, 4)) == {
+        (n, "optimized", 3) for n in ("metis", "scotch")
+    }
+    many = fewer_devices({"optimized": small, "raw": large}, 16)
+    assert ("metis", "optimized", 15) in many and ("contiguous", "raw", 8) in many and ("metis", "raw", 15) not in many
 
 
 @pytest.mark.slow
