@@ -12,6 +12,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.placers.memory.exhaustive import first_fitting, topological_orders
+from baechi_lab.placers.memory.packing import packing_proof, raise_if_impossible
 from baechi_lab.simulator import makespan_and_peak
 
 PLACERS = (
@@ -159,9 +160,26 @@ def test_no_proof_where_outputs_lie_in_others():
     twice = bl.OpGraph.from_edges([1] * 4, [(0, 1, 30), (1, 2, 30), (0, 3, 30)]).replace(reuse=[0, 1, 0, 0])
     with pytest.raises(bl.InfeasiblePlacement, match="no proof: every output was given bytes of its own"):
         bl.place(twice, cluster.with_memory(59), "m-etf")
+    with pytest.raises(bl.InfeasiblePlacement, match=r"^if no memory is reused, op 'op1' needs 60 B while it runs"):
+        raise_if_impossible(twice, cluster.with_memory(59))
     with pytest.raises(bl.InfeasiblePlacement) as plain:
         bl.place(graph.replace(reuse=None), cluster, "m-etf")
     assert "no proof: every" not in str(plain.value)
+
+
+def test_bug_groups_proved_bytes_that_their_ops_do_not_hold():
+    """A chain of 30 bytes whose ops write over their inputs: ops hold 30 bytes, a group of two reads 30 and makes 30."""
+    graph = bl.OpGraph.from_edges(
+        [1] * 4, [(0, 1, 30), (1, 2, 30), (2, 3, 30)], colocation=[0, 1, 1, 2], colocation_names=("a", "b", "c")
+    ).replace(reuse=[0, 1, 1, 0])
+    cluster = bl.Cluster.uniform(1, memory_bytes=50)
+    groups = bl.optimize(graph, cluster, passes=("fusion",))
+    assert groups.n == 3 and bl.simulate(graph, cluster, bl.Placement(device=[0] * 4)).peak_bytes.tolist() == [30]
+    assert packing_proof(groups, cluster, with_reuse=True) is None
+    with pytest.raises(bl.InfeasiblePlacement, match=r"^if no memory is reused, .* needs 60 B .*; no proof: every"):
+        bl.place(groups, cluster, "m-etf")
+    with pytest.raises(bl.InfeasiblePlacement, match=r"^op 'op0' needs 30 B while it runs"):
+        bl.place(groups, cluster.with_memory(29), "m-etf")
 
 
 def test_what_an_op_needs_is_told_apart_from_what_is_tied_to_it():

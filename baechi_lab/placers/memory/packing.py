@@ -63,18 +63,28 @@ def packing_proof(graph: OpGraph, cluster: Cluster, with_reuse: bool = False) ->
     - An op runs next to the persistent bytes of its group, with its temporaries, outputs and all inputs.
     - Across an op the devices hold the tensors made before it and read after it (`memory.lower_bounds`).
 
-    Every output has bytes of its own, as placers count. With `with_reuse`, outputs that may lie in others count 0 bytes.
+    Every output has bytes of its own, as placers count. The sentence says so if the graph, or the ops of its groups, reuse
+    memory. With `with_reuse`, outputs that may lie in others count 0 bytes, and the ops of such groups are counted instead.
     """
     if graph.n == 0:
         return None
     group, need = groups_of(graph), promised_bytes(graph)
     allowed = allowed_group_devices(graph, cluster, group)
-    return (
-        _prove_op_too_large(graph, cluster, group, allowed, with_reuse)
-        or _prove_devices_too_small(graph, cluster, need, allowed)
-        or _prove_cluster_too_small(graph, cluster, allowed, with_reuse)
-        or _prove_no_packing(need, allowed, cluster)
-    )
+    ops = graph.original
+    if ops is None or ops.reuse is None or not ops.reuse.any():
+        ops = None
+    if ops is not None and with_reuse:  # outputs of groups count in full, those of their ops do not
+        persistent_proof = _prove_devices_too_small(graph, cluster, need, allowed)
+        return persistent_proof or packing_proof(ops, cluster, True) or _prove_no_packing(need, allowed, cluster)
+    reuses_memory = ops is not None or (not with_reuse and graph.reuse is not None and bool(graph.reuse.any()))
+    premise = "if no memory is reused, " if reuses_memory else ""
+    if proof := _prove_op_too_large(graph, cluster, group, allowed, with_reuse):
+        return premise + proof
+    if proof := _prove_devices_too_small(graph, cluster, need, allowed):
+        return proof
+    if proof := _prove_cluster_too_small(graph, cluster, allowed, with_reuse):
+        return premise + proof
+    return _prove_no_packing(need, allowed, cluster)
 
 
 def raise_if_impossible(graph: OpGraph, cluster: Cluster) -> None:
