@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 
@@ -367,11 +368,11 @@ def _run_attempts(
     name = placer if count is None else f"{placer} for {count} devices"
     began = working_seconds()
     try:
-        if count is None:
-            placement = propose(placer, form, graph, cluster, goal)
-        else:
-            with without_repairs():  # they take longer than all else, and every placer may repair on all devices
-                placement = propose(placer, form, graph, cluster.resized(count), goal)
+        cluster_to_use = cluster if count is None else cluster.resized(count)
+        # Repairs take longer than all else: on all devices and all but one they suffice.
+        repairs = nullcontext() if cluster_to_use.n >= cluster.n - 1 else without_repairs()
+        with repairs:
+            placement = propose(placer, form, graph, cluster_to_use, goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         seconds = working_seconds() - began
         return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]
