@@ -11,9 +11,13 @@ function nameSliders(bench) {
   }
 }
 
-/** A row of checkboxes is one Tab stop. @param {Element} bench */
+/** A row of checkboxes is one Tab stop. The title that a checkbox makes of its description, which is HTML here, goes: the name within
+ * has a tooltip. @param {Element} bench */
 function groupChoices(bench) {
-  for (const choices of /** @type {NodeListOf<HTMLElement>} */ (bench.querySelectorAll(".bl-choices"))) rove(choices);
+  for (const choices of /** @type {NodeListOf<HTMLElement>} */ (bench.querySelectorAll(".bl-choices"))) {
+    for (const titled of choices.querySelectorAll("[title*='<']")) titled.removeAttribute("title");
+    rove(choices);
+  }
 }
 
 /** Mark the workbench as disconnected once its kernel is shut down: JupyterLab's widget manager does so after a restart only.
