@@ -319,8 +319,8 @@ def fewer_devices(forms: dict[str, OpGraph], device_count: int) -> list[tuple[st
     smallest = min(forms, key=lambda form_name: forms[form_name].n)
     candidates = [(name, smallest, device_count - 1) for name in PARTITIONERS]
     if device_count > FEW_DEVICES:
-        others = [name for name in ON_FEWER_DEVICES if name not in PARTITIONERS]
-        candidates += [(name, form_name, count) for count in powers for form_name in forms for name in others]
+        other_placers = [name for name in ON_FEWER_DEVICES if name not in PARTITIONERS]
+        candidates += [(name, form_name, count) for count in powers for form_name in forms for name in other_placers]
     return candidates
 
 

@@ -38,10 +38,10 @@ def surprises(table: pandas.DataFrame) -> list[str]:
                 "(forward only: no places them as with less)."
             )
         else:
-            others = "" if row["placer"] == Auto.name else f" (placer {Auto.name} compares more of them)"
+            hint = "" if row["placer"] == Auto.name else f" (placer {Auto.name} compares more of them)"
             reason = (
                 "this placer does not try all placements, and less memory led it to a better one, which fits here "
-                f"too{others}."
+                f"too{hint}."
             )
         settings_by_reason[reason].append(
             (

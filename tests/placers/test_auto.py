@@ -244,7 +244,7 @@ def test_bug_one_more_device_made_the_step_longer(graph, counts):
         partition = place(graph, fewer, "metis")
         for step_us, cluster in zip(steps_us[k:], clusters[k:], strict=True):
             assert step_us <= simulate(graph, cluster, partition).makespan_us * (1 + 1e-12)
-    assert all(more <= less * (1 + 1e-12) for less, more in itertools.pairwise(steps_us))
+    assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(steps_us))
 
 
 def test_what_is_tried_on_fewer_devices():

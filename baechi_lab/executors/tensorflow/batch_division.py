@@ -315,10 +315,10 @@ class BatchDivision:
         batch_name = "samples of the example inputs" if batch is None else "the first batch"
         if self.unproven:
             if not all(difference is not None and difference[1] == 0 for difference in differences):
-                other = self._other_reduction(unrolled_step, undivided_step, axes, batches)
+                reduction = self._other_reduction(unrolled_step, undivided_step, axes, batches)
                 advice = (
-                    f"; in examples it is the {other} of the micro-batches' losses: give reduction={other!r}"
-                    if other
+                    f"; in examples it is the {reduction} of the micro-batches' losses: give reduction={reduction!r}"
+                    if reduction
                     else ""
                 )
                 self._warn(self.unproven[0] + advice, 5)
@@ -342,12 +342,12 @@ class BatchDivision:
         """Returns "sum" if gradients of the mean should have been added up, or the reverse; None if neither is right."""
         if self.is_given:
             return None
-        other, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
+        other_reduction, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
         for inputs in batches:
             difference = self._gradient_difference(unrolled_step, undivided_step, axes, inputs, factor)
             if difference is None or difference[1] > 0:
                 return None
-        return other
+        return other_reduction
 
     def _warn_of_outputs(
         self,

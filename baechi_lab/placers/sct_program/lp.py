@@ -96,21 +96,21 @@ def sct_program(problem: SctProblem, is_implied: NDArray[np.bool_] | None = None
     n, e = len(problem.compute), len(problem.source)
     edge = np.arange(e) if is_implied is None else np.flatnonzero(~is_implied)
     last_edge, earliest_us, is_substituted = _longest_paths(problem, edge)
-    own = np.flatnonzero((last_edge >= 0) & ~is_substituted)
-    columns = e + 1 + len(own)
-    own_column = np.full(n, -1)
-    own_column[own] = e + 1 + np.arange(len(own))
+    with_variable = np.flatnonzero((last_edge >= 0) & ~is_substituted)
+    columns = e + 1 + len(with_variable)
+    variable_column = np.full(n, -1)
+    variable_column[with_variable] = e + 1 + np.arange(len(with_variable))
     # Start of every op = `start` @ v + `constant`.
     op = np.flatnonzero(is_substituted)
     before, transfer = problem.source[last_edge[op]], problem.transfer[last_edge[op]]
     follows = _entries(op, before, np.ones(len(op)), (n, n))
-    known = _entries(own, own_column[own], np.ones(len(own)), (n, columns))
-    known = known + _entries(op, last_edge[op], transfer, (n, columns))
+    direct_terms = _entries(with_variable, variable_column[with_variable], np.ones(len(with_variable)), (n, columns))
+    direct_terms = direct_terms + _entries(op, last_edge[op], transfer, (n, columns))
     work = np.zeros(n)
     work[op] = problem.compute[before]
-    start, constant = known, work
+    start, constant = direct_terms, work
     for _ in range(SUBSTITUTED_IN_A_ROW):
-        start, constant = known + follows @ start, work + follows @ constant
+        start, constant = direct_terms + follows @ start, work + follows @ constant
 
     edge = np.setdiff1d(edge, last_edge[op])
     source, target, paths = problem.source[edge], problem.target[edge], np.arange(len(edge))
@@ -144,7 +144,7 @@ def sct_program(problem: SctProblem, is_implied: NDArray[np.bool_] | None = None
     cost[e] = 1.0
     basic_columns, basic_rows = np.zeros(columns, dtype=np.bool_), np.ones(len(row_lower), dtype=np.bool_)
     basic_columns[e:] = True
-    basic_rows[np.searchsorted(edge, last_edge[own])] = False
+    basic_rows[np.searchsorted(edge, last_edge[with_variable])] = False
     if len(sinks):
         basic_rows[len(edge) + np.argmax((earliest_us + problem.compute)[sinks])] = False
     return LinearProgram(cost, matrix, row_lower, lower, upper, basic_columns, basic_rows)

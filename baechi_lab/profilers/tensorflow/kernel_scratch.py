@@ -67,10 +67,10 @@ def _block_bytes(rows: int, columns: int, is_transposed: bool) -> int:
     >>> _block_bytes(16, 256, False), _block_bytes(64, 16, True)    # 256 x 64; 64 x 64 and 16 x 64
     (33792, 11264)
     """
-    step, width, most = ONEDNN_BLOCK
+    step, width, most_summed = ONEDNN_BLOCK
     results, summed = (columns, rows) if is_transposed else (rows, columns)
     padded = -(-summed // step) * step
-    return ONEDNN_BYTES + 2 * width * min(padded, most) + (2 * results * padded if is_transposed else 0)
+    return ONEDNN_BYTES + 2 * width * min(padded, most_summed) + (2 * results * padded if is_transposed else 0)
 
 
 def _einsum_numbers(equation: str, inputs: Shapes) -> int:

@@ -133,10 +133,10 @@ def scratch():
     for label, start, end in marks:
         levels = list(accumulate(changes[start:end], initial=0))
         measured[int(label)] = max(levels) - max(levels[-1], 0)
-    ends = [*list(starts.values())[1:], len(observer.rows)]
+    last_rows = [*list(starts.values())[1:], len(observer.rows)]
     return {
         name: [(*observer.rows[k][:2], measured[k], observer.rows[k][2]) for k in range(start, end)]
-        for (name, start), end in zip(starts.items(), ends, strict=True)
+        for (name, start), end in zip(starts.items(), last_rows, strict=True)
     }
 
 
@@ -148,5 +148,5 @@ def test_bug_estimates_left_out_the_scratch_memory_of_operators(name, scratch):
     """
     low = [row for row in scratch[name] if row[1] < row[2] - 0.01 * row[3] - 32]
     assert not low
-    most = max(row[2] / row[3] for row in scratch[name])
-    assert most > 0.03  # the case has scratch memory
+    largest_share = max(row[2] / row[3] for row in scratch[name])
+    assert largest_share > 0.03  # the case has scratch memory

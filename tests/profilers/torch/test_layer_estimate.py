@@ -572,8 +572,8 @@ def test_an_estimate_takes_the_optimizer_of_a_step():
         update_us, expected_us = (g.duration_us[g.names.index("linear/update")] for g in (graph, named))
         assert update_us == expected_us > 0
         assert graph.persistent_bytes.sum() >= named.persistent_bytes.sum()
-    own = bl.torch.TorchStep("own", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=Halving)
-    assert "linear/update" not in bl.torch.profile(own, hardware="a100").names
+    halving_step = bl.torch.TorchStep("own", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=Halving)
+    assert "linear/update" not in bl.torch.profile(halving_step, hardware="a100").names
 
 
 class Halving(torch.optim.Optimizer):
