@@ -113,7 +113,9 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     bench.fit.ask.click()
     first = bench.fit.answer.options[0]
     assert first.step_us == bench.outcome.timeline.makespan_us and first.command == "placement"
-    assert "under the placement above; the other rows have the fastest of single, m-topo" in shown_text(bench.fit.state)
+    assert "The first row has the placement above. The others have the fastest of single, m-topo" in shown_text(
+        bench.fit.state
+    )
     # A worse one in the header: what is faster here says so.
     bench.model.change(placer="random")
     bench.fit.ask.click()

@@ -147,8 +147,8 @@ def unlike(answer: Fit, shown_outcome: Outcome | None) -> str:
         change_text = f"{change_in_words(first.step_us, step_us)} against the {format_us(step_us)} above"
         order = f", in the order of the placement itself ({change_text})" if first.step_us != step_us else ""
         return (
-            f"As it is under the placement above{order}; the other rows have the fastest of {', '.join(FAST_PLACERS)}, and "
-            "more devices this placement where it is faster."
+            f"The first row has the placement above{order}. The others have the fastest of {', '.join(FAST_PLACERS)}; those with "
+            "more devices keep the placement above where it is faster."
         )
     change = change_in_words(first.step_us, shown_outcome.timeline.makespan_us)
     if change == "no change":

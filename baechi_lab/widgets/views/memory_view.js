@@ -131,7 +131,7 @@ function render({ model, el }) {
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
-    drawLimit(context, limit, largest, yOf, width, theme);
+    drawLimit(context, peak, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawScale(context, largest, yOf, width, theme);
     drawPeak(context, peak, limit, largest, yOf, top, width, theme);
@@ -181,8 +181,13 @@ function render({ model, el }) {
     return `limit ${formatBytes(limit)}${inside ? "" : ", above this scale"}`;
   }
 
+  /** Whether the label of the limit, a little below its line, stands at the scale: the peak and its label are at this height in the right half. */
+  function isLimitAtScale(peak, limit, largest, yOf, width) {
+    return Math.abs(yOf(Math.min(limit, largest)) + 8 - (yOf(peak.bytes) - 3)) < 12 && xOf(peak.time_us) > (axis.gutter + width) / 2;
+  }
+
   /** The device's memory: a line where it is on this scale, else one at the upper edge that says so. */
-  function drawLimit(context, limit, largest, yOf, width, theme) {
+  function drawLimit(context, peak, limit, largest, yOf, width, theme) {
     const inside = limit <= largest;
     const y = inside ? yOf(limit) : yOf(largest) + 2;
     context.strokeStyle = theme.danger;
@@ -194,8 +199,9 @@ function render({ model, el }) {
     context.stroke();
     context.setLineDash([]);
     context.font = `9px ${theme.font}`;
-    context.textAlign = "right";
-    drawHaloed(context, limitText(limit, inside), width - 12, y + 7, theme.danger, theme);
+    const isAtScale = isLimitAtScale(peak, limit, largest, yOf, width);
+    context.textAlign = isAtScale ? "left" : "right";
+    drawHaloed(context, limitText(limit, inside), isAtScale ? axis.gutter + TICK_ROOM : width - 12, y + 7, theme.danger, theme);
   }
 
   /** What the device held at most when the step ran, beside what it is simulated to hold. */
@@ -241,15 +247,19 @@ function render({ model, el }) {
     context.fill();
     context.font = `10px ${theme.font}`;
     const room = Math.max(x - axis.gutter, width - 8 - x) - 11;
-    const text = shortened(peak.name.split("/").slice(-3).join("/"), Math.min(260, room), 10);
+    const scopes = peak.name.split("/");
+    const text = shortened((scopes.length > 3 ? "…/" : "") + scopes.slice(-3).join("/"), Math.min(260, room), 10);
     const wide = context.measureText(text).width + 4;
     const middle = Math.max(y - 3, top + 5);
-    // Neither on the label of a tick nor on that of the measured peak at this height.
-    const from = byteTicks(largest).some((value) => Math.abs(yOf(value) - middle) < 11) ? axis.gutter + TICK_ROOM : axis.gutter;
-    // The limit's label is a little below its line.
+    // Neither on the label of a tick nor on that of the measured peak or of the limit at this height.
+    const isBesideTick = byteTicks(largest).some((value) => Math.abs(yOf(value) - middle) < 11);
     const isBesideLimit = Math.abs(yOf(Math.min(limit, largest)) + 8 - middle) < 12;
     const isBesideMeasured = peak.measured_bytes > 0 && Math.abs(measuredMiddle(peak, yOf) - middle) < 12;
-    const [left, where] = besideMark(x, wide, from, width - 8 - Math.max(isBesideMeasured ? MEASURED_ROOM : 0, isBesideLimit ? context.measureText(limitText(limit, limit <= largest)).width + 6 : 0));
+    const limitRoom = isBesideLimit ? context.measureText(limitText(limit, limit <= largest)).width + 6 : 0;
+    const isAtScale = isLimitAtScale(peak, limit, largest, yOf, width);
+    const from = axis.gutter + (isBesideTick || isAtScale ? TICK_ROOM : 0) + (isAtScale ? limitRoom : 0);
+    const to = width - 8 - Math.max(isBesideMeasured ? MEASURED_ROOM : 0, isAtScale ? 0 : limitRoom);
+    const [left, where] = besideMark(x, wide, from, to);
     context.textAlign = left ? "right" : "left";
     context.fillStyle = theme.background;
     context.globalAlpha = 0.75;

@@ -99,8 +99,8 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     canvas().canvas.dataset.headings = headings.join("|");
   }
 
-  /** Beside selected ops, and the neighbours of the explained one, all others are faint. */
-  const faint = (bar) => s.selected.size > 0 && !s.selected.has(s.bars.op[bar]) && !s.near.has(s.bars.op[bar]);
+  /** What the view dims is faint; beside selected ops, and the neighbours of the explained one, all others are. */
+  const faint = (bar) => s.dim[s.bars.label[bar]] > 0 || (s.selected.size > 0 && !s.selected.has(s.bars.op[bar]) && !s.near.has(s.bars.op[bar]));
 
   /** Bars of one lane: wide ones as rectangles by colour, narrow ones as coverage of pixel columns. */
   function drawLane(context, lane, width, theme) {
@@ -119,7 +119,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       const x = axis.gutter + (s.bars.start[b] - axis.range[0]) * scale;
       const w = (s.bars.end[b] - s.bars.start[b]) * scale;
       if (w >= 1.5) wide.push(b);
-      else if (!s.dim[s.bars.label[b]]) {
+      else {
         const pixel = Math.min(Math.max(Math.floor(x), 0), width - 1);
         const kind = s.shade[b] * 2 + (s.bars.peer[b] >= 0 || s.lanes[lane].kind !== "transfers" ? 0 : 1);
         coverPixel(s.coverage, s.cover, pixel, w, kind, faint(b));
@@ -133,7 +133,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       const end = Math.min(axis.gutter + (s.bars.end[b] - axis.range[0]) * scale, width + 2);
       const w = Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7);
       context.fillStyle = s.palette[s.shade[b] % s.palette.length];
-      context.globalAlpha = s.dim[s.bars.label[b]] ? 0.12 : faint(b) ? FAINT : 1;
+      context.globalAlpha = faint(b) ? FAINT : 1;
       context.fillRect(x, y, w, h);
       if (w > 3 && isHatched(model.get("phase_colors"), s.classes, s.shade[b])) {
         context.fillStyle = hatch ??= hatchOf(context, [[0, 6, 6, 0]], "#FFFFFF") ?? "";
