@@ -131,11 +131,15 @@ function render({ model, el }) {
   // -- what is said --------------------------------------------------------------------------------
 
   let crumbsFor = "";
-  /** The scopes around the selection, or around the middle of the picture. */
+  /** The scopes around the selection, or those around the middle of the picture that fill more than half of its width or height. */
   function describePlace() {
     const first = [...selected].find((id) => scene.at.has(id));
     const middle = frameAtPoint(scene, ...worldAt(view.width / 2, view.height / 2));
-    const path = first !== undefined ? framesAround(scene, first) : middle !== UNSEEN ? [...framesAround(scene, middle), middle] : [];
+    const isFilling = (/** @type {number} */ id) => {
+      const [left, top, right, bottom] = /** @type {number[]} */ (extentOf(scene, id));
+      return (right - left) * t.k > view.width / 2 || (bottom - top) * t.k > view.height / 2;
+    };
+    const path = first !== undefined ? framesAround(scene, first) : middle !== UNSEEN ? [...framesAround(scene, middle), middle].filter(isFilling) : [];
     const key = `${path} ${scene.frame.length}`;
     if (key === crumbsFor) return;
     crumbsFor = key;
