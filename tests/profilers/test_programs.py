@@ -299,7 +299,7 @@ def peak(graph):
     return bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n, graph_key=graph.key)).peak_bytes[0]
 
 
-@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adam", 2)])
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("fused-adam", 2)])
 def test_bug_gradients_were_counted_twice(optimizer, states, tmp_path):
     """Four products of 64 numbers: weights, gradients and states once each, as ONNX, as exported, in a file, as a module."""
     torch = pytest.importorskip("torch")

@@ -219,7 +219,7 @@ def test_bug_letters_are_no_commands_of_the_notebook(page):
 
 def test_results_and_errors_are_announced(page):
     ask(page, "Explore")
-    announced(page, "12 combinations computed")
+    announced(page, "18 combinations computed")
     memory = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("memory each")) input')
     memory.fill("nonsense")
     memory.press("Enter")

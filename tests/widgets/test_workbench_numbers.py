@@ -494,7 +494,7 @@ def test_more_memory_and_a_longer_step_are_explained():
     )
     (sentence,) = surprises(many)
     assert sentence.startswith("e on 2 devices: 9.00 us with 8 GB each, 5.00 us with 2 GB; d on 2 devices: 7.00 us")
-    assert "; 2 more settings likewise: this rule does not" in sentence
+    assert "; 2 more settings likewise: this placer does not" in sentence
 
 
 def test_a_heat_map_has_the_best_of_every_cell():
