@@ -206,7 +206,7 @@ class _BackwardBuilder:
         values = tuple(v for v in reads if v not in self.program.parameters)
         name, op_type = f"{op.name}/{label}", f"{op.op_type}Backward"
         if self.program.holds_outputs:
-            outputs = set(self.program.outputs) & self.program.maker.keys() - set(values)
+            outputs = {v for v in self.program.outputs if v in self.program.maker and v not in values}
             temporary += sum(self.program.size_bytes.get(value, 0) for value in outputs)
         if work.saved_bytes:
             saved_value = f"saved for {name}"

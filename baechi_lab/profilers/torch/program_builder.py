@@ -162,7 +162,7 @@ class ProgramBuilder:
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
         """Returns the program of the calls so far; `parameters` maps values to whether they are trained."""
-        made_values = {value for op in self.ops for value in op.makes}
+        inputs = self.size.keys() - {value for op in self.ops for value in op.makes} - parameters.keys()
         return Program(
             self.name,
             tuple(self.ops),
@@ -170,7 +170,7 @@ class ProgramBuilder:
             parameters,
             tuple(outputs),
             reasons_of_guesses=self.reasons_of_guesses,
-            batch_bytes=sum(size for value, size in self.size.items() if value not in {*made_values, *parameters}),
+            batch_bytes=sum(self.size[value] for value in inputs),
             holds_outputs=True,
         )
 
