@@ -249,6 +249,12 @@ def test_the_configuration_of_a_model_is_told_apart_from_traces_and_graphs(call,
         check_refused(call(command, path), f"is the configuration of a model; `baechi-lab profile hf:{path}`")
 
 
+@pytest.mark.parametrize("name", ["mlp", "step.py:train", "hf:config.json"])
+@pytest.mark.parametrize("command", ["place", "compare", "fit"])
+def test_the_name_of_a_step_instead_of_a_graph_file_is_answered_with_the_command(call, command, name):
+    check_refused(call(command, name), f"'baechi-lab profile {name} -o FILE.json'")
+
+
 def test_tables_are_at_most_100_columns_wide(capsys):
     output.print_rows(
         ["placer", *("a measured value" for _ in range(9))], [["x" * 90, *("12.34 ms" for _ in range(9))]]

@@ -314,9 +314,16 @@ def with_seed(placer: str, seed: int | None, params: dict[str, object]) -> dict[
 
 
 def graph_from(path: str) -> OpGraph:
-    """Returns the graph in a file. Raises `FormatError`."""
+    """Returns the graph in a file. Raises `FormatError`, and `InvalidInput` for the name of a training step."""
     from ..graph import load_graph
+    from ..models.registry import model_names
 
+    names_step = path in model_names() or path.startswith("hf:") or ".py:" in path
+    if names_step and not os.path.exists(path):
+        raise InvalidInput(
+            f"{path} names a training step, not a graph file: write one with 'baechi-lab profile {path} -o FILE.json', "
+            "and give its name here"
+        )
     return load_graph(path)
 
 
