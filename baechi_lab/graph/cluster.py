@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -249,11 +250,18 @@ class Cluster:
     def names(self) -> tuple[str, ...]:
         return tuple(d.name for d in self.devices)
 
-    def index(self, name: str) -> int:
-        """Returns the position of the device called `name`."""
-        if not isinstance(name, str) or name not in self.names:
-            raise UnknownNameError.of("device", name, self.names)
-        return self.names.index(name)
+    def index(self, device: str | int) -> int:
+        """Returns the position of a device, which is given by its name or already by its position.
+
+        Raises:
+            UnknownNameError: no device has this name.
+            InvalidInput: no device has this position.
+        """
+        if isinstance(device, Integral) and not isinstance(device, bool):
+            return check_position("device", device, self.n, "devices")
+        if not isinstance(device, str) or device not in self.names:
+            raise UnknownNameError.of("device", device, self.names)
+        return self.names.index(device)
 
     def link_between(self, source: int, target: int) -> Link:
         """Returns the link from device `source` to `target`. Raises `InvalidInput` unless both are positions of devices."""

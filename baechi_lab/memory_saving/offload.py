@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import is_list
+from ..checks import check_number, is_list
 from ..errors import InvalidInput, UnknownOpError, in_short
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.arguments import check_records
@@ -177,12 +177,9 @@ class Offload(Pass):
         Link(self.latency_us, self.us_per_byte)
 
     def check(self) -> None:
-        for key, high in (("share", 1.0), ("lead", np.inf)):  # before the check of types, whose error names no range
-            value = getattr(self, key)
-            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-            if not (number and 0 <= value <= high):
-                allowed_range = "from 0 to 1" if high == 1 else "of at least 0"
-                raise InvalidInput(f"{key} is {in_short(value)}; it must be a number {allowed_range}")
+        # Before the check of types, whose error names no range.
+        check_number("share", self.share, high=1.0)
+        check_number("lead", self.lead)
         super().check()
 
     def apply(self, graph: OpGraph) -> OpGraph:

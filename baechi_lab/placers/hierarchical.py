@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_callback, check_whole, finite
+from ..checks import check_callback, check_flag, check_text, check_whole, finite
 from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
@@ -183,8 +183,7 @@ class Hierarchical(TrainingParameters, Placer):
             if getattr(self, key) is not None:
                 check_whole(key, getattr(self, key), also=", or None")
         for key, allowed in _CHOICES.items():
-            if getattr(self, key) not in allowed:
-                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
+            check_text(key, getattr(self, key), allowed)
         learns_groups = isinstance(self.grouping, str) and self.grouping == "learned"
         if self.baseline == "others" and self.group_samples * (1 if learns_groups else self.placement_samples) < 2:
             sample_count_name = "group_samples" if learns_groups else "group_samples * placement_samples"
@@ -203,8 +202,7 @@ class Hierarchical(TrainingParameters, Placer):
         if self.checkpoint is not None and not Path(self.checkpoint).absolute().parent.is_dir():
             raise InvalidInput(f"checkpoint is {os.fspath(self.checkpoint)!r}; its folder must exist")
         for key in ("explain", "standardise"):
-            if not isinstance(getattr(self, key), bool):
-                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be True or False")
+            check_flag(key, getattr(self, key))
         check_callback("callback", self.callback, "progress")
         if not (self.executor is None or self.executor == "here" or hasattr(self.executor, "submit")):
             raise InvalidInput(

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, UnknownNameError
+from ..checks import check_flag
+from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.csr import inverse
 from ..simulator.ranks import downward_rank, total_rank, upward_rank
@@ -100,8 +101,7 @@ class ListScheduler(Placer):
             raise UnknownNameError.of("priority", self.priority, PRIORITIES)
         if self.choice not in CHOICES:
             raise UnknownNameError.of("choice", self.choice, CHOICES)
-        if not isinstance(self.insertion, (bool, np.bool_)):
-            raise InvalidInput(f"insertion is {self.insertion!r}; it must be True or False")
+        check_flag("insertion", self.insertion)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful))

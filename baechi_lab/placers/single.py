@@ -64,14 +64,7 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))
     total, group, group_allowed = _group_times(graph, cluster)
-    if device is None:
-        main_device = _devices_by_time(total, group_allowed)[0]
-    elif isinstance(device, str):
-        main_device = cluster.index(device)
-    elif 0 <= device < cluster.n:
-        main_device = device
-    else:
-        raise InvalidInput(f"device is {device}; the cluster has devices 0..{cluster.n - 1}")
+    main_device = _devices_by_time(total, group_allowed)[0] if device is None else cluster.index(device)
     fallback = np.argmin(np.where(group_allowed, total, np.inf), axis=1)
     return Placement(device=np.where(group_allowed[:, main_device], main_device, fallback)[group].astype(np.int32))
 

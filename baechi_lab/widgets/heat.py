@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, in_short
+from ..checks import check_text
 from ..graph.units import format_bytes, format_us
 from .compute import Outcome
 from .levels import entries_until_peak
@@ -33,8 +33,7 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
     Raises:
         InvalidInput: `by` is not one of `HEATS`.
     """
-    if by not in HEATS:
-        raise InvalidInput(f"heat is {in_short(by)}; it must be one of {', '.join(HEATS)}")
+    check_text("heat", by, HEATS)
     graph, timeline = outcome.executed_graph, outcome.timeline
     heat = np.zeros(graph.n)
     if by == MEMORY:

@@ -97,7 +97,7 @@ def test_mode_of_a_probe(same, opposite, mode):
         ((), {"sizes": (4,)}, "at least two different"),
         ((), {"sizes": (4, 6)}, "multiples of 4"),
         ((), {"repeats": 0}, "repeats is 0"),
-        ((0, 2), {"cluster": bl.Cluster.uniform(2)}, r"device is 2; the cluster has devices 0\.\.1"),
+        ((0, 2), {"cluster": bl.Cluster.uniform(2)}, "device is 2; it must be one of the 2 devices"),
         (("gpu:0", "gpu:7"), {"cluster": bl.Cluster.uniform(2)}, "unknown device 'gpu:7'"),
         ((0, 1), {"cluster": "two"}, "cluster is a str"),
     ],

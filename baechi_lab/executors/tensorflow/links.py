@@ -105,7 +105,7 @@ def measure_link(
     else:
         record, addresses = _running(cluster, workers)
         names = [(d.name, d.memory_bytes) for d in record.devices]
-        pair = _position(record, source), _position(record, target)
+        pair = record.index(source), record.index(target)
         same = pair[0] == pair[1]
     if same:
         raise InvalidInput(f"source and target are both {source!r}; a tensor that stays on one device costs nothing")
@@ -254,14 +254,6 @@ def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[C
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
     return cluster, tuple(workers)
-
-
-def _position(cluster: Cluster, device: str | int) -> int:
-    if isinstance(device, str):
-        return cluster.index(device)
-    if isinstance(device, bool) or not 0 <= device < cluster.n:
-        raise InvalidInput(f"device is {device!r}; the cluster has devices 0..{cluster.n - 1}")
-    return device
 
 
 def _check(sizes: Sequence[int], repeats: int) -> None:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from ...errors import InvalidInput, in_short
+from ...checks import check_flag
 from ..timeline import MEMORY_CATEGORIES, Timeline
 
 _PLACE = 10
@@ -42,8 +40,7 @@ def timeline_text(timeline: Timeline, memory: bool = False) -> str:
     gpu:0: computes 2 us, peak 4 B of 1000 B
     gpu:1: computes 3 us, peak 4 B of 1000 B
     """
-    if not isinstance(memory, (bool, np.bool_)):
-        raise InvalidInput(f"memory is {in_short(memory)}; it must be True or False")
+    check_flag("memory", memory)
     # Ops and transfers by start, then end; ops before transfers, and both as the timeline has them.
     events = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
     width = max((len(place) for _, _, place, _ in events), default=0)

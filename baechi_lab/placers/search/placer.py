@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import check_callback, check_number, check_whole, is_list
+from ...checks import check_callback, check_number, check_text, check_whole, is_list
 from ...errors import InfeasiblePlacement, InvalidInput, in_short
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -128,8 +128,7 @@ class Search(Placer):
                 check_number(key, getattr(self, key))
         if self.time_limit is None and self.evaluations is None:
             raise InvalidInput("time_limit and evaluations are both None; at least one must end the search")
-        if self.objective not in OBJECTIVES:
-            raise InvalidInput(f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
+        check_text("objective", self.objective, OBJECTIVES)
         if self.objective in PIPELINES:
             self._goal.validate()
         elif self.replicas:
