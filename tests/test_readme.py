@@ -31,6 +31,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1_100
 
 
+def test_news_is_one_line_each():
+    fragments = [path for path in (ROOT / "changes").glob("*.md") if path.name != "README.md"]
+    assert all(path.name.split(".")[1] in ("added", "changed", "fixed") for path in fragments)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in fragments}
+    assert not [name for name, text in texts.items() if text.strip().count("\n") or len(text.split()) > 60]
+
+
 def test_first_example_is_short():
     code = [line for line in blocks("python")[0].splitlines() if line and not line.startswith("import ")]
     assert len(code) <= 8
