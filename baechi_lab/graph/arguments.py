@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InvalidInput, in_short
 from .cluster import Cluster
-from .columns import record
+from .columns import check_record
 from .opgraph import OpGraph
 from .placement import Placement
 from .timeline import Timeline
@@ -23,7 +23,7 @@ def check_records(**records: object) -> None:
     baechi_lab.errors.InvalidInput: graph is None; it must be an OpGraph
     """
     for name, value in records.items():
-        record(name, value, _CLASSES[name])
+        check_record(name, value, _CLASSES[name])
 
 
 def check_placed_step(placement: object, graph: object, cluster: object) -> None:

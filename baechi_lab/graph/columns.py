@@ -121,7 +121,7 @@ def text(field: str, value: object) -> str:
     return value
 
 
-def record(name: str, value: object, *classes: type) -> None:
+def check_record(name: str, value: object, *classes: type) -> None:
     """Raises `InvalidInput` unless `value` is a record of these classes."""
     if not isinstance(value, classes):
         class_names = " or ".join(cls.__name__ for cls in classes)
@@ -130,10 +130,10 @@ def record(name: str, value: object, *classes: type) -> None:
         raise InvalidInput(f"{name} is {type_text}; it must be {article} {class_names}")
 
 
-def record_list(name: str, values: object, cls: type[T]) -> list[T]:
+def check_record_list(name: str, values: object, cls: type[T]) -> list[T]:
     """Returns the records of a list. Raises `InvalidInput` unless `values` is a list of records of that class.
 
-    >>> record_list("names", ("a", 1), str)
+    >>> check_record_list("names", ("a", 1), str)
     Traceback (most recent call last):
     baechi_lab.errors.InvalidInput: names[1] is of type int; it must be a str
     """
@@ -141,5 +141,5 @@ def record_list(name: str, values: object, cls: type[T]) -> list[T]:
         raise InvalidInput(f"{name} is {in_short(values)}; it must be a list of {cls.__name__} records")
     records: list[T] = list(values)  # type: ignore[call-overload]
     for k, value in enumerate(records):
-        record(f"{name}[{k}]", value, cls)
+        check_record(f"{name}[{k}]", value, cls)
     return records

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole, finite, is_list
 from ..errors import InvalidInput, in_short
-from .columns import numbers, record, text, whole_numbers
+from .columns import check_record, numbers, text, whole_numbers
 from .device import MOST_DEVICES
 from .kernels.csr import Integers
 from .opgraph import OpGraph
@@ -96,7 +96,7 @@ class Placement(Picklable):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidInput(f"{key} is {in_short(getattr(self, key))}; it must be a mapping")
         if self.graph is not None:
-            record("graph", self.graph, OpGraph)
+            check_record("graph", self.graph, OpGraph)
         text("placer", self.placer)
         text("finer_groups", self.finer_groups)
         for key in ("graph_key", "source_key"):
@@ -164,7 +164,7 @@ class Placement(Picklable):
         position that `member_order` plans, else that of the group; copies have the position of their original; ties are
         broken by op index. Raises `InvalidInput` if this placement was made for another graph.
         """
-        record("graph", graph, OpGraph)
+        check_record("graph", graph, OpGraph)
         if self.graph_key in (graph.key, None) and self.n == graph.n:
             return self
         if self.group_of is not None and self.source_key == graph.key and len(self.group_of) == graph.n:

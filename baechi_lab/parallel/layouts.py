@@ -19,7 +19,7 @@ from ..checks import check_callback, check_flag, check_text, check_tokens, check
 from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, Timeline
 from ..graph.collectives import Collectives, MeasuredCollective, MissingLink
-from ..graph.columns import record, record_list
+from ..graph.columns import check_record, check_record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
@@ -282,11 +282,11 @@ def layouts(
     check_text("reduce_precision", reduce_precision, REDUCED_BYTES)
     hardware_record = Hardware.named(hardware) if isinstance(hardware, str) else hardware
     if hardware_record is not None:
-        record("hardware", hardware_record, Hardware)
+        check_record("hardware", hardware_record, Hardware)
     if efficiency is not None:
-        record("efficiency", efficiency, Efficiency)
+        check_record("efficiency", efficiency, Efficiency)
     check_callback("callback", callback, "text")
-    measured = record_list("measured", measured, MeasuredCollective)
+    measured = check_record_list("measured", measured, MeasuredCollective)
     fused_loss = check_flag("fused_loss", fused_loss)
     options = StepOptions(
         precision=replace(
@@ -347,7 +347,7 @@ def _candidates(
                 f"{why_illegal(model, copies, devices, global_batch, sequence_length)}"
             )
         return candidates
-    candidates = record_list("layouts", layouts, Layout)
+    candidates = check_record_list("layouts", layouts, Layout)
     if not candidates:
         raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
     for layout in candidates:

@@ -28,7 +28,7 @@ from ..checks import check_batch_size, check_whole
 from ..errors import InvalidInput, in_short
 from ..graph import OpGraph, Placement
 from ..graph.arguments import check_records
-from ..graph.columns import record
+from ..graph.columns import check_record
 from ..graph.groups import add_single_groups
 from ..graph.kernels.csr import Ints
 from ..graph.opgraph import GROWS, OWN
@@ -84,7 +84,7 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     unroll_pass = Unroll(micro_batches)
     unroll_pass.validate()
     if placement is not None:
-        record("placement", placement, Placement)
+        check_record("placement", placement, Placement)
     if placement is None or not placement.replicas:
         return unroll_pass.apply(graph)
     return unroll_pass.apply_with_replicas(graph, placement.on(graph))

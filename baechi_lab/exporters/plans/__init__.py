@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import InvalidInput, UnknownNameError, in_short
 from ...graph import Cluster, OpGraph, Placement, Timeline
-from ...graph.columns import record
+from ...graph.columns import check_record
 from .records import Request, WrittenPlan, moved_ops_sentence
 
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]
@@ -54,16 +54,16 @@ def write_plan(
     """
     if not isinstance(format, str) or format not in FORMATS:
         raise UnknownNameError.of("format", format, FORMATS)
-    record("placement", placement, Placement)
+    check_record("placement", placement, Placement)
     if cluster is not None:
-        record("cluster", cluster, Cluster)
+        check_record("cluster", cluster, Cluster)
     op_placement = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
         raise InvalidInput(
             f"layers is {in_short(layers)}; give the name of the layers' list, for example 'model.layers'"
         )
     if timeline is not None:
-        record("timeline", timeline, Timeline)
+        check_record("timeline", timeline, Timeline)
         if format != "chakra":
             raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
     request = Request(graph, op_placement.device, cluster, model, layers, timeline)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_number, check_whole
 from ...errors import InvalidInput, in_short
-from ..columns import record
+from ..columns import check_record
 from ..kernels.csr import Ints, gather, inverse, offsets
 from ..opgraph import OpGraph
 from ..tensors import tensor_columns
@@ -39,7 +39,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     >>> with_backward(chain(3)).names
     ('op0', 'op1', 'op2', 'grad/op2', 'grad/op1')
     """
-    record("forward", forward, OpGraph)
+    check_record("forward", forward, OpGraph)
     if forward.group_of is not None:
         raise InvalidInput(f"forward is the coarse graph {forward.name!r}; give the graph of single ops")
     backward_ops = np.flatnonzero(forward.forward_of >= 0)
