@@ -16,7 +16,7 @@ from .tunnel import context
 if TYPE_CHECKING:
     from .cluster import LocalCluster
 
-ASK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 """Seconds between two checks of the servers."""
 
 
@@ -36,13 +36,20 @@ class Peers(contextlib.AbstractContextManager["Peers"]):
         secret: str | None = None,
         local: LocalCluster | None = None,
     ) -> None:
+        self._index = {address: i for i, address in enumerate(addresses)}
+        if len(self._index) < len(addresses):
+            repeated_address = next(a for i, a in enumerate(addresses) if self._index[a] != i)
+            raise InvalidInput(
+                f"workers names {repeated_address!r} more than once; every device has a worker of its own"
+            )
         self._local = local
         self._tls = context(secret, server=False) if secret else None
         self._connections: dict[str, socket.socket] = {}
-        self._asked_at, self._message = 0.0, ""
-        for address in dict.fromkeys(addresses if local is None else ()):
+        self._checked_at, self._message = 0.0, ""
+        for address in addresses if local is None else ():
             try:
                 self._connections[address] = connect(address, seconds, self._tls)
+                # A server with a secret accepts the connection and then waits for TLS: nothing but an answer tells it apart.
                 if self._tls is None and not speaks_plainly(address, seconds):
                     self.close()
                     raise ExecutionError(
@@ -61,34 +68,30 @@ class Peers(contextlib.AbstractContextManager["Peers"]):
                     f"worker {address!r} does not answer ({error}); start it with: baechi-lab worker --bind {address} "
                     "--secret FILE"
                 ) from error
-        self._index = {address: i for i, address in enumerate(addresses)}
-        if len(self._index) < len(addresses):
-            self.close()
-            repeated_address = next(a for i, a in enumerate(addresses) if self._index[a] != i)
-            raise InvalidInput(
-                f"workers names {repeated_address!r} more than once; every device has a worker of its own"
-            )
 
     def ended_server(self) -> str | None:
-        """Returns a sentence that names a server that has ended; None while all are running."""
-        if not self._message and time.monotonic() - self._asked_at > ASK_SECONDS:
-            self._asked_at = time.monotonic()
-            if self._local is not None:
-                self._message = self._local.ended_worker() or ""
-                return self._message or None
-            ended_address = next(
-                (address for address in self._connections if not alive(self._connections, address, 1.0, self._tls)),
-                None,
-            )
-            if ended_address is not None:
-                self._message = f"worker {self._index[ended_address]} of the cluster ({ended_address}) has ended"
+        """Returns a sentence that names a server that has ended; None while all are running.
+
+        The servers are checked at most every `CHECK_SECONDS`. Once one has ended, the sentence stays the same.
+        """
+        if not self._message and time.monotonic() - self._checked_at > CHECK_SECONDS:
+            self._checked_at = time.monotonic()
+            self._message = self._find_ended_server() or ""
         return self._message or None
+
+    def _find_ended_server(self) -> str | None:
+        if self._local is not None:
+            return self._local.ended_worker()
+        for address in self._connections:
+            if not alive(self._connections, address, 1.0, self._tls):
+                return f"worker {self._index[address]} of the cluster ({address}) has ended"
+        return None
 
     def wait_for_ended_server(self, seconds: float) -> str | None:
         """Polls `ended_server` until it returns a sentence or `seconds` have passed."""
         deadline = time.monotonic() + seconds
         while (self._connections or self._local) and self.ended_server() is None and time.monotonic() < deadline:
-            time.sleep(ASK_SECONDS)
+            time.sleep(CHECK_SECONDS)
         return self.ended_server()
 
     def close(self) -> None:
