@@ -35,8 +35,8 @@ class Body:
         model: the graph as a model.
         outer: names of values of the graph around it that it reads.
         rounds: how often it runs; None if this depends on values that are not known.
-        returned: positions of the body's outputs that the operator returns, in the order of the operator's outputs.
-        stacked: how many of these, the last ones, the operator returns for all rounds together.
+        returned_outputs: positions of the body's outputs that the operator returns, in the order of the operator's outputs.
+        stacked_count: how many of these, the last ones, the operator returns for all rounds together.
     """
 
     model: ModelProto

@@ -54,7 +54,7 @@ class ProgramOp:
         temp_bytes: bytes held besides inputs and outputs while it runs.
         persistent_bytes: bytes kept besides parameters; a backward op keeps gradients from its start.
         output_shapes: types and shapes of what it makes, as `OpGraph.output_shapes` has them.
-        detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
+        is_detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
         gradients: function from some of `reads` to the work of their gradients; without it, or if this has no kernels, these
             follow from those of the forward pass (`backward`).
     """

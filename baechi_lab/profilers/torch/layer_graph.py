@@ -88,7 +88,7 @@ class LayerProfile:
         outputs_named: whether the training loop has a name for the model's outputs until the step ends.
         loss_returned: whether no step is known and the model returns its loss. Other outputs are held until the backward op
             of the call that made them.
-        named: for how long the forward holds what it made.
+        tensors_by_name: for how long the forward holds what it made.
         info: that of the graph.
     """
 
