@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from .torch_steps.step import TorchStep
 
 SLOTS = ("profile", "optimize", "place", "simulate", "execute")
+"""The places of stages in a pipeline, in their order. `baechi_lab.stages` has a stage for each."""
 
 
 class Stage(Params):
-    """A parameter object with a slot. `a | b` composes stages into a `Pipeline`."""
+    """One step of a pipeline: a callable parameter object, with the slot in which it stands. `a | b` is a `Pipeline` of both."""
 
     slot: ClassVar[str]
     __call__: Callable[..., object]
@@ -136,7 +137,7 @@ class Pipeline:
             return value
 
         def place(groups: OpGraph, devices: Cluster) -> Placement | None:
-            """Adds the key of the graph that the placement was made for, which a user's function may leave out."""
+            """Places `groups`, and adds to the placement which graph it is of: a user's function may leave that out."""
             placement: Placement | None = run_stage("place", groups, devices)
             if placement is None or placement.graph_key is not None or placement.n != groups.n:
                 return placement

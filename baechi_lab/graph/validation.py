@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,24 +34,26 @@ def _check_length(field_name: str, value: Sequence[str] | NDArray[np.generic], n
         raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {unit}, ({n},)")
 
 
-def _check_cost(field_name: str, values: NDArray[np.float64] | NDArray[np.int64], name: Callable[[int], str]) -> None:
+def _check_cost(
+    field_name: str, values: NDArray[np.float64] | NDArray[np.int64], name_of: Callable[[int], str]
+) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         index = int(bad[0])
-        raise CostError(f"{field_name} of {name(index)} is {values[index]}; it must be finite and not negative")
+        raise CostError(f"{field_name} of {name_of(index)} is {values[index]}; it must be finite and not negative")
 
 
 def _check_distinct(meaning: str, names: Iterable[object], count: int) -> None:
     name_list = list(names)
     if len(set(name_list)) != count:
-        names_seen: set[object] = set()
-        twice = next(x for x in name_list if x in names_seen or names_seen.add(x))  # type: ignore[func-returns-value]
-        raise DuplicateNameError(f"{meaning} {twice!r} appears more than once; names must be distinct")
+        repeated_name = next(name for name, times in Counter(name_list).items() if times > 1)
+        raise DuplicateNameError(f"{meaning} {repeated_name!r} appears more than once; names must be distinct")
 
 
 def validate(graph: OpGraph) -> None:
     """Checks every rule of the record; called once, on construction."""
     n, tensors = graph.n, len(graph.tensor_producer)
+    # One entry per op or tensor, no negative costs, distinct names.
     for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
         _check_length(key, getattr(graph, key), n, "op")
     for key in ("tensor_bytes", "tensor_names"):
@@ -64,6 +67,7 @@ def validate(graph: OpGraph) -> None:
     _check_distinct("op name", graph.names, n)
     for key in ("duration_us", "temp_bytes", "persistent_bytes"):
         _check_cost(key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
+    # The tensors: sorted by producer, each with its consumers in compressed sparse rows.
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
     _check_cost("size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
@@ -104,12 +108,12 @@ def validate(graph: OpGraph) -> None:
         raise CostError(
             f"persistent_bytes, temp_bytes and size_bytes add up to {sum(totals):g}; at most {MOST_BYTES} can be added up"
         )
-    _validate_groups(graph)
+    _validate_relations(graph)
     _ = graph.order  # raises CycleError
 
 
-def _validate_groups(graph: OpGraph) -> None:
-    """Checks the columns of forward ops, colocation groups, allowed devices, copies and reuse of memory."""
+def _validate_relations(graph: OpGraph) -> None:
+    """Checks what relates ops to others and to devices: forward ops, groups, allowed devices, copies, reuse of memory."""
     n = graph.n
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
     self_forward = np.flatnonzero(graph.forward_of == np.arange(n))
@@ -154,7 +158,7 @@ def _validate_groups(graph: OpGraph) -> None:
             raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
     if graph.output_shapes:
         _check_length("output_shapes", graph.output_shapes, n, "op")
-    # two ops of one group whose device lists are disjoint can never share a device
+    # Two ops of one group whose lists of devices have nothing in common can never share a device.
     restricted_ops = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
     first_of_group: dict[int, tuple[int, set[str]]] = {}
     for i in restricted_ops.tolist():

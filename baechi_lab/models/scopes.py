@@ -26,25 +26,25 @@ _LAYER = re.compile(r"layer(\d+)$")
 
 
 def scope_parts(name: str) -> tuple[str, ...]:
-    """Returns the layer scope of an op's name, without the prefixes of backward and update ops.
+    """Returns the parts of an op's name from the scope of its layer on: without the prefixes of backward and update ops.
 
     >>> scope_parts("gradient_tape/encoder/layer2/t7/MatMul/MatMul_1")[:2]
     ('encoder', 'layer2')
     """
-    components = tuple(name.split("/"))
-    while len(components) > 1 and components[0] in _PREFIXES:
-        components = components[1:]
-    return components
+    parts = tuple(name.split("/"))
+    while len(parts) > 1 and parts[0] in _PREFIXES:
+        parts = parts[1:]
+    return parts
 
 
-def layer_number(components: tuple[str, ...]) -> int | None:
+def layer_number(parts: tuple[str, ...]) -> int | None:
     """Returns the `k` of the first `layer<k>` in a scope, None when there is none.
 
     >>> layer_number(("encoder", "layer2", "t7")), layer_number(("projection", "t7"))
     (2, None)
     """
-    for component in components:
-        match = _LAYER.match(component)
+    for part in parts:
+        match = _LAYER.match(part)
         if match:
             return int(match.group(1))
     return None
@@ -67,13 +67,13 @@ def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[
     """
     used = min(devices, layers)
 
-    def rule(components: tuple[str, ...]) -> int | None:
-        number = layer_number(components)
+    def rule(parts: tuple[str, ...]) -> int | None:
+        number = layer_number(parts)
         if number is not None:
             return number * used // layers
-        if components[0] in first:
+        if parts[0] in first:
             return 0
-        return used - 1 if components[0] in last else None
+        return used - 1 if parts[0] in last else None
 
     return rule
 
@@ -90,13 +90,14 @@ def translation_rule(layers: int, devices: int, attention: str) -> Rule:
 def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int32]:
     """Returns int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
     check_whole("devices", devices)
-    by_name = [rule(scope_parts(name)) for name in graph.names]
-    device = np.array([-1 if number is None else number for number in by_name], dtype=np.int64)
+    by_rule = [rule(scope_parts(name)) for name in graph.names]
+    device = np.array([-1 if d is None else d for d in by_rule], dtype=np.int64)
+    # Ops that the rule does not know: first with their forward op and group, then with readers, then with producers.
     has_forward = (device < 0) & (graph.forward_of >= 0)
     device[has_forward] = device[graph.forward_of[has_forward]]
     _join_groups(graph, device)
-    _follow(device, graph.order[::-1], *graph.successors)
-    _follow(device, graph.order, *graph.predecessors)
+    _copy_device_of_neighbours(device, graph.order[::-1], *graph.successors)
+    _copy_device_of_neighbours(device, graph.order, *graph.predecessors)
     device[device < 0] = 0
     _join_groups(graph, device)
     return device.astype(np.int32)
@@ -114,10 +115,10 @@ def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
     device[is_decided] = votes.argmax(axis=1)[graph.colocation[is_decided]]
 
 
-def _follow(
+def _copy_device_of_neighbours(
     device: NDArray[np.int64], order: NDArray[np.int32], pointer: NDArray[np.int64], neighbour: NDArray[np.int32]
 ) -> None:
-    """Gives an op without a device that of its first neighbour that has one, in the order given."""
+    """Gives each op without a device, in this order, that of its first neighbour that has one; in place."""
     for op in order[device[order] < 0].tolist():
         near = device[neighbour[pointer[op] : pointer[op + 1]]]
         near = near[near >= 0]

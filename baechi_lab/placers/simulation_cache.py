@@ -16,7 +16,15 @@ from ..simulator.validity import constraint_violations
 
 
 class SimulatedPlan(NamedTuple):
-    """Makespan in microseconds, peak bytes int64[devices], whether these fit, and the order of the ops [n] or None."""
+    """The simulation of a placement under one scheduler.
+
+    Args:
+        makespan_us: microseconds.
+        peak_bytes: int64[devices].
+        feasible: whether these fit, and every op is where it may run.
+        order: float64 or int64[n], the position of each op in the order that the scheduler chose; None if the placement gives
+            the order itself ("planned"), or if it follows from the times at which ops become ready ("fifo").
+    """
 
     makespan_us: float
     peak_bytes: NDArray[np.int64]
@@ -35,7 +43,8 @@ class SimulationCache:
         self._plans: dict[tuple[str | bytes, ...], SimulatedPlan] = {}
 
     def simulate(self, placement: Placement, scheduler: str) -> tuple[SimulatedPlan, Placement]:
-        """Returns the simulated plan, and the placement with the choices of `scheduler` as its plan."""
+        """Returns the result, and the placement with the order that `scheduler` chose, so that it can be run without it."""
+        # All that the simulation reads of a placement.
         columns = placement.device, placement.order, placement.priority, placement.member_order
         digests = (b"" if column is None else hashlib.sha256(column.tobytes()).digest() for column in columns)
         key: tuple[str | bytes, ...] = (scheduler, *digests)
@@ -46,16 +55,16 @@ class SimulationCache:
 
     def _simulate(self, placement: Placement, scheduler: str) -> SimulatedPlan:
         graph, cluster = self.graph, self.cluster
-        has_dynamic_order = scheduler not in ("fifo", "planned")
+        scheduler_chooses = scheduler not in ("fifo", "planned")
         if graph.original is None and graph.reuse is not None:
             timeline = simulate_step(graph, cluster, placement, scheduler)
-            order = order_of_starts(graph, timeline.start_us, timeline.end_us) if has_dynamic_order else None
+            order = order_of_starts(graph, timeline.start_us, timeline.end_us) if scheduler_chooses else None
             return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
         op_placement = placement.checked(graph, cluster.n)
         state = run_kernel(graph, cluster, op_placement, scheduler, keep_log=False).state
         start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
-        order = order_of_starts(graph, start_us, end_us) if has_dynamic_order else None
-        if graph.original is not None:
+        order = order_of_starts(graph, start_us, end_us) if scheduler_chooses else None
+        if graph.original is not None:  # `run_kernel` only found the order of the groups; their ops give the times
             ordered_placement = _with_order(placement, scheduler, order)
             return SimulatedPlan(*simulate_ops(graph.original, cluster, ordered_placement), order)
         breaks_constraint = any(True for _ in constraint_violations(graph, cluster, op_placement.device))

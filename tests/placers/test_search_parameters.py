@@ -18,7 +18,7 @@ from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search.parameters import SEARCH
 
 ROOMS = Path(baechi_lab.__file__).parent / "placers"
-NOT_TUNED = {"MOST_ASSIGNMENTS", "SURELY", "_ABOVE_ROUNDING", "NEVER", "_HEADER", "MOST_WORKERS"}
+NOT_TUNED = {"MOST_ASSIGNMENTS", "SURELY", "_ABOVE_ROUNDING", "PROHIBITIVE", "_HEADER", "MOST_WORKERS"}
 """Against rounding (two), larger than any time, places in an array, a limit of what is asked for."""
 
 

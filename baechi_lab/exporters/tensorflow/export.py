@@ -28,15 +28,20 @@ def folder_files(
     placement: Placement,
     devices: Sequence[str],
     workers: Sequence[str],
-    cut: PipelinedStep | None = None,
+    pipelined: PipelinedStep | None = None,
 ) -> dict[str, bytes | str | Writer]:
-    """Returns the files of the export; `devices` are full TensorFlow names by placement index, `cut` where `step` is unrolled."""
+    """Returns the files of the export.
+
+    Args:
+        devices: full names of TensorFlow's devices, in the order of the placement's devices.
+        pipelined: for a step that was unrolled into micro-batches, of which `step` is the step.
+    """
     from ...executors.tensorflow.session import place_graph
 
     device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}
     placed_graph = place_graph(step, device_of)
     kinds = {spec.name.split(":")[0]: spec.dtype for spec in step.variables}
-    count = 1 if cut is None else cut.micro_batches
+    count = 1 if pipelined is None else pipelined.micro_batches
     inputs = step.inputs[: len(step.inputs) // count]
     plan = {
         "format": FORMAT,
@@ -46,7 +51,7 @@ def folder_files(
         "devices": list(devices),
         "workers": list(workers),
         "micro_batches": count,
-        "schedule": None if cut is None or cut.pipe.schedule is None else str(cut.pipe.schedule),
+        "schedule": None if pipelined is None or pipelined.pipe.schedule is None else str(pipelined.pipe.schedule),
         "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in inputs],
         "feeds": placed_graph.feeds,
         "fetches": placed_graph.fetches,
@@ -63,7 +68,7 @@ def folder_files(
             _save, {f"input_{i}": v for i, v in enumerate(step.example_inputs[: len(inputs)])}
         ),
         "train.py": Path(__file__).with_name("script.py").read_text(encoding="utf-8"),
-        "README.md": readme(step, placement, devices, workers, cut),
+        "README.md": readme(step, placement, devices, workers, pipelined),
         **(_worker_files() if workers else {}),
     }
 
@@ -84,7 +89,11 @@ def _save(arrays: Mapping[str, NDArray[np.generic]], stream: BinaryIO) -> None:
 
 
 def readme(
-    step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str], cut: PipelinedStep | None = None
+    step: Step,
+    placement: Placement,
+    devices: Sequence[str],
+    workers: Sequence[str],
+    pipelined: PipelinedStep | None = None,
 ) -> str:
     """Returns the README: the contents of the folder, and how to train."""
     counts = np.bincount(placement.device, minlength=len(devices)).tolist()
@@ -98,7 +107,7 @@ Needs Python with TensorFlow and NumPy, nothing else:
     python train.py --steps 100{" --secret cluster.pem" if workers else ""}
 
 Plug your own input iterator in at the marked line of `train.py`.
-{_micro_batches(cut)}
+{_micro_batches(pipelined)}
 | device | name | ops |
 |---|---|---|
 {table}
@@ -113,23 +122,23 @@ Plug your own input iterator in at the marked line of `train.py`.
 {_device_note(workers)}"""
 
 
-def _micro_batches(cut: PipelinedStep | None) -> str:
-    if cut is None:
+def _micro_batches(pipelined: PipelinedStep | None) -> str:
+    if pipelined is None:
         return ""
     order = (
         ""
-        if cut.pipe.schedule is None
+        if pipelined.pipe.schedule is None
         else f"""
 Every device works through its units (stage, F forward or B backward or W gradients of weights, micro-batch) in this order:
 
 ```
-{cut.pipe.schedule}
+{pipelined.pipe.schedule}
 ```
 """
     )
     return f"""
-A step is {cut.micro_batches} micro-batches. Arrays that are {cut.micro_batches} times as long along one axis as `inputs` in
-`placement.json` says are cut; others go to every micro-batch.
+A step is {pipelined.micro_batches} micro-batches. Arrays that are {pipelined.micro_batches} times as long along one axis as
+`inputs` in `placement.json` says are cut; others go to every micro-batch.
 {order}"""
 
 

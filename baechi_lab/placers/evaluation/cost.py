@@ -26,7 +26,7 @@ class Prices(NamedTuple):
     best: float
 
 
-NEVER = 1e30
+PROHIBITIVE = 1e30
 """A price per byte so high that no saved time makes up for a byte."""
 
 
@@ -64,7 +64,7 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
     `prices` replaces these weights. `track=None` follows memory where it can run out.
     """
     follow = memory_matters(model) if track is None else track
-    costs = Prices(1.0, NEVER, NEVER) if prices is None else prices
+    costs = Prices(1.0, PROHIBITIVE, PROHIBITIVE) if prices is None else prices
     return Objective(model, make_work(model), no_samples(*model.table.shape), costs, follow)
 
 

@@ -20,7 +20,7 @@ from ...graph import Cluster, OpGraph, Placement, allowed_devices
 from ...graph.kernels.csr import Integers
 from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
-from ..evaluation.cost import NEVER, Prices, evaluate_current, make_objective
+from ..evaluation.cost import PROHIBITIVE, Prices, evaluate_current, make_objective
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import make_model
 from ..evaluation.moves import State, back_to_best, make_state, make_units
@@ -75,7 +75,7 @@ class _Repair:
         self.graph, self.cluster = graph, cluster
         self.model = make_model(graph, cluster)
         # No byte above a limit is worth any time.
-        self.objective = make_objective(self.model, Prices(1.0, NEVER, NEVER), track=True)
+        self.objective = make_objective(self.model, Prices(1.0, PROHIBITIVE, PROHIBITIVE), track=True)
         self.position = graph.position
         self.group = groups_of(graph)
         self.group_allowed = allowed_group_devices(graph, cluster, self.group)

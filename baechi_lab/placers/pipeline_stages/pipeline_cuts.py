@@ -22,8 +22,14 @@ ATTEMPTS = 6
 
 
 class PipelineCut(NamedTuple):
-    """One candidate: `unit` int32[n] of every op, `stage` int64[units] of every unit, `devices` of every stage (equal devices
-    share it). `name` says how it was made; `cost` is its cost in the dynamic program, microseconds.
+    """One division of a graph into pipeline stages.
+
+    Args:
+        unit: int32[n], the unit of every op; a unit is a set of ops that share a device.
+        stage: int64[units], the stage of every unit.
+        devices: the devices of every stage; several are replicas, which share its micro-batches.
+        name: what made it, for example "stages under 1f1b".
+        cost: of the dynamic program that made it, microseconds.
     """
 
     unit: Integers
@@ -73,23 +79,24 @@ def place_best_cut(
     for _ in range(ATTEMPTS):
         measured_cuts, count, refusal = _measure_cuts(graph, cluster, objective, cuts(limits))
         if not measured_cuts and limits is cluster:
-            # Whether memory is the cause: other cuts, that the persistent bytes alone forbid, may run under the schedule.
+            # Is memory the reason that there are none? With enough of it for the persistent bytes, there may be cuts.
             enough = np.maximum(cluster.memory_bytes, graph.persistent_bytes.sum()).tolist()
             measured_cuts, count, _ = _measure_cuts(graph, cluster, objective, cuts(cluster.with_memory(enough)))
             if refusal is not None and not measured_cuts:
                 raise refusal
         overflows = []
-        for measurement, best in sorted(measured_cuts, key=lambda pair: pair[0].us):
-            measurement_of_ops = objective.measure_ops(graph, cluster, best.placement(), measurement)
+        for measurement, cut in sorted(measured_cuts, key=lambda pair: pair[0].us):
+            measurement_of_ops = objective.measure_ops(graph, cluster, cut.placement(), measurement)
             if measurement_of_ops.feasible:
                 us = measurement.us
                 if objective.name == "step":
-                    best, us = _climb(graph, cluster, objective, best, us)
-                return _with_measurement(best.placement(), objective, us, count)
+                    cut, us = _climb(graph, cluster, objective, cut, us)
+                return _with_measurement(cut.placement(), objective, us, count)
             overflows.append(measurement_of_ops)
         raise_if_impossible(graph, cluster)
         if not measured_cuts:
             break
+        # The next attempt may use fewer bytes on the devices that the nearest cut overfills.
         least = min(overflows, key=_overflow)
         if least_overflowing is None or _overflow(least) < _overflow(least_overflowing):
             least_overflowing = least
@@ -101,19 +108,25 @@ def place_best_cut(
         if objective.measure_ops(graph, cluster, repaired_placement, measurement).feasible:
             repaired_placement = repaired_placement.replace(info={**repaired_placement.info, "repaired": True})
             return _with_measurement(repaired_placement, objective, measurement.us, count)
-    why = "no cut into stages that fits was found, which is no proof that none exists"
+    raise infeasible_placement(_why_no_cut_fits(graph, cluster, least_overflowing), graph, cluster)
+
+
+def _why_no_cut_fits(graph: OpGraph, cluster: Cluster, least_overflowing: Measurement | None) -> str:
+    """Returns the reason for a refusal; `least_overflowing` is the cut that lacks the fewest bytes, None if there is no cut."""
     if least_overflowing is None and int(graph.persistent_bytes.sum()) <= int(cluster.memory_bytes.min()):
-        why = "no cut into stages was found whose ops are all on devices that they may use"
-    if least_overflowing is not None and _overflow(least_overflowing) > 0:
-        fullest = int(least_overflowing.overflow_bytes.argmax())
-        why += (
-            f" (the cut that lacks the fewest bytes needs {format_bytes(int(least_overflowing.peak_bytes[fullest]))} on "
-            f"{cluster.names[fullest]}, which has {format_bytes(int(cluster.memory_bytes[fullest]))})"
-        )
-    raise infeasible_placement(why, graph, cluster)
+        return "no cut into stages was found whose ops are all on devices that they may use"
+    why = "no cut into stages that fits was found, which is no proof that none exists"
+    if least_overflowing is None or _overflow(least_overflowing) == 0:
+        return why
+    fullest = int(least_overflowing.overflow_bytes.argmax())
+    return (
+        f"{why} (the cut that lacks the fewest bytes needs {format_bytes(int(least_overflowing.peak_bytes[fullest]))} on "
+        f"{cluster.names[fullest]}, which has {format_bytes(int(cluster.memory_bytes[fullest]))})"
+    )
 
 
 def _overflow(measurement: Measurement) -> int:
+    """Returns the bytes above the memory of all devices together."""
     return int(measurement.overflow_bytes.sum())
 
 
@@ -125,7 +138,7 @@ def _measure_cuts(
     Returns the different cuts, their number with repetitions, and the first error of a cut that the schedule cannot run.
     """
     measured_cuts: dict[object, tuple[Measurement, PipelineCut]] = {}
-    count = 0  # several lines and goals may lead to one cut
+    count = 0  # several orders of the graph and goals of the dynamic program may lead to one cut
     refusal: InvalidInput | None = None
     for cut in cuts:
         placement = cut.placement()
@@ -142,6 +155,7 @@ def _measure_cuts(
 def _climb(
     graph: OpGraph, cluster: Cluster, objective: Objective, cut: PipelineCut, us: float
 ) -> tuple[PipelineCut, float]:
+    """Moves the borders of the cut's stages while its step gets shorter; returns the cut and its step."""
     best_us = us
 
     def cost(stage: Integers) -> float:

@@ -1,5 +1,7 @@
 """Favourite children: round the SCT linear program so that every op has at most one favourite child and one favourite parent.
 
+The favourite child of an op is the successor that should run next on the op's device, so that their transfer is saved.
+
 For graphs with more than `LARGEST_LP` edges the program would take hours. There each edge, in order of the longest path after
 it, makes its reader the favourite child if neither end has a favourite yet.
 """
@@ -81,5 +83,7 @@ def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
         i, j = source[e], target[e]
         if child[i] < 0 and parent[j] < 0:
             child[i], parent[j], x[e] = j, i, 0.0
-    solution = SctSolution(x, float("nan"), "greedy", 0, 0, working_seconds() - began)
+    solution = SctSolution(
+        x, objective_us=float("nan"), solver="greedy", rows=0, columns=0, seconds=working_seconds() - began
+    )
     return Favourites(child, parent, 0, solution)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices
-from ..evaluation.cost import NEVER, Objective, Prices, Samples, no_samples
+from ..evaluation.cost import PROHIBITIVE, Objective, Prices, Samples, no_samples
 from ..evaluation.model import make_model, memory_matters
 from ..evaluation.moves import Units, make_units
 from ..evaluation.work import make_work
@@ -41,7 +41,7 @@ class Instance:
 
     def objective(self) -> Objective:
         """Returns the objective of the graph's own costs, with new scratch space; no time makes up for a byte too many."""
-        byte_price = NEVER if self.track else 0.0
+        byte_price = PROHIBITIVE if self.track else 0.0
         work = make_work(self.model, self.parameters)
         return Objective(self.model, work, self.samples, Prices(1.0, byte_price, byte_price), self.track)
 
