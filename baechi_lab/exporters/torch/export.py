@@ -18,14 +18,13 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import check_placed_step, refuse_replicas
 from ...internal_warnings import warn
 from ...simulator.schedules import ScheduleOption
-from ...torch_steps.default_loss import own_loss
 from ...torch_steps.optimizer_trial import try_optimizer
 from ...torch_steps.plan import make_plan, torch_devices
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..folder import write_folder
 from .pipelined import pipeline_files
-from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT
+from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT, fill
 from .sources import Sources, batch_bytes, runtime_files, saved_bytes
 
 
@@ -93,7 +92,8 @@ def folder_files(
                 "batch",
             )
         if division.pipelined_step is not None:
-            return pipeline_files(step, model, division, torch_devices(placed_model.cluster, devices))
+            process_devices = torch_devices(placed_model.cluster, devices)
+            return pipeline_files(step, model, division, division.pipelined_step, process_devices)
     else:
         refuse_replicas(placement, "bl.export")
         model = step.model()
@@ -107,28 +107,20 @@ def folder_files(
     plan = make_plan(model_trace, op_placement, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {
+        **sources.of_step(step, model),
         "MICRO_BATCHES": repr(len(division.micro_steps)),
         "MAX_IN_FLIGHT": repr(division.in_flight),
         "MEAN": repr(division.adding.mean),
-        "NAME": json.dumps(step.name),
-        "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
-        "LOSS": sources.name(step.loss or own_loss, "loss"),
-        "OPTIMIZER": "None" if step.optimizer is None else sources.optimizer(step.optimizer),
-        "SEED": repr(step.seed),
     }
-    for module in model.modules():
-        sources.add(type(module), "a module of the model")
     script = SCRIPT.replace(
         "# IMPORTS", "\n".join([*sources.imports(), *([OFFLOAD_IMPORT] if plan.offloaded_state else [])])
     )
     script = script.replace("    # OFFLOAD\n", OFFLOAD if plan.offloaded_state and step.optimizer is not None else "")
     for plain, counting_code in COUNTING.items():
         script = script.replace(plain, counting_code if division.counts else plain)
-    for key, text in values.items():
-        script = script.replace(f"<{key}>", text)
     return {
-        "train.py": script,
-        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
+        "train.py": fill(script, values),
+        "README.md": fill(README, {"NAME": step.name, "NEEDS": sources.needs()}),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),
         "weights.pt": saved_bytes(model.state_dict()),
         "batch.pt": batch_bytes(step),

@@ -16,38 +16,26 @@ from ...errors import InvalidInput
 from ...executors.torch.execution import StepDivision
 from ...executors.torch.pipelined import PipelinedStep
 from ...torch_runtime.tree import tensors
-from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines import worker
 from ...torch_steps.step import TorchStep
-from .script import PIPELINE, PIPELINE_README
+from .script import PIPELINE, PIPELINE_README, fill
 from .sources import Sources, flat, runtime_files, saved_bytes
 
 
 def pipeline_files(
-    step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
+    step: TorchStep,
+    model: nn.Module,
+    division: StepDivision,
+    pipelined_step: PipelinedStep,
+    devices: tuple[str, ...],
 ) -> dict[str, str | bytes]:
-    """Returns the files of the export: name -> text or bytes."""
-    pipelined_step = division.pipelined_step
-    assert pipelined_step is not None  # noqa: S101  (the caller has checked it)
+    """Returns the files of the export: name -> text or bytes. `pipelined_step` is that of the `division`."""
     sources = Sources()
-    for module in model.modules():
-        sources.add(type(module), "a module of the model")
-    optimizer = "None" if step.optimizer is None else sources.optimizer(step.optimizer)
-    values = {
-        "NAME": json.dumps(step.name),
-        "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
-        "LOSS": sources.name(step.loss or own_loss, "loss"),
-        "OPTIMIZER": optimizer.replace("model.parameters()", "parameters"),
-        "SEED": repr(step.seed),
-    }
-    script = PIPELINE.replace("# IMPORTS", "\n".join(sources.imports()))
-    for key, text in values.items():
-        script = script.replace(f"<{key}>", text)
-    readme = (
-        PIPELINE_README.replace("<NAME>", step.name)
-        .replace("<NEEDS>", sources.needs())
-        .replace("<PROCESSES>", str(len(pipelined_step.processes)))
-    )
+    values = sources.of_step(step, model)
+    values["OPTIMIZER"] = values["OPTIMIZER"].replace("model.parameters()", "parameters")
+    script = fill(PIPELINE.replace("# IMPORTS", "\n".join(sources.imports())), values)
+    process_count = str(len(pipelined_step.processes))
+    readme = fill(PIPELINE_README, {"NAME": step.name, "NEEDS": sources.needs(), "PROCESSES": process_count})
     args, kwargs = step.arguments(model)
     # Per input tensor, the argument that it is or is a part of, by position or name.
     inputs_by_name = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]

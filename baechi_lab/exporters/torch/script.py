@@ -1,5 +1,21 @@
 """The text of an exported PyTorch training script. Names in angle brackets are filled in."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Returns the template with `<KEY>` replaced by the value of every key.
+
+    >>> fill("seed <SEED>", {"SEED": "3"})
+    'seed 3'
+    """
+    for key, text in values.items():
+        template = template.replace(f"<{key}>", text)
+    return template
+
+
 SCRIPT = '''"""Train the placed step <NAME> with torch alone. Exported by baechi_lab; yours to change.
 
 python train.py --steps 100

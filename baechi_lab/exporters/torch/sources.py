@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import io
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ... import errors
 from ... import torch_runtime as runtime
 from ...errors import InvalidInput, in_short
+from ...torch_steps.default_loss import own_loss
 from ...torch_steps.step import ReturnedModel, TorchStep
 
 
@@ -73,6 +76,19 @@ class Sources:
             self.module_of[name] = f"model_{name.rpartition('.')[2].strip('_') or 'main'}"
             self.files[f"{self.module_of[name]}.py"] = text
         return self.module_of[name]
+
+    def of_step(self, step: TorchStep, model: nn.Module) -> dict[str, str]:
+        """Adds the sources of a step; returns the expressions that a script has in place of `<MODEL>`, `<LOSS>` and so on."""
+        values = {
+            "NAME": json.dumps(step.name),
+            "MODEL": self.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
+            "LOSS": self.name(step.loss or own_loss, "loss"),
+            "OPTIMIZER": "None" if step.optimizer is None else self.optimizer(step.optimizer),
+            "SEED": repr(step.seed),
+        }
+        for module in model.modules():
+            self.add(type(module), "a module of the model")
+        return values
 
     def imports(self) -> list[str]:
         """Returns one import line per file."""
