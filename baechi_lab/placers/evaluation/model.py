@@ -65,8 +65,8 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731
     writable_copy = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)
     unread = np.zeros(graph.n, dtype=np.int64)
-    lonely = np.diff(graph.consumer_ptr) == 0
-    np.add.at(unread, graph.tensor_producer[lonely], graph.tensor_bytes[lonely])
+    has_no_reader = np.diff(graph.consumer_ptr) == 0
+    np.add.at(unread, graph.tensor_producer[has_no_reader], graph.tensor_bytes[has_no_reader])
     degree = np.diff(graph.inputs[0])
     return Model(
         writable_copy(costs),

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .inference import chain
+from .inference import infer_dependencies
 from .recording import CLOCK_US, Event
 
 LATENCY_US = 20.0
@@ -67,7 +67,7 @@ def leave_out_backlog(
     if not foreign_kernels:
         return []
     block_end_us, copies = list(block_end_us), [replace(e, reads={}, after=set(e.after)) for e in events]
-    chain(copies, block_end_us=block_end_us)
+    infer_dependencies(copies, block_end_us=block_end_us)
     streams_behind = _streams_behind(events, launch_of, min(latency_us, LATENCY_US))
     device_ends = _ends_of_devices(foreign_kernels)
     for k, event in enumerate(events):

@@ -14,38 +14,41 @@ from ...opgraph import CONTROL_BYTES
 from .recording import CLOCK_US, Event
 
 
-def chain(
+def infer_dependencies(
     events: Sequence[Event], input_bytes: Sequence[int] | None = None, block_end_us: Sequence[float] | None = None
 ) -> str:
-    """Sets the dependencies of every event by order; returns the sentence that says so.
+    """Sets what every event depends on, by the order in which they ran; returns the sentence that says so.
 
     `block_end_us`: the time until which another step blocked each event, so that earlier ends do not explain its start.
 
     >>> a, b = Event("a", "op", "x", 0.0, 1.0), Event("b", "op", "x", 1.0, 2.0)
-    >>> chain([a, b])[:38], b.reads
+    >>> infer_dependencies([a, b])[:38], b.reads
     ('what depends on what is inferred from ', {(0, 'order'): 4})
     """
     by_start = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, i))
     by_end = sorted(range(len(events)), key=lambda i: (events[i].end_us, events[i].start_us, i))
-    latest: dict[str, int] = {}
-    last: dict[str, int] = {}
+    last_to_end: dict[str, int] = {}  # by side
+    last_on_lane: dict[str, int] = {}
     ended_count = 0
     for i in by_start:
         event = events[i]
         while ended_count < len(by_end) and events[by_end[ended_count]].end_us <= event.start_us:
-            latest[_side(events[by_end[ended_count]])] = by_end[ended_count]
+            last_to_end[_side(events[by_end[ended_count]])] = by_end[ended_count]
             ended_count += 1
-        on_lane = last.get(event.lane)
+        on_lane = last_on_lane.get(event.lane)
         before = set() if on_lane is None or events[on_lane].end_us > event.start_us + CLOCK_US else {on_lane}
-        anywhere = latest.get(_side(event))
-        reason = block_end_us is None or anywhere is None or events[anywhere].end_us > block_end_us[i]
-        if anywhere is not None and reason and all(events[anywhere].end_us > events[j].end_us for j in before):
+        anywhere = last_to_end.get(_side(event))
+        if (
+            anywhere is not None
+            and (block_end_us is None or events[anywhere].end_us > block_end_us[i])
+            and all(events[anywhere].end_us > events[j].end_us for j in before)
+        ):
             before.add(anywhere)
         size = max(CONTROL_BYTES, input_bytes[i] if input_bytes is not None else 0)
         for j in before - {i}:
             event.reads[j, "order"] = size
-        if event.lane not in last or events[last[event.lane]].end_us <= event.end_us:
-            last[event.lane] = i
+        if event.lane not in last_on_lane or events[last_on_lane[event.lane]].end_us <= event.end_us:
+            last_on_lane[event.lane] = i
     sizes = (
         "of the reader's largest input"
         if input_bytes is not None

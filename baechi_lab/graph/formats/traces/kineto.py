@@ -23,7 +23,7 @@ from math import prod
 from ....errors import FormatError, in_short
 from .backlog import blocked_until, leave_out_backlog
 from .execution_trace import Access, join, storage_dependencies, with_inner_accesses
-from .inference import chain
+from .inference import infer_dependencies
 from .kineto_rows import KERNELS, RUNTIME, Row, one_step, repetitions, rows_of
 from .recording import CLOCK_US, Event, Recording, recording
 
@@ -151,7 +151,7 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
         notes = builder.by_tensors(ops, rows, tensors)
     else:
         sizes = [builder.input_bytes.get(k, 0) for k in range(len(builder.events))]
-        notes = [chain(builder.events, sizes, block_end_us)]
+        notes = [infer_dependencies(builder.events, sizes, block_end_us)]
         if untyped_count := sum(op.has_untyped_input for op in ops):
             notes.append(
                 f"the trace does not say the type of the largest input of {untyped_count} of {len(ops)} ops, such as lists of "

@@ -18,7 +18,7 @@ from math import gcd, prod
 from typing import Any
 
 from ....errors import FormatError
-from .inference import chain
+from .inference import infer_dependencies
 from .protobuf import messages, parse_message, parsed_text
 from .recording import MOST_BYTES, Event, Recording, recording
 
@@ -98,7 +98,7 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
             event.group = read[0].group = read[0].name
         if len(read) == 1 and event.op_type == "ReadVariableOp":
             read[0].persistent_bytes = _output_bytes(stats, 0)
-    notes = [] if _by_label(rows) or _by_cost_graph(rows, metadata.cost_graph) else [chain(events)]
+    notes = [] if _by_label(rows) or _by_cost_graph(rows, metadata.cost_graph) else [infer_dependencies(events)]
     return recording(events, name, notes)
 
 

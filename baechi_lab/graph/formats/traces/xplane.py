@@ -18,7 +18,7 @@ from statistics import median_low
 from typing import Any
 
 from ....errors import FormatError
-from .inference import chain
+from .inference import infer_dependencies
 from .protobuf import messages, parse_message
 from .recording import Event, Recording, recording
 
@@ -55,7 +55,7 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
             "the profile has no op: its planes hold neither events `op:Type` on the host nor streams of a device"
         )
     events = [event for event, _ in rows]
-    note = chain(events)
+    note = infer_dependencies(events)
     launch_of_key = {key: k for k, (event, keys) in enumerate(rows) if event.kind == "cpu" for key in keys}
     for event, keys in rows:
         if event.kind == "cpu":
@@ -95,12 +95,12 @@ def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
             stat_of = {stats.get(s.metadata_id, ""): s for s in event.stats}
             op, _, op_type = metadata.name.rpartition(":") if not device else (metadata.name, "", "kernel")
             start = (line.timestamp_ns - origin) / 1e3 + event.offset_ps / 1e6
-            keys = [
-                f"#{s.uint64_value or s.int64_value}"
-                for key in ("correlation_id",)
-                if (s := stat_of.get(key)) is not None
-            ]
-            keys += [op] if not device else [_text(stat_of["tf_op"], stats).split(":")[0]] if "tf_op" in stat_of else []
+            correlation = stat_of.get("correlation_id")
+            keys = [] if correlation is None else [f"#{correlation.uint64_value or correlation.int64_value}"]
+            if not device:
+                keys.append(op)
+            elif "tf_op" in stat_of:
+                keys.append(_text(stat_of["tf_op"], stats).split(":")[0])
             yield Event(op or metadata.name, op_type, lane, start, start + max(event.duration_ps, 0) / 1e6, kind), keys
 
 
