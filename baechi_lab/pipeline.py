@@ -261,7 +261,7 @@ def place_in_groups(
         except InfeasiblePlacement as error:
             refusal, last_groups = error, groups
             continue
-        refused_groups = "forward-only " * (stage.passes == optimize.passes) + _groups_in_words(optimize)
+        refused_groups = ("forward-only " if stage.passes == optimize.passes else "") + _groups_in_words(optimize)
         words = f"no placement of {refused_groups} was found that fits: {_groups_in_words(stage)} were placed"
         return groups, placement.replace(finer_groups=words, passes=stage.passes)
     raise refusal

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .errors import BaechiLabError
 from .graph import Cluster, OpGraph, Timeline
-from .graph.units import format_us
+from .graph.units import format_us, plural
 from .profilers.machine_load import describe_repeats
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
 def coarse_in_words(coarse: OpGraph) -> str:
     """Describes the groups that the passes made, if there is little to divide."""
     count = len(group_work(coarse))
-    groups = f"{coarse.n:,} group{'' if coarse.n == 1 else 's'}"
+    groups = f"{coarse.n:,} {plural('group', coarse.n)}"
     if count < coarse.n:
         groups += f", tied by colocation into {count:,}"
     return (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import Timeline
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_bytes, format_us, plural
 from ..step_summary import gap_in_words
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ def print_comparison(table: pandas.DataFrame) -> None:
         "balance",
         "placed in",
     ]
-    header += ["measured", "peak, measured"] * has_measurements + ["measured / native"] * ("native_ratio" in table)
+    if has_measurements:
+        header += ["measured", "peak, measured"]
+    if "native_ratio" in table:
+        header.append("measured / native")
     print_rows(header, [_comparison_row(row, has_measurements) for row in rows])
     for row in rows:
         if row["error"]:
@@ -132,9 +135,11 @@ def _comparison_row(row: Mapping[str, Any], has_measurements: bool) -> list[str]
         cell("balance", lambda b: f"{b:.2f}"),
         cell("place_seconds", lambda s: format_us(s * 1e6)),
     ]
-    ratio = [cell("native_ratio", lambda ratio: f"{ratio:.2f}")] * ("native_ratio" in row)
-    run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * has_measurements
-    return cells + run + ratio
+    if has_measurements:
+        cells += [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)]
+    if "native_ratio" in row:
+        cells.append(cell("native_ratio", lambda ratio: f"{ratio:.2f}"))
+    return cells
 
 
 def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, object]:
@@ -165,12 +170,11 @@ def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | 
 def print_timeline(facts: Mapping[str, Any]) -> None:
     """Prints `timeline_facts` as text."""
     bound, gap = facts["lower_bound_us"], facts["gap"]
-    plural = "" if facts["transfers"] == 1 else "s"
     print_facts(
         {
             f"step, {facts['origin']}": format_us(facts["makespan_us"]),
             "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap_in_words(gap)})"),
-            "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfer{plural}",
+            "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} {plural('transfer', facts['transfers'])}",
             "feasible": "yes" if facts["feasible"] else "no",
         }
     )

@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from ..errors import InvalidInput
+from ..graph.units import plural
 from ..step_summary import note_on_groups
 from . import console, options, output
 
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_facts(
             {
                 "placer": facts["placer"],
-                "ops": f"{result.graph.n} in {result.coarse.n} group{'s' * (result.coarse.n != 1)}",
+                "ops": f"{result.graph.n} in {result.coarse.n} {plural('group', result.coarse.n)}",
             }
         )
         output.print_timeline(facts)

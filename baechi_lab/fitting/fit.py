@@ -11,6 +11,7 @@ from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
+from ..graph.units import plural
 from ..placers.memory_trades.best_of_placers import BestOfPlacers, missing_bytes, placement_code
 from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from .attempt import count_computing, place_option
@@ -216,7 +217,7 @@ def _try_devices(
     option = FitOption(
         "more devices",
         f"{count} devices",
-        f"{added_count} more device" + "s" * (added_count > 1),
+        f"{added_count} more {plural('device', added_count)}",
         batch_size=subject.batch_size,
     )
     larger, code = cluster.with_devices(count), f"cluster.with_devices({count})"

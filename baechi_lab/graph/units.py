@@ -1,4 +1,4 @@
-"""Bytes and microseconds as text.
+"""Bytes, microseconds and counts as text.
 
 Sizes are shown in powers of 1000, as on data sheets of devices and links: 1 GB is 10**9 bytes, and a link of 16 GB/s moves it in
 1/16 s. An input may be in GiB; a limit that was given so is shown in both units.
@@ -91,6 +91,15 @@ def plain_number(value: float) -> str:
     ('1,326,913', '913.4', '0.5')
     """
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def plural(noun: str, count: int) -> str:
+    """Returns the noun as it stands behind a count.
+
+    >>> [f"{count} {plural('op', count)}" for count in (0, 1, 2)], plural("batch", 2)
+    (['0 ops', '1 op', '2 ops'], 'batches')
+    """
+    return noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
 def format_us(value: float) -> str:

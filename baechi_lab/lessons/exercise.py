@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import BaechiLabError, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.units import plural
 from ..simulator import simulate
 
 Check = Callable[[object], str]
@@ -261,7 +262,7 @@ def _wrong_parameters(answer: Callable[..., object], right: Callable[..., object
             names = ", ".join(inspect.signature(right).parameters)
         except ValueError:
             names = ", ".join("?" * len(case))
-        return f"the function cannot be called with {len(case)} argument{'' if len(case) == 1 else 's'}: ({names})"
+        return f"the function cannot be called with {len(case)} {plural('argument', len(case))}: ({names})"
     return ""
 
 

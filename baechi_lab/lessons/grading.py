@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import FormatError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.generators import homework
+from ..graph.units import plural
 from ..simulator import simulate
 from ..simulator.bounds.bounds import bounds
 from . import LESSONS, lesson
@@ -126,8 +127,8 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                     ("missing", [k for k in verdicts if k not in asked_exercises]),
                 ):
                     if numbers:
-                        plural = "s" if len(numbers) > 1 else ""
-                        remarks.append(f"exercise{plural} {', '.join(map(str, numbers))}: {word}")
+                        exercises = plural("exercise", len(numbers))
+                        remarks.append(f"{exercises} {', '.join(map(str, numbers))}: {word}")
                 right = sum(verdict.right is True for verdict in verdicts.values())
                 grading = replace(grading, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
             if submission.is_homework:

@@ -22,7 +22,7 @@ from ..graph.collectives import Collectives, MeasuredCollective, MissingLink
 from ..graph.columns import check_record, check_record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
-from ..graph.units import format_bytes
+from ..graph.units import format_bytes, plural
 from .configuration import configuration_fields, read_transformer
 from .kernel_times import EFFICIENCIES, Efficiency
 from .layout_stages import StageCosts, StepOptions, stage_blocks
@@ -169,7 +169,7 @@ class Layouts:
         sentence = f"Measured steps on {self.measured_on} differed from simulated ones by {errors} on average."
         rows = [row.step_us for row in self.rows if row.fits and row.step_us is not None]
         close = sum(us <= rows[0] * (1 + low) for us in rows) - 1 if rows else 0
-        alike = f"{close} other row{'s' * (close != 1)} within {low:.0%} of the best may be as good."
+        alike = f"{close} other {plural('row', close)} within {low:.0%} of the best may be as good."
         return f"{sentence} {alike}" if close else sentence
 
     def to_pandas(self) -> pd.DataFrame:

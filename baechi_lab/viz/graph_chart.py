@@ -114,7 +114,7 @@ def _hover(
     """Draws a mark in the bar of every box, in the colour of its largest share, with the tooltip of the box."""
     largest_class = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
-    for device in [*[-1] * bool((largest_class < 0).any()), *range(len(names))]:
+    for device in range(-1 if (largest_class < 0).any() else 0, len(names)):
         rows = np.flatnonzero(largest_class == device)
         if not len(rows):  # the legend names it, because it may have a part of a box
             marker = {"symbol": "square", "color": colors[device]}

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
+from ..graph.units import plural
 from .colors import series_colors
 from .graph_chart import NO_DEVICE, boxes, scene_of
 from .nested.scene import device_shares
@@ -58,9 +59,8 @@ def groups(
     names = [_label(explanations, k, most, device_names) for k in range(row_count + is_truncated)]
     share = device_shares(opgraph.duration_us, scene, group, len(names))
     heading = title or f"{opgraph.name}: {len(explanations)} learned groups of {len(explanations.group):,} ops"
-    figure = boxes(
-        opgraph, scene, share, names, [*series_colors(row_count), *[NO_DEVICE] * is_truncated], device, heading
-    )
+    colors = [*series_colors(row_count), *([NO_DEVICE] if is_truncated else [])]
+    figure = boxes(opgraph, scene, share, names, colors, device, heading)
     lines = -(-len(names) // 2) * LINE
     return figure.update_layout(margin_b=10 + lines, height=figure.layout.height + lines)
 
@@ -72,4 +72,4 @@ def _label(explanation: Any, group: int, largest: int, names: tuple[str, ...] | 
     scope = f", {explanation.scope[group]}" if explanation.scope[group] else ""
     count = int(explanation.ops[group])
     device_name = names[device] if names else f"device {device}"
-    return f"{group} on {device_name}: {count} op{'s' if count != 1 else ''}{scope}"
+    return f"{group} on {device_name}: {count} {plural('op', count)}{scope}"

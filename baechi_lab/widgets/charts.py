@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph.units import format_bytes, format_limit, format_us, plain_number
+from ..graph.units import format_bytes, format_limit, format_us, plain_number, plural
 from ..sweeps.best import without_rounding_errors
 from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
@@ -316,12 +316,11 @@ def _word(column: str, value: object) -> str:
     """Returns a value of an axis as text; empty for a missing value."""
     if not column or not is_known(value):
         return "" if not column else f"no {column.replace('_', ' ')}"
-    plural = "" if value == 1 else "s"
     words: dict[str, Any] = {
-        "devices": lambda v: f"{int(v)} device{plural}",
+        "devices": lambda v: f"{int(v)} {plural('device', v)}",
         "memory_bytes": format_limit,
         "batch_size": lambda v: f"batch {int(v)}",
-        "micro_batches": lambda v: f"{int(v)} micro-batch{'es' if v > 1 else ''}",
-        "replicas": lambda v: f"{int(v)} replica{plural}",
+        "micro_batches": lambda v: f"{int(v)} {plural('micro-batch', v)}",
+        "replicas": lambda v: f"{int(v)} {plural('replica', v)}",
     }
     return str(words.get(column, str)(value))

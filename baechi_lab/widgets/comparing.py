@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
 from ..graph import Timeline
-from ..graph.units import format_us
+from ..graph.units import format_us, plural
 from ..memo import Memo
 from ..step_summary import notes_on, speedup_of
 from .bars import only_renamed
@@ -100,7 +100,7 @@ def _elapsed_sum(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> N
 def name_of(outcome: Outcome) -> str:
     """Returns the name of an outcome: its placer, and the number of ops that were moved by hand."""
     count = outcome.moved_by_hand
-    return outcome.setting.placer + (f" + {count:,} op{'' if count == 1 else 's'} moved by hand" if count else "")
+    return outcome.setting.placer + (f" + {count:,} {plural('op', count)} moved by hand" if count else "")
 
 
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -112,7 +112,7 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def comparison_in_words(table: pandas.DataFrame) -> str:
     """Names the fastest placement that fits."""
-    count_sentence = f"{len(table)} placement{'' if len(table) == 1 else 's'} compared"
+    count_sentence = f"{len(table)} {plural('placement', len(table))} compared"
     fitting_rows = best_first(table[table["feasible"].astype(bool)])
     if not len(fitting_rows):
         return f"{count_sentence}: none fits"

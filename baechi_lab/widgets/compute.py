@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
+from ..graph.units import plural
 from ..memo import Memo
 from ..passes.unroll import unroll
 from ..pipeline import place_in_groups
@@ -210,7 +211,7 @@ def placed_parts(coarse: OpGraph) -> str:
     '2 ops'
     """
     name = "op" if coarse.group_of is None else "group"
-    return f"{coarse.n:,} {name}{'' if coarse.n == 1 else 's'}"
+    return f"{coarse.n:,} {plural(name, coarse.n)}"
 
 
 def with_moves_and_replicas(setting: Setting, graph: OpGraph, base: Placement) -> Placement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ..graph.units import format_limit, format_us
+from ..graph.units import format_limit, format_us, plural
 from ..placers.auto import Auto
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def surprises(table: pandas.DataFrame) -> list[str]:
 
 def _list_settings(settings: list[str]) -> str:
     more_count = len(settings) - MOST_SETTINGS
-    remainder = [] if more_count <= 0 else [f"{more_count} more setting{'s' if more_count > 1 else ''} likewise"]
+    remainder = [] if more_count <= 0 else [f"{more_count} more {plural('setting', more_count)} likewise"]
     return "; ".join(settings[:MOST_SETTINGS] + remainder)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph
 from ...graph.opgraph import GROWS
-from ...graph.units import format_bytes
+from ...graph.units import format_bytes, plural
 from ...memory.peak import bytes_while_running
 from ..problem import allowed_group_devices, groups_of
 from .lower_bounds import largest_bytes_across_op
@@ -128,7 +128,7 @@ def describe_op(graph: OpGraph, op: int) -> str:
         return f"op {graph.names[op]!r}"
     ops = graph.original
     if ops is None:
-        return f"the group {graph.names[op]!r} of {len(members):,} op{'' if len(members) == 1 else 's'}"
+        return f"the group {graph.names[op]!r} of {len(members):,} {plural('op', len(members))}"
     if len(members) == 1:
         return f"op {ops.names[int(members[0])]!r}"
     needs = (bytes_while_running(ops) + ops.persistent_bytes)[members]

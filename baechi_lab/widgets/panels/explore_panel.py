@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
-from ...graph.units import exact_bytes, format_limit, format_us, plain_number
+from ...graph.units import exact_bytes, format_limit, format_us, plain_number, plural
 from ...placers.auto import Auto
 from ...placers.registry import placer_class
 from ...sweeps import best
@@ -213,7 +213,7 @@ class ExplorePanel:
         if self.table is None:
             return ""
         count, fitting = len(self.table), int(self.table["feasible"].astype(bool).sum())
-        words = f"{count} combination{'' if count == 1 else 's'} computed, {fitting} of them fit."
+        words = f"{count} {plural('combination', count)} computed, {fitting} of them fit."
         return f"{words} They belong to another setting; press Sweep to renew them." if self.outdated else words
 
     def _refresh(self) -> None:
@@ -338,7 +338,7 @@ def describe_row(values: Any) -> str:
     )
     batch += f"{int(copies)} replicas, " if is_known(copies) and copies > 1 else ""
     speed = f", {plain_number(rate)} samples per second" if is_known(rate) else ""
-    devices_text = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
+    devices_text = f"{count} {plural('device', count)} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
 

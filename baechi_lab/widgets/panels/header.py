@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 
 from ...graph import OpGraph
-from ...graph.units import format_bytes, format_us, plain_number
+from ...graph.units import format_bytes, format_us, plain_number, plural
 from ...profilers.estimate_record import main_error_in_words
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
@@ -227,7 +227,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     """Returns the facts of an outcome as names and texts; `before` is the previous outcome, with which it is compared."""
     line, setting = outcome.timeline, outcome.setting
     count, transfer_count = outcome.coarse.n, len(line.transfers)
-    groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
+    groups = f" in {count:,} {plural('group', count)}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
     same = before is not None and same_work(before, outcome)
     text = against_one_device(step, outcome.one_device_us)
@@ -243,10 +243,10 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
         (
             "moved",
-            f"{format_bytes(line.moved_bytes)} in {transfer_count:,} transfer{'' if transfer_count == 1 else 's'}",
+            f"{format_bytes(line.moved_bytes)} in {transfer_count:,} {plural('transfer', transfer_count)}",
         ),
         ("placed by", f"{name_of(outcome)} in {format_us(outcome.base.seconds * 1e6)}"),
-        ("graph", f"{outcome.graph.n:,} op{'' if outcome.graph.n == 1 else 's'}{groups}"),
+        ("graph", f"{outcome.graph.n:,} {plural('op', outcome.graph.n)}{groups}"),
         ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.finer_groups),
     ]
