@@ -221,6 +221,7 @@ def estimate_layers(
                 model_trace = hold_named_graphs(model_trace, tensors_by_name)
         finally:
             interceptor.remove()
+        watch.find_attribute_outputs()
         watch.read_windows(counter.changes)
         memory = watch.result()
         loss = None

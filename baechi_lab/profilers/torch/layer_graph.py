@@ -43,6 +43,7 @@ from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import NAMED, PARTS_TYPE, TARGETS, TensorTable
 from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
+from .attribute_outputs import attribute_outputs
 from .graph_info import batch_entry, sparse_entry, unrepeatable_entry
 from .loss import Loss, unused_name
 from .memory import CallMemory
@@ -434,6 +435,9 @@ class _TensorWriter:
     ):
         self.profile, self.trace, self.values = profile, profile.trace, values
         self.backward, self.weights, self.outputs = backward, weights, outputs
+        self.readers = _readers(profile, backward)
+        storages = attribute_outputs(self.trace, profile.memory, self.readers, backward)
+        self.attributes = {storage: a for storage, a in storages.items() if storage not in outputs.storages}
         self.table = TensorTable()
         self.sparse_gradients: dict[int, int] = {}  # backward op -> bytes of those that it makes
 
@@ -442,10 +446,13 @@ class _TensorWriter:
 
     def add_forward(self) -> None:
         """Adds what forward ops make: values, saved activations, and control tensors for the order of calls."""
-        readers = _readers(self.profile, self.backward)
+        readers = self.readers
         for k, ops in readers.items():
-            if self.trace.values[k].storage in self.outputs.storages:
+            storage = self.trace.values[k].storage
+            if storage in self.outputs.storages:
                 ops.difference_update(self.backward.values())
+            elif storage in self.attributes:
+                ops -= self.attributes[storage].backward_ops
         for k, op in self.outputs.readers.items():
             readers.setdefault(k, set()).add(op)
         halves = {self.backward[i]: op for i, op in self.weights.items()}
@@ -534,6 +541,8 @@ class _TensorWriter:
         n, ops = len(self.trace.calls), len(self.trace.calls) + len(self.backward) + len(self.weights)
         persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
         persistent[:n] = self.profile.parameters
+        for attribute in self.attributes.values():
+            persistent[attribute.call] += attribute.size_bytes
         if self.profile.outputs_named:
             persistent[:1] += self.profile.batch_bytes
         users: dict[str, int] = {}

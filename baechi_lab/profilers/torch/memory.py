@@ -7,6 +7,7 @@ it is read from the allocator's peak counter, call by call.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, record_function
 
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
+from ...torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, attribute_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
@@ -59,6 +61,7 @@ class CallMemory:
         level, backward_level: the most bytes in use during the call, and during its backward pass, beyond those in use at the
             start of the step; 0 if unknown.
         saves: whether it saves anything, parameters included.
+        attribute_outputs: positions of the outputs that an attribute of the model holds when the step has ended.
     """
 
     forward_temp: int = 0
@@ -71,6 +74,7 @@ class CallMemory:
     level: int = 0
     backward_level: int = 0
     saves: bool = False
+    attribute_outputs: tuple[int, ...] = ()
 
     @property
     def saves_only_inputs(self) -> bool:
@@ -107,6 +111,8 @@ def measure_memory(
         else:
             with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 run()
+        watch.find_attribute_outputs()
+        if not watch.cuda:
             watch.read_events(profiler)
     finally:
         interceptor.handler = previous_handler
@@ -127,6 +133,15 @@ class _CallStorages(NamedTuple):
     op: int
     positions: dict[int, int]
     results: set[int]
+
+
+class CallOutput(NamedTuple):
+    """An output of a call in memory of its own."""
+
+    op: int
+    position: int
+    size_bytes: int
+    storage: StorageWeakRef
 
 
 class MemoryWatch(Handler):
@@ -150,6 +165,8 @@ class MemoryWatch(Handler):
         self.batch: set[int] = set()
         self.constants: set[int] = set()
         self.parameter_storages: set[int] = set()  # parameters and buffers of the model
+        self.outputs: list[CallOutput] = []  # at the end of the step those that attributes hold
+        self.ends: dict[int, int] = {}  # call -> its end in the list of changes
         # calls of the running Function
         self.function_calls: list[_CallStorages] = []
 
@@ -157,7 +174,7 @@ class MemoryWatch(Handler):
         if in_backward():  # a Function runs modules again
             return args, kwargs
         self.earlier_gradient_bytes = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
-        self.function_calls, self.constants = [], set()
+        self.function_calls, self.constants, self.outputs = [], set(), []
         self.parameter_storages = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
@@ -178,6 +195,8 @@ class MemoryWatch(Handler):
         saved_tensors: list[torch.Tensor] = []
         with saved_tensors_hooks(partial(self.record_saved, op, saved_tensors), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
+        if key != LOSS_KEY:
+            self._list_outputs(op, arguments, outputs)
         self._classify(op, arguments, list(tensors(outputs)), saved_tensors)
         saved_tensors.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         if self.training:
@@ -196,6 +215,26 @@ class MemoryWatch(Handler):
                 self._hook(node, op)
             _set_owner((outputs, written_tensors), op)
         return outputs
+
+    def _list_outputs(self, op: int, arguments: list[torch.Tensor], outputs: object) -> None:
+        passed_on = {storage_key(t) for t in arguments}
+        for position, tensor in enumerate(tensors(outputs)):
+            if has_one_storage(tensor) and storage_key(tensor) not in passed_on:
+                storage = StorageWeakRef(tensor.untyped_storage())
+                self.outputs.append(CallOutput(op, position, storage_bytes(tensor), storage))
+
+    def find_attribute_outputs(self) -> None:
+        """Finds what attributes of the model hold after the step, besides parameters, gradients and buffers."""
+        if any(not output.storage.expired() for output in self.outputs):
+            gc.collect()  # cycles of objects hold tensors for some time
+        persistent_tensors = [*self.model.parameters(), *self.model.buffers()]
+        persistent_tensors += [p.grad for p in self.model.parameters() if p.grad is not None]
+        persistent_storages = {storage_key(t) for t in persistent_tensors if not nn.parameter.is_lazy(t)}
+        self.outputs = [
+            o for o in self.outputs if not o.storage.expired() and o.storage.cdata not in persistent_storages
+        ]
+        for output in self.outputs:
+            self.memory[output.op].attribute_outputs += (output.position,)
 
     def record_saved(self, op: int, saved_tensors: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         """Adds a tensor that call `op` saves to `saved_tensors`; -1 stands for no call. Returns it without its graph."""
@@ -347,12 +386,16 @@ class MemoryWatch(Handler):
         A backward pass takes until the next one begins. So it includes the release of gradients, and the sums of gradients of
         a parameter or value with several uses.
         """
+        # An attribute releases the tensor of the previous step, which is persistent, when the call ends. No event shows it.
+        changes = [*changes, 0]
+        for output in self.outputs:
+            changes[self.ends[output.op]] -= output.size_bytes
         # The most that the step holds from the start of each window to the start of the next.
         live_bytes = list(accumulate(changes, initial=self.earlier_gradient_bytes))
         windows = [(start, op, False) for start, op in self.forward_windows]
         windows += [(start, op, True) for start, op in self._backward_blocks()]
         windows.sort(key=lambda window: window[0])  # a model may differentiate in its forward pass
-        next_starts = [*(start for start, *_ in windows[1:]), len(changes)]
+        next_starts = [*(start for start, *_ in windows[1:]), len(changes) - 1]
         for (start, op, is_backward), end in zip(windows, next_starts, strict=True):
             memory, level = self.memory[op], max(live_bytes[start : end + 1])
             if is_backward:
@@ -385,6 +428,8 @@ class MemoryWatch(Handler):
             kind, op = label[0], int(label[1:])
             self.add_temporary(kind, op, temporary_peak(changes[start:end]))
             self.add_window(kind, op, start)
+            if kind == "f":
+                self.ends[op] = end
         self.read_windows(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
