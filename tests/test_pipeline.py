@@ -354,9 +354,9 @@ def test_a_refusal_speaks_of_groups_only_where_ops_may_fit(heavy):
         bl.place(coarse, SMALL, "m-etf")
     assert str(error.value) == (
         # 60 + 60 persistent bytes, and the tensor of 8 between its ops.
-        "the group of 2 ops, the largest of which is 'a' with 68 B, needs 128 B while it runs (persistent bytes, inputs, "
-        "outputs and temporaries) and the largest device that it may use has 100 B; the graph keeps 120 B persistently, the "
-        "devices have gpu:0 100 B, gpu:1 100 B; this holds for the 1 group that ops were joined to: smaller groups or single "
+        "the group of 2 ops, the largest of which is 'a' with 68 B, needs 128 B while it runs as one op (persistent bytes, "
+        "inputs, outputs and temporaries) and the largest device that it may use has 100 B; the graph keeps 120 B persistently, "
+        "the devices have gpu:0 100 B, gpu:1 100 B; this holds for the 1 group that ops were joined to: smaller groups or single "
         "ops may fit"
     )
     # 60 + 8 bytes are needed by each of the ops: this is proven of them.

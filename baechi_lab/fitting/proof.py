@@ -12,7 +12,7 @@ from ..graph import Cluster, OpGraph
 from ..graph.units import format_bytes
 from ..memory.peak import bytes_while_running
 from ..placers.memory.exhaustive import first_fitting
-from ..placers.memory.packing import describe_op, needed_bytes, packing_proof
+from ..placers.memory.packing import describe_op, needed_bytes, packing_proof, when_it_runs
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,15 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     largest_op, together = needed_bytes(graph)
     enough = -(-together // capacity_bytes) if capacity_bytes else 0
     as_it_is = packing_proof(graph, cluster, with_reuse=True)
-    if as_it_is is None and graph.reuse is None:
+    if as_it_is is None and graph.reuse is None and graph.original is None:
         _, as_it_is = first_fitting(graph, cluster)  # empty where a placement fits
-    alone, whatever = bytes_while_running(graph, with_reuse=True), ""
-    if graph.n and int(alone.max()) > capacity_bytes:
+    ops = graph if graph.original is None else graph.original
+    alone, whatever = bytes_while_running(ops, with_reuse=True), ""
+    if ops.n and int(alone.max()) > capacity_bytes:
         op = int(alone.argmax())
         whatever = (
-            f"{describe_op(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
-            f"more than {format_bytes(capacity_bytes)}"
+            f"{describe_op(ops, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it {when_it_runs(ops, op)}, "
+            f"and no device has more than {format_bytes(capacity_bytes)}"
         )
     return Proof(
         max(largest_op, -(-together // count)),

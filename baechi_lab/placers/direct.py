@@ -27,6 +27,11 @@ PROOF_KEYS = ("status", "gap", "bound_us", "no_better_assignment")
 """What placers prove, in `Placement.info`."""
 EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 """Placers that try all placements of a small graph where they count other bytes than the simulation."""
+REPAIRED_PLACERS = (
+    *("m-topo", "m-etf", "m-sct", "post-adjusted", "critical-path", "mite", "dfs", "hash", "batch-split", "random"),
+    *("contiguous", "metis", "scotch"),
+)
+"""Placers that end in a repair, which tries all placements of a small graph; they do the same where outputs share memory."""
 
 
 def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: object) -> Placement:
@@ -150,6 +155,8 @@ def _retry_with_buffer_reuse(
     if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
         placement = fastest_of_all_placements(graph, cluster) if placer.name in EXHAUSTIVE_PLACERS else None
         placement = placement or place_with_larger_limits(graph, cluster, placer.assign)
+        if placement is None and placer.name in REPAIRED_PLACERS:
+            placement = fastest_of_all_placements(graph, cluster)
     if placement is not None:
         return placement
     message = f"{refusal}; no proof: every output was given bytes of its own, although some lie in the memory of others"

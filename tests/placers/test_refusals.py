@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.fitting.proof import proof_of
 from baechi_lab.placers.memory.exhaustive import first_fitting, topological_orders
 from baechi_lab.placers.memory.packing import packing_proof, raise_if_impossible
 from baechi_lab.simulator import makespan_and_peak
@@ -149,7 +150,7 @@ def test_no_proof_where_outputs_lie_in_others():
     """A chain whose second op writes over the first's output: 30 bytes are enough, but placers count 60.
 
     The first op's 30 bytes are its own, so that fewer are proven to be too few. Where another op reads them later, they
-    are not written over: 60 bytes are needed, and no more than 30 proven.
+    are not written over: 60 bytes are needed, and no more than 30 proven. If it may read before, 30 are enough.
     """
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
     cluster = bl.Cluster.uniform(1, memory_bytes=40)
@@ -157,7 +158,13 @@ def test_no_proof_where_outputs_lie_in_others():
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).feasible
     with pytest.raises(bl.InfeasiblePlacement, match="op 'op0' needs 30 B while it runs"):
         bl.place(graph, cluster.with_memory(29), "m-etf")
-    twice = bl.OpGraph.from_edges([1] * 4, [(0, 1, 30), (1, 2, 30), (0, 3, 30)]).replace(reuse=[0, 1, 0, 0])
+    edges = [(0, 1, 30), (1, 2, 30), (0, 3, 30)]
+    either = bl.OpGraph.from_edges([1] * 4, edges, reuse=[0, 1, 0, 0])
+    placement = bl.place(either, cluster.with_memory(30), "m-etf")  # op 3 reads before op 1 writes
+    assert bl.simulate(either, cluster, placement).peak_bytes == [30]
+    twice = bl.OpGraph.from_edges(
+        [1] * 4, [*edges, (1, 3, 30)], reuse=[0, 1, 0, 0]
+    )  # op 3 reads after op 1 has written
     with pytest.raises(bl.InfeasiblePlacement, match="no proof: every output was given bytes of its own"):
         bl.place(twice, cluster.with_memory(59), "m-etf")
     with pytest.raises(bl.InfeasiblePlacement, match=r"^if no memory is reused, op 'op1' needs 60 B while it runs"):
@@ -366,3 +373,55 @@ def test_pipelines_that_memory_forbids_are_not_called_no_pipelines(name, schedul
     ) as caught:
         bl.place(graph, tight, name, **goal)
     assert int(re.search(r"needs (\d+) B", str(caught.value))[1]) > memory
+
+
+def refusal(graph, cluster, name="m-etf"):
+    """The words in which a placer refuses; empty if its placement fits."""
+    try:
+        placement = bl.place(graph, cluster, name)
+    except bl.InfeasiblePlacement as error:
+        return str(error)
+    assert bl.simulate(graph, cluster, placement).feasible
+    return ""
+
+
+@pytest.mark.parametrize("placer", ["m-etf", "m-topo", "dfs", "scotch", "exact"])
+def test_bug_rules_refused_small_graphs_that_fit_only_by_reuse(placer):
+    """Op b writes over the 20 bytes that a made. While b runs, a device holds these and 1 that a made for d: 21.
+
+    c makes 1 more: 22. d keeps 10 bytes from its start on, when the 20 are gone. Placers count 10 + 20 + 1 + 20 while b runs.
+    """
+    graph = bl.OpGraph.from_edges(
+        [1] * 4, [(0, 1, 20), (1, 2, 20), (0, 3, 1), (2, 3, 1)], persistent_bytes=[0, 0, 0, 10], reuse=[0, 1, 0, 3]
+    )
+    cluster = bl.Cluster.uniform(1, memory_bytes=22)
+    assert not refusal(graph, cluster, placer)
+    words = refusal(graph, cluster.with_memory(21), placer)
+    assert words.startswith("if no memory is reused, ") or "held in any order" in words
+
+
+def test_bug_groups_were_said_to_need_what_they_need_as_one_op():
+    """a reads 30 bytes of s, b makes 30 for t, and 1 byte goes from a to b, which are a group.
+
+    As one op the group needs 30 + 30 bytes. In turns a holds 30 + 1, then b 1 + 30: no device needs more than 31.
+    """
+    graph = bl.OpGraph.from_edges(
+        [1] * 4,
+        [(0, 1, 30), (1, 2, 1), (2, 3, 30)],
+        names=["s", "a", "b", "t"],
+        colocation=[-1, 0, 0, -1],
+        colocation_names=("g",),
+    )
+    cluster = bl.Cluster.uniform(1, memory_bytes=31)
+    assert bl.simulate(graph, cluster, bl.Placement(device=[0] * 4)).feasible
+    groups = bl.optimize(graph, cluster, passes=("colocation", "fusion"), forward_only=False)
+    assert re.search(
+        r"the group of 2 ops.* needs 6\d B while it runs as one op .*; this holds for the 3 groups",
+        refusal(groups, cluster),
+    )
+    proof = proof_of(groups, cluster)
+    assert proof.least_bytes <= 31 and not proof.as_it_is and not proof.whatever
+    assert packing_proof(groups, cluster, with_reuse=True) is None
+    assert proof_of(groups, cluster.with_memory(30)).whatever.startswith(
+        "op 'a' reads, makes and uses 31 B while it runs,"
+    )

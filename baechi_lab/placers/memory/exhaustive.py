@@ -22,7 +22,7 @@ from ..evaluation.model import make_model
 from ..evaluation.work import make_work
 from ..problem import allowed_group_devices, groups_of
 from .depth_first import depth_first_order
-from .packing import promised_bytes
+from .packing import promised_bytes, reuses_memory
 
 MAX_SIMULATIONS = 20_000
 """Most simulations; they take about half a second."""
@@ -58,7 +58,8 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:
                 return Placement(device=device, order=order), ""
-    return None, f"no placement fits: all {count} were tried, in every order" if has_all_orders else ""
+    premise = "if no memory is reused, " if reuses_memory(graph) else ""
+    return None, f"{premise}no placement fits: all {count} were tried, in every order" if has_all_orders else ""
 
 
 def topological_orders(graph: OpGraph) -> Iterator[NDArray[np.float64]]:

@@ -64,20 +64,17 @@ def packing_proof(graph: OpGraph, cluster: Cluster, with_reuse: bool = False) ->
     - Across an op the devices hold the tensors made before it and read after it (`memory.lower_bounds`).
 
     Every output has bytes of its own, as placers count. The sentence says so if the graph, or the ops of its groups, reuse
-    memory. With `with_reuse`, outputs that may lie in others count 0 bytes, and the ops of such groups are counted instead.
+    memory. With `with_reuse`, outputs that may lie in others count 0 bytes, and the ops of groups are counted instead.
     """
     if graph.n == 0:
         return None
     group, need = groups_of(graph), promised_bytes(graph)
     allowed = allowed_group_devices(graph, cluster, group)
-    ops = graph.original
-    if ops is None or ops.reuse is None or not ops.reuse.any():
-        ops = None
-    if ops is not None and with_reuse:  # outputs of groups count in full, those of their ops do not
+    if graph.original is not None and with_reuse:  # in turns, the ops of a group may hold less than the group as one op
         persistent_proof = _prove_devices_too_small(graph, cluster, need, allowed)
-        return persistent_proof or packing_proof(ops, cluster, True) or _prove_no_packing(need, allowed, cluster)
-    reuses_memory = ops is not None or (not with_reuse and graph.reuse is not None and bool(graph.reuse.any()))
-    premise = "if no memory is reused, " if reuses_memory else ""
+        ops_proof = packing_proof(graph.original, cluster, True)
+        return persistent_proof or ops_proof or _prove_no_packing(need, allowed, cluster)
+    premise = "if no memory is reused, " if not with_reuse and reuses_memory(graph) else ""
     if proof := _prove_op_too_large(graph, cluster, group, allowed, with_reuse):
         return premise + proof
     if proof := _prove_devices_too_small(graph, cluster, need, allowed):
@@ -85,6 +82,12 @@ def packing_proof(graph: OpGraph, cluster: Cluster, with_reuse: bool = False) ->
     if proof := _prove_cluster_too_small(graph, cluster, allowed, with_reuse):
         return premise + proof
     return _prove_no_packing(need, allowed, cluster)
+
+
+def reuses_memory(graph: OpGraph) -> bool:
+    """Whether outputs of ops, or of the ops of groups, lie in the memory of others, or exist only from their op on."""
+    ops = graph if graph.original is None else graph.original
+    return ops.reuse is not None and bool(ops.reuse.any())
 
 
 def raise_if_impossible(graph: OpGraph, cluster: Cluster) -> None:
@@ -115,6 +118,12 @@ def is_grouped(graph: OpGraph) -> bool:
     """Whether passes joined ops of another graph to groups. Proofs are then about groups."""
     has_groups = graph.group_of is not None and graph.n < len(graph.group_of)
     return has_groups or graph.original is not None
+
+
+def when_it_runs(graph: OpGraph, op: int) -> str:
+    """Says that an op runs; of several ops in a group, that they are counted as one op. In turns they may hold less."""
+    count = 1 if graph.group_of is None else int((graph.group_of == op).sum())
+    return "runs as one op" if count > 1 else "runs"
 
 
 def describe_op(graph: OpGraph, op: int) -> str:
@@ -160,8 +169,8 @@ def _prove_op_too_large(
             f"together {format_bytes(total)},"
         )
     return (
-        f"{describe_op(graph, worst)} needs {format_bytes(total - other_bytes)} while it runs (persistent bytes, inputs, outputs "
-        f"and temporaries){other_text} and the largest device that it may use has {limit}"
+        f"{describe_op(graph, worst)} needs {format_bytes(total - other_bytes)} while it {when_it_runs(graph, worst)} "
+        f"(persistent bytes, inputs, outputs and temporaries){other_text} and the largest device that it may use has {limit}"
     )
 
 
@@ -176,7 +185,11 @@ def persistent_bytes_beside(graph: OpGraph, with_reuse: bool = False) -> NDArray
 
 
 def needed_bytes(graph: OpGraph) -> tuple[int, int]:
-    """Returns the bytes that one device needs, and that all need together, in any placement; shared outputs count 0."""
+    """Returns the bytes that one device needs, and that all need together, in any placement; shared outputs count 0.
+
+    Of groups the ops are counted, if they are known.
+    """
+    graph = graph if graph.original is None else graph.original
     alone = bytes_while_running(graph, with_reuse=True) + persistent_bytes_beside(graph, with_reuse=True)
     together = max(largest_bytes_across_op(graph, with_reuse=True)[0], int(graph.persistent_bytes.sum()))
     return int(alone.max(initial=0)), together
@@ -191,8 +204,8 @@ def _prove_cluster_too_small(
     if total <= memory:
         return None
     return (
-        f"while {describe_op(graph, op)} runs, {format_bytes(total)} are held in any order and on any devices (persistent "
-        "bytes, and what ops before it made and it or ops behind it read), and the devices have "
+        f"while {describe_op(graph, op)} {when_it_runs(graph, op)}, {format_bytes(total)} are held in any order and on any "
+        "devices (persistent bytes, and what ops before it made and it or ops behind it read), and the devices have "
         f"{format_bytes(memory)} together"
     )
 
