@@ -150,6 +150,9 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
             "offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them"
         )
         return
+    if subject.graph.group_of is not None:
+        yield FitOption("offloading", "any", error="the graph is coarse; the graph that it was made from can offload")
+        return
     assumes_host = not any(device.kind == HOST for device in cluster.devices)
     # The assumed host has four times the memory of all devices, limited to 62 bits.
     device_bytes = int(cluster.memory_bytes.sum())

@@ -24,7 +24,7 @@ class Proof:
         least_devices: no placement fits on fewer devices of the largest size; 0 if no number of devices is enough.
         as_it_is: a sentence why no placement of the step as it is fits; empty if that is not proven.
         whatever: a sentence why more devices, recomputation and offloading do not help; empty if that is not proven.
-        coarse: whether the ops are groups; their original ops may fit.
+        coarse: whether the ops are groups whose original ops may fit.
     """
 
     least_bytes: int
@@ -44,7 +44,8 @@ class Proof:
         if self.as_it_is:
             return f"Proven of the step as it is: {self.as_it_is}."
         least = format_bytes(self.least_bytes)
-        return f"No proof that no placement fits: proven is only that a device needs at least {least}."
+        finer = " Smaller groups, or the graph that its groups were made of, may fit." if self.coarse else ""
+        return f"No proof that no placement fits: proven is only that a device needs at least {least}.{finer}"
 
 
 def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
@@ -69,5 +70,5 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
         int(max(enough, 1) if largest_op <= capacity_bytes else 0),
         as_it_is or "",
         whatever,
-        graph.group_of is not None,
+        graph.group_of is not None and not (whatever and graph.original is not None),
     )
