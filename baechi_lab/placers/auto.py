@@ -8,7 +8,9 @@ their ops, since the order of groups may differ: first in each order of the grou
 the ops themselves (`pct of ops`), whose choices become `Placement.member_order`.
 
 For a small graph all placements and orders are then searched (`evaluation.enumerate`). If that search is complete,
-`info["status"]` is "OPTIMAL", as for `exact`: no placement and no order has a shorter step.
+`info["status"]` is "OPTIMAL", as for `exact`: no placement and no order has a shorter step. Otherwise the fastest placements are
+annealed by some simulations (`evaluation.anneal`), which take less time than the placers. Without that, more memory often made
+the step longer: placements that exceed a limit are repaired, and repairs anneal.
 
 For the period of endless micro-batches or a step of several, the placers with such objectives are run, and every placement is
 measured by the objective, once: devices follow the schedule, not a scheduler.
@@ -30,20 +32,25 @@ import numpy as np
 
 from ..checks import check_whole
 from ..errors import BaechiLabError, InvalidInput, in_short
-from ..graph import Cluster, OpGraph, Placement
+from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.jit import HAS_NUMBA
 from ..simulator import simulate_step
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .evaluation.cost import make_objective
 from .evaluation.enumerate import best_schedule
+from .evaluation.improve import improve
+from .evaluation.model import make_model
+from .evaluation.moves import make_units
 from .memory.exhaustive import first_fitting
 from .memory.feasible import without_repairs
 from .memory.packing import infeasible_placement, raise_if_impossible
 from .memory_trades.selection import check_give_up
 from .pipeline_stages.hill_climbing import max_moves
 from .pipeline_stages.objective import Objective
+from .problem import groups_of
 from .registry import make_placer, placer_class, placer_names
 from .second_compiler import compile_in_second_process
 from .simulation_cache import SimulationCache, order_of_starts, simulate_ops
@@ -67,7 +74,11 @@ it. For other large graphs the partitioners alone place the smallest form, on al
 """
 ALL_COUNTS = 8
 """Largest cluster of which every smaller number of devices is tried. Of a larger one, powers of two and all but one are tried."""
-EVERY_SCHEDULE = "every schedule"
+EVERY_SCHEDULE, ANNEALED = "every schedule", ", annealed"
+ANNEALING, ANNEALED_OPS, LEAST_ANNEALING, STARTS = 4_000, 400_000, 50, 4
+"""Simulations of an annealing, which are fewer on large graphs: so many ops altogether, or none at all if fewer simulations are
+left than the least number. Half of them are divided among the fastest placements as starts, half go on from the best result.
+"""
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,8 @@ class Auto(Placer):
                 proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
         if self.objective == "latency" and graph.original is not None:
             attempts += self._schedule_ops(attempts, graph.original, cluster)
+        if whole_portfolio and HAS_NUMBA and not proof:
+            attempts += _anneal_attempts(attempts, graph, cluster, simulations)
         table = tuple(asdict(attempt) for attempt, _ in attempts)
         if self.objective != "latency":  # a period or a step has a column of its own name instead of `makespan_us`
             goal_key = self._goal.key
@@ -277,6 +290,41 @@ class Auto(Placer):
             return repaired_placement
         why = "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
         raise infeasible_placement(first_fitting(graph, cluster)[1] or why, graph, cluster)
+
+
+def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simulations: SimulationCache) -> Attempts:
+    """Anneals the fastest placements that fit, and simulates the results. Groups are annealed as one op each."""
+    steps = min(ANNEALING, ANNEALED_OPS // graph.n)
+    if steps < LEAST_ANNEALING:
+        return []
+    fits = [(attempt, placement) for attempt, placement in attempts if placement is not None and attempt.feasible]
+    starts: dict[bytes, tuple[Attempt, Placement]] = {}  # one for each assignment of devices
+    for attempt, placement in sorted(fits, key=lambda pair: pair[0].makespan_us):
+        starts.setdefault(placement.device.tobytes(), (attempt, placement))
+    units = make_units(groups_of(graph), graph.position, allowed_devices(graph, cluster))
+    objective, rng = make_objective(make_model(graph, cluster)), np.random.default_rng(0)
+
+    def annealed(attempt: Attempt, start: Placement, simulation_count: int) -> tuple[Attempt, Placement]:
+        began = working_seconds()
+        plan = improve(objective, units, start.device, start.rank, simulation_count, rng)
+        scheduler = "fifo" if plan.order is None else "planned"
+        placement = start.replace(device=plan.device, order=plan.order, priority=None, member_order=None)
+        simulated, placement = simulations.simulate(placement, scheduler)
+        row = replace(
+            attempt,
+            placer=attempt.placer.removesuffix(ANNEALED) + ANNEALED,
+            scheduler=scheduler,
+            makespan_us=simulated.makespan_us,
+            peak_bytes=int(simulated.peak_bytes.max(initial=0)),
+            feasible=simulated.feasible,
+            place_seconds=working_seconds() - began,
+        )
+        return row, placement
+
+    rows = [annealed(*start, steps // (2 * STARTS)) for start in list(starts.values())[:STARTS]]
+    if best := min((pair for pair in rows if pair[0].feasible), key=lambda pair: pair[0].makespan_us, default=None):
+        rows.append(annealed(*best, steps // 2))
+    return list(rows)
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:

@@ -16,14 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BaechiLabError
-from ..graph import Cluster, Placement
+from ..graph import Cluster, Placement, allowed_devices
 from ..graph.generators import random_dag
 from ..graph.kernels import jit
 from ..simulator import simulate_step
 from ..simulator.kernel import _run as simulation_kernel
 from ..workers.executors import cores
 from ..workers.pool import Pool
+from .evaluation.cost import make_objective
 from .evaluation.evaluate import evaluate
+from .evaluation.improve import improve
+from .evaluation.model import make_model
+from .evaluation.moves import make_units
+from .problem import groups_of
 from .registry import make_placer
 
 VARIABLE = "BAECHI_LAB_SECOND_COMPILER"
@@ -80,6 +85,7 @@ def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
         yield
         return
     pool = Pool(1, tries=1, imports_main=False)
+    pool.submit(compile_annealing)
     pool.submit(compile_kernels, *reversed(placers))  # where no process more is allowed, this one compiles alone
     try:
         yield
@@ -113,6 +119,16 @@ def compile_kernels(*placers: str) -> None:
     for name in placers:
         with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
             make_placer(name).assign(graph, cluster)
+
+
+def compile_annealing() -> None:
+    """Compiles what improves the best placements of `auto`, unless another process is compiling it."""
+    jit.become_second_compiler()
+    graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+    units = make_units(groups_of(graph), graph.position, allowed_devices(graph, cluster))
+    device, rank = np.arange(graph.n, dtype=np.int32) % cluster.n, graph.position.astype(np.float64)
+    with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
+        improve(make_objective(make_model(graph, cluster)), units, device, rank, 1, np.random.default_rng(0))
 
 
 def compile_schedulers() -> None:

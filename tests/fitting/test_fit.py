@@ -332,7 +332,9 @@ def test_only_smaller_batches_help_is_not_said_of_groups():
     answer = bl.fit(bl.optimize(graph), bl.Cluster.uniform(2, memory_bytes="5MB"))
     assert "or the graph that its groups were made of" in str(answer)
     offloading = next(option for option in answer.options if option.kind == "offloading")
-    assert "is coarse" in offloading.error  # previously bl.fit raised that of every coarse graph that is not proven too large
+    assert (
+        "is coarse" in offloading.error
+    )  # previously bl.fit raised that of every coarse graph that is not proven too large
     assert bl.fit(graph, bl.Cluster.uniform(2, memory_bytes="5MB")).fits
 
 

@@ -22,8 +22,9 @@ from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
 from ..evaluation.cost import PROHIBITIVE, Prices, evaluate_current, make_objective
 from ..evaluation.evaluate import evaluate, overflow
+from ..evaluation.improve import improve
 from ..evaluation.model import make_model
-from ..evaluation.moves import State, back_to_best, make_state, make_units
+from ..evaluation.moves import State, make_state, make_units
 from ..problem import allowed_group_devices, groups_of
 from .depth_first import depth_first_order
 from .exhaustive import first_fitting
@@ -115,12 +116,7 @@ class _Repair:
             remaining = remaining // 4
         if best is None:
             return None
-        state = make_state(best.device, best.order)
-        evaluate_current(self.objective, state)
-        back_to_best(state)
-        heat = max(best.time_us * 0.01, 1e-9)
-        anneal(self.objective, state, self.units, Schedule(heat, heat * 0.02, remaining), self.rng)
-        return Placement(device=state.best_device, order=_best_rank(state))
+        return improve(self.objective, self.units, best.device, best.order, remaining, self.rng)
 
     def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[np.number] | None]]:
         """Yields devices per op, each group on one allowed device, and a planned rank if there is one."""

@@ -1,0 +1,40 @@
+"""Improves a placement that fits in memory, by a few annealing steps from a low temperature."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Placement
+from .anneal import Schedule, anneal
+from .cost import Objective, evaluate_current
+from .moves import Units, back_to_best, make_state
+
+HEAT, COOLING = 0.01, 0.02
+"""First temperature as a share of the step time, and the last as a share of the first."""
+
+
+def improve(
+    objective: Objective,
+    units: Units,
+    device: NDArray[np.int32],
+    rank: NDArray[np.number] | None,
+    steps: int,
+    rng: np.random.Generator,
+) -> Placement:
+    """Returns a placement that costs at most as much as the given devices and rank, after `steps` simulations.
+
+    Args:
+        objective: the cost of a placement.
+        units: the sets of ops that move together.
+        device, rank: the devices and the planned rank of every op. Without a rank, ops run by readiness, here and in the result.
+        steps: simulations.
+        rng: the source of random moves.
+    """
+    state = make_state(device, rank)
+    evaluate_current(objective, state)
+    back_to_best(state)
+    heat = max(float(state.cost[2]) * HEAT, 1e-9)
+    anneal(objective, state, units, Schedule(heat, heat * COOLING, steps), rng)
+    order = state.best_position.astype(np.float64) if state.by_rank else None
+    return Placement(device=state.best_device, order=order)
