@@ -162,6 +162,21 @@ def test_place_parameters_and_text_output(call, graph_file):
     assert "gpu:1" in out
 
 
+@pytest.mark.parametrize(
+    ("passes", "proof"), [("colocation,fusion", "OPTIMAL of groups, bound 15.00 us"), ("", "OPTIMAL, bound 10.00 us")]
+)
+def test_place_says_what_is_proven(call, tmp_path, passes, proof):
+    """a works 5 us for y. x and y, 5 us each, are a group: as one op it waits for a, its ops do not."""
+    pytest.importorskip("ortools")
+    path = tmp_path / "group.json"
+    graph = bl.OpGraph.from_edges([5, 5, 5], [(0, 2, 0), (1, 2, 0)], colocation=[-1, 0, 0], colocation_names=("g",))
+    bl.save_graph(graph, path)
+    links = ["--devices", "2", "--link-latency", "0", "--link-us-per-byte", "0"]
+    optimize = ["--passes", passes] if passes else ["--no-optimize"]
+    code, out, _ = call("place", path, *links, "--placer", "exact", "--time-limit", "5", *optimize)
+    assert code == 0 and proof in out
+
+
 def test_place_lists_the_placers(call):
     code, out, _ = call("place", "--list")
     assert code == 0

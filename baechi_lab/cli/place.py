@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from ..errors import InvalidInput
-from ..graph.units import plural
+from ..graph.units import format_us, plural
 from ..step_summary import note_on_groups
 from . import console, options, output
 
@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts = {"placer": arguments.placer, "place_seconds": placement.seconds, "groups": result.coarse.n, **facts}
     if placement.finer_groups:
         facts["finer_groups"] = placement.finer_groups
+    if "status" in placement.info:
+        facts["proof"] = f"{placement.info['status']}, bound {format_us(float(placement.info['bound_us']))}"  # type: ignore[arg-type]
     if arguments.output:
         save(placement, arguments.output)
         facts["file"] = arguments.output
@@ -74,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         output.print_timeline(facts)
+        if "proof" in facts:
+            output.print_facts({"proof": facts["proof"]})
         for note in filter(None, (placement.finer_groups, note_on_groups(result.graph, result.coarse, cluster))):
             print(f"note: {note}")
     if placement.interrupted:

@@ -104,3 +104,21 @@ def test_groups_are_judged_by_their_ops():
     assert simulate(graph, cluster, placement).makespan_us == min(
         row["makespan_us"] for row in placement.info["table"] if row["feasible"]
     )
+
+
+def test_bug_the_optimum_of_groups_was_called_that_of_their_ops():
+    """a works 5 us for y. x and y, 5 us each and one behind the other, are a group, which as one op waits for a: 15 us.
+
+    In turns x runs beside a, and y after both: 10 us on two devices, which is less than the bound of groups.
+    """
+    pytest.importorskip("ortools")
+    graph = OpGraph.from_edges(
+        [5, 5, 5], [(0, 2, 1), (1, 2, 1)], names=["a", "x", "y"], colocation=[-1, 0, 0], colocation_names=("g",)
+    )
+    cluster = Cluster.uniform(2, link=Link(0.0, 0.0))
+    groups = optimize(graph, cluster, passes=("colocation", "fusion"), forward_only=False)
+    placement = place(groups, cluster, "exact", time_limit=5)
+    assert groups.n == 2 and placement.info["status"] == "OPTIMAL of groups" and placement.info["bound_us"] == 15
+    best = place(graph, cluster, "exact", time_limit=5)
+    assert best.info["status"] == "OPTIMAL" and best.info["bound_us"] == 10
+    assert simulate(graph, cluster, best).makespan_us == 10

@@ -9,8 +9,9 @@ strict model, which never idles and serves transfers at once as the simulator do
 
 Times are scaled to whole numbers. Where no small scale makes them whole they are rounded down, so that the bound stays
 one (`exact/times.py`). `info` of the result: `status` ("OPTIMAL": the bound is within a millionth of the step time, or
-"FEASIBLE"), `bound_us`, `gap` (0 is proven optimal), `scale_error_us` (the most by which rounding may have lowered the
-bound; 0 where times are whole), and the `solves` of each model.
+"FEASIBLE"; of a coarse graph "OPTIMAL of groups": proven of groups that run as one op each), `bound_us`, `gap` (0 is
+proven optimal), `scale_error_us` (the most by which rounding may have lowered the bound; 0 where times are whole), and
+the `solves` of each model.
 
 Complexity: exponential (the problem is NP-hard without communication); see the benchmarks for what is solved. Source:
 CP-SAT, Perron and Didier, OR-tools (https://developers.google.com/optimization).
