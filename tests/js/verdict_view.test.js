@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./load.js";
 
-const { wordShift } = load(["common.js", "verdict_view.js"], ["wordShift"]);
+const { labelPlaces, wordShift } = load(["common.js", "verdict_view.js"], ["labelPlaces", "wordShift"]);
 
 test("a word stays in the middle unless the tick crosses it, and then stands on the wider side", () => {
   assert.equal(wordShift(400, 60, 100), 0); // the word is from 170 to 230
@@ -12,4 +12,18 @@ test("a word stays in the middle unless the tick crosses it, and then stands on 
   assert.equal(wordShift(400, 60, 210), -25); // its middle at 175: to 205, 5 before the tick
   assert.equal(wordShift(400, 60, 190), 25); // its middle at 225: from 195 on
   assert.equal(wordShift(80, 60, 40), null); // no side has 68 pixels
+});
+
+test("labels below the bar stand at their places, apart from each other and within the bar", () => {
+  const label = (at, wide, share) => ({ at, wide, share });
+  assert.deepEqual(labelPlaces([label(100, 40, 0.1), label(300, 60, 0.1)], 400), [80, 270]);
+  assert.deepEqual(labelPlaces([label(5, 40, 0.1), label(20, 40, 0.1)], 400), [0, 50]); // pushed to the right
+  assert.deepEqual(labelPlaces([label(380, 40, 0.1), label(395, 40, 0.1)], 400), [310, 360]); // and back into the bar
+  assert.deepEqual(labelPlaces([], 400), []);
+});
+
+test("where there is no room for all labels, those of the smallest parts have none", () => {
+  const labels = [{ at: 10, wide: 50, share: 0.01 }, { at: 60, wide: 50, share: 0.05 }, { at: 90, wide: 40, share: Infinity }];
+  assert.deepEqual(labelPlaces(labels, 100), [null, 0, 60]); // 50 + 10 + 40 fill it
+  assert.deepEqual(labelPlaces(labels, 99), [null, null, 59]);
 });

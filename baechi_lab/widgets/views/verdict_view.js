@@ -1,6 +1,32 @@
 // The step from 0 to its end as one stacked bar of what its critical path does. Traits: see verdict_view.py.
 
 /** @typedef {{label: string, kind: string, color: string, ink: string, share: number, text: string}} VerdictPart */
+/** A label below the bar: its middle should be at `at` of `width` pixels. @typedef {{at: number, wide: number, share: number}} BarLabel */
+
+const GAP = 10; // pixels between labels below the bar
+
+/** The left edges of labels below the bar, each near its place, in the order of their places and apart from each other; where there is
+ * no room for all, those with the smallest shares have none (null).
+ * @param {BarLabel[]} labels @param {number} width of the bar @returns {(number | null)[]} */
+function labelPlaces(labels, width) {
+  const shown = labels.map((_, k) => k).sort((a, b) => labels[b].share - labels[a].share || a - b);
+  const needed = () => shown.reduce((sum, k) => sum + labels[k].wide + GAP, -GAP);
+  while (shown.length && needed() > width) shown.pop();
+  shown.sort((a, b) => labels[a].at - labels[b].at || a - b);
+  /** @type {(number | null)[]} */
+  const lefts = labels.map(() => null);
+  let free = 0;
+  for (const k of shown) {
+    lefts[k] = Math.max(labels[k].at - labels[k].wide / 2, free);
+    free = /** @type {number} */ (lefts[k]) + labels[k].wide + GAP;
+  }
+  let end = width;
+  for (const k of shown.reverse()) {
+    lefts[k] = Math.min(/** @type {number} */ (lefts[k]), end - labels[k].wide);
+    end = /** @type {number} */ (lefts[k]) - GAP;
+  }
+  return lefts;
+}
 
 /** How far a word moves from the middle of its piece so that a tick does not cross it; null where neither side has room.
  * @param {number} piece width @param {number} word width @param {number} tick position within the piece, all in pixels */
@@ -16,16 +42,17 @@ function wordShift(piece, word, tick) {
 function render({ model, el }) {
   el.classList.add("bl-view", "bl-verdict");
   const meaning = "what the critical path does from 0 to the end of the step";
-  const label = element("span", { class: "bl-verdict-label", title: `${meaning}; the tick is the lower bound` }, "step breakdown");
+  const label = element("span", { class: "bl-verdict-label", title: `${meaning}; the tick is the lower bound` },
+    element("span", {}, "step breakdown"), element("span", {}, "of the critical path"));
   const bar = element("div", { class: "bl-verdict-bar", role: "toolbar", "aria-label": meaning });
   const tick = element("span", { class: "bl-verdict-bound", hidden: true });
+  const below = element("div", { class: "bl-verdict-below" });
   const live = element("div", { class: "bl-hidden", role: "status", "aria-live": "polite" });
-  el.replaceChildren(label, bar, live);
+  el.replaceChildren(label, element("div", { class: "bl-verdict-column" }, bar, below), live);
 
   function draw() {
     const parts = /** @type {VerdictPart[]} */ (model.get("parts"));
     const pieces = parts.map((part, k) => {
-      const words = `${part.label} ${formatShare(part.share)}`;
       const piece = button("", `${part.text}. A click shows its longest stretch.`, () => model.send({ type: "zoom", part: k }));
       piece.className = `bl-verdict-part bl-verdict-${part.kind}`;
       piece.setAttribute("aria-label", part.text);
@@ -34,7 +61,7 @@ function render({ model, el }) {
         piece.style.background = part.color;
         piece.style.color = part.ink;
       }
-      piece.append(element("span", {}, words));
+      piece.append(element("span", {}, wordsOf(part)));
       return piece;
     });
     const bound = model.get("bound");
@@ -42,19 +69,37 @@ function render({ model, el }) {
     tick.style.left = `calc(${100 * bound}% - 1px)`;
     tick.title = model.get("bound_text");
     bar.replaceChildren(...pieces, tick);
-    bar.hidden = label.hidden = !pieces.length;
+    bar.hidden = label.hidden = below.hidden = !pieces.length;
     rove(bar);
     fitWords();
   }
 
-  /** A word is shown where its piece is wide enough, and beside the tick of the bound where that would cross it. */
+  const wordsOf = (/** @type {VerdictPart} */ part) => `${part.label} ${formatShare(part.share)}`;
+
+  /** A word is shown where its piece is wide enough, and beside the tick of the bound where that would cross it; else below the bar,
+   * as what the tick means is. */
   function fitWords() {
-    for (const piece of bar.querySelectorAll("button")) {
+    const parts = /** @type {VerdictPart[]} */ (model.get("parts"));
+    /** @type {{at: number, share: number, node: HTMLElement}[]} */
+    const labels = [];
+    [...bar.querySelectorAll("button")].forEach((piece, k) => {
       const words = /** @type {HTMLElement} */ (piece.firstElementChild);
       const shift = tick.hidden ? 0 : wordShift(piece.clientWidth, words.offsetWidth, tick.offsetLeft + 1 - piece.offsetLeft);
-      words.style.visibility = shift === null || words.offsetWidth + 6 > piece.clientWidth ? "hidden" : "";
+      const isHidden = shift === null || words.offsetWidth + 6 > piece.clientWidth;
+      words.style.visibility = isHidden ? "hidden" : "";
       words.style.left = `${shift ?? 0}px`;
-    }
+      if (!isHidden || !parts[k]) return;
+      const swatch = element("span", { class: `bl-verdict-swatch bl-verdict-${parts[k].kind}` });
+      if (parts[k].color) swatch.style.background = parts[k].color;
+      labels.push({ at: piece.offsetLeft + piece.clientWidth / 2, share: parts[k].share, node: element("span", {}, swatch, wordsOf(parts[k])) });
+    });
+    if (!tick.hidden) labels.push({ at: tick.offsetLeft + 1, share: Infinity, node: element("span", {}, element("span", { class: "bl-verdict-tick" }), model.get("bound_text")) });
+    below.replaceChildren(...labels.map(({ node }) => node));
+    const places = labelPlaces(labels.map(({ at, share, node }) => ({ at, share, wide: node.offsetWidth })), below.clientWidth);
+    places.forEach((left, k) => {
+      labels[k].node.hidden = left === null;
+      labels[k].node.style.left = `${left ?? 0}px`;
+    });
   }
   const sizes = new ResizeObserver(fitWords);
   sizes.observe(bar);

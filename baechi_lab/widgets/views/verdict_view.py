@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import traitlets
 
 from ...graph.device import short_device
-from ...graph.units import format_us
+from ...graph.units import format_us, times_in_one_unit
 from ...step_summary import StepPart, step_parts
 from ...viz.colors import device_colors, text_on
 from ..compute import Outcome
@@ -74,7 +74,7 @@ class VerdictView(View):
         with self.hold_sync():
             self.parts = segments
             self.bound = bound / span if span > 0 and bound == bound else -1.0
-            self.bound_text = f"lower bound {format_us(bound)}" if bound == bound else ""
+            self.bound_text = f"lower bound {times_in_one_unit([bound, span])[0]}" if bound == bound else ""
 
     def clear(self) -> None:
         self.parts, self._windows = [], []
