@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { load } from "./load.js";
 
-const { spotsAt, ticks, upperEnd } = load(["common.js", "time_axis.js", "chart_view.js"], ["spotsAt", "ticks", "upperEnd"]);
+const { countPlace, ringRadii, spotsAt, ticks, upperEnd } = load(["common.js", "time_axis.js", "chart_view.js"], ["countPlace", "ringRadii", "spotsAt", "ticks", "upperEnd"]);
 
 /** Two marks in one place, and one 7 pixels below, whose area of 9 pixels covers theirs. */
 const spots = [{ x: 50, y: 50, id: 0, text: "a" }, { x: 50.2, y: 50, id: 1, text: "b" }, { x: 50, y: 57, id: 2, text: "c" }];
@@ -23,4 +23,26 @@ test("an axis of zeros, or of nothing, has ticks", () => {
   const chart = (y) => ({ series: [{ y }], rules: [{ y: 0 }] });
   for (const y of [[0, 0], [null, NaN], []]) assert.ok(ticks(0, upperEnd(chart(y)), 3).length > 1, String(y));
   assert.equal(upperEnd(chart([2, 4])), 4 * 1.06);
+});
+
+test("marks in one place are a ring for each colour, and the mark beside them is not", () => {
+  const mark = (stroke, x = 5) => ({ x, y: 5, stroke, open: false });
+  const marks = [mark("a"), mark("a"), mark("b"), mark("b", 90), mark("c"), mark("c")];
+  assert.deepEqual(ringRadii(marks, 5.5), [11.5, 11.5, 8.5, 5.5, 5.5, 5.5]);
+  assert.deepEqual(ringRadii([..."abcdef"].map((colour) => mark(colour)), 5.5), [14.5, 14.5, 14.5, 11.5, 8.5, 5.5]);
+});
+
+test("the number of marks in one place covers no other mark, and stands in the plot", () => {
+  const mark = { x: 50, y: 50 };
+  const plot = { top: 0, right: 400, bottom: 200 };
+  const place = (others, change = {}) => {
+    const { x, y } = countPlace([mark, ...others], [8, ...others.map(() => 5)], 0, 20, { ...plot, ...change }) ?? {};
+    return [x, y];
+  };
+  assert.deepEqual(place([]), [59, 40]); // from 50 + 8 + 1, above at 50 - 8 - 2
+  assert.deepEqual(place([{ x: 70, y: 40 }]), [21, 40]); // at the left: from 50 - 8 - 1 - 20
+  assert.deepEqual(place([{ x: 70, y: 40 }, { x: 30, y: 40 }]), [59, 60]); // below
+  assert.deepEqual(place([{ x: 70, y: 50 }, { x: 30, y: 50 }]), [undefined, undefined]);
+  assert.deepEqual(place([], { top: 38 }), [59, 60]); // above it would begin at 35
+  assert.deepEqual(place([], { right: 70 }), [21, 40]); // the right one would end at 79
 });

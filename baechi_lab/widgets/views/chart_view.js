@@ -1,6 +1,7 @@
 // Small charts of the panels: bars, lines or points as SVG, redrawn at the width that the page gives.
 
 const CHART = { top: 12, right: 14, bottom: 38, left: 26, tick: 11 };
+const MOST_RINGS = 3; // around a mark, of other marks in its place
 /** `ids` make marks that can be clicked; a `dash` line joins points of a chart of points, and has no marks.
  * @typedef {{name: string, color: string, x: number[], y: (number | null)[], hollow: boolean[], tips: string[], ids: number[],
  *   dash: boolean}} Series */
@@ -34,6 +35,20 @@ function spotsAt(spots, x, y) {
   const far = (/** @type {Spot} */ spot) => Math.hypot(spot.x - x, spot.y - y);
   const nearest = spots.reduce((a, b) => (far(b) < far(a) ? b : a));
   return spots.filter((spot) => Math.hypot(spot.x - nearest.x, spot.y - nearest.y) < 1);
+}
+
+/** A mark of a chart; an open one does not fit. @typedef {{x: number, y: number, stroke: string, open: boolean}} Mark */
+/** Whether two marks lie in one place. @param {{x: number, y: number}} a @param {{x: number, y: number}} b */
+const isSamePlace = (a, b) => Math.hypot(a.x - b.x, a.y - b.y) < 1;
+
+/** Radii of marks, so that each colour is seen: of those in one place, every later colour is drawn smaller, above the one before.
+ * @param {Mark[]} marks in the order in which they are drawn @param {number} radius of a mark alone @returns {number[]} */
+function ringRadii(marks, radius) {
+  return marks.map((mark, k) => {
+    const above = new Set(marks.slice(k + 1).filter((other) => isSamePlace(other, mark)).map(({ stroke }) => stroke));
+    above.delete(mark.stroke);
+    return radius + 3 * Math.min(above.size, MOST_RINGS);
+  });
 }
 
 /** Labels at heights `wanted`, moved apart until `gap` lies between them and kept within `[top, bottom]`.
@@ -207,10 +222,11 @@ function drawBars(picture, spec, { left, right, bottom, yOf }, turn) {
       ? { transform: `translate(${middle + 4} ${bottom + 12}) rotate(-30)`, "text-anchor": "end" }
       : { x: middle, y: bottom + 15, "text-anchor": "middle" };
     picture.append(svg("text", place, label));
-    spec.series.forEach((s, which) => {
-      const value = s.y[k];
-      if (value === null || !Number.isFinite(value)) return;
-      const x = middle + (which - spec.series.length / 2) * wide;
+    // Bars of no height leave no gap: the others stand in the middle above the name.
+    const visible = spec.series.filter((s) => (s.y[k] ?? 0) > 0);
+    visible.forEach((s, which) => {
+      const value = /** @type {number} */ (s.y[k]);
+      const x = middle + (which - visible.length / 2) * wide;
       const bar = svg("rect", {
         x: x + 1, y: yOf(value), width: Math.max(wide - 2, 1), height: Math.max(bottom - yOf(value), 0),
         style: `fill:${s.color || "currentColor"};stroke:${s.color || "currentColor"}`,
@@ -242,6 +258,8 @@ function drawLines(picture, spec, plot, clicked) {
   const { xOf, yOf } = plot;
   /** @type {Spot[]} */
   const spots = [];
+  /** @type {Mark[]} */
+  const marks = [];
   /** @type {{series: Series, x: number, y: number}[]} */
   const ends = [];
   for (const s of spec.series) {
@@ -254,17 +272,43 @@ function drawLines(picture, spec, plot, clicked) {
     }
     if (s.dash) continue;
     for (const { x, y, k } of there) {
-      const open = Boolean(s.hollow?.[k]); // it does not fit
-      const radius = spec.kind === "points" ? 5.5 : spec.steps ? 2 : 3.5;
-      picture.append(svg("circle", { cx: x, cy: y, r: radius, style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 }));
       spots.push({ x, y, id: s.ids?.[k], text: s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}` });
+      marks.push({ x, y, stroke, open: Boolean(s.hollow?.[k]) });
     }
     if (s.name && spec.kind === "lines") ends.push(...there.slice(-1).map(({ x, y }) => ({ series: s, x, y })));
   }
+  drawMarks(picture, marks, spec, plot);
   const across = spec.rules.filter((r) => spec.kind === "lines" && r.x === undefined && r.text);
   const ruleEnds = across.map(({ text, color, y }) => ({ series: { name: text, color }, x: plot.right, y: yOf(y) }));
   drawNames(picture, plot, [...ends, ...ruleEnds]);
   picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
+}
+
+/** Where the number of the marks in one place stands: above or below it, at the right or the left, in the plot, where it covers no mark.
+ * @param {Mark[]} marks @param {number[]} radii @param {number} k of the mark @param {number} wide
+ * @param {{top: number, right: number, bottom: number}} plot @returns {{x: number, y: number} | undefined} its left edge and its middle */
+function countPlace(marks, radii, k, wide, plot) {
+  const [{ x, y }, radius] = [marks[k], radii[k]];
+  const places = [y - radius - 2, y + radius + 2].flatMap((middle) => [x + radius + 1, x - radius - 1 - wide].map((left) => ({ x: left, y: middle })));
+  return places.find((place) => place.x + wide <= plot.right && place.y - 5 >= plot.top && place.y + 5 <= plot.bottom && !marks.some((other, n) =>
+    other.x + radii[n] > place.x && other.x - radii[n] < place.x + wide && Math.abs(other.y - place.y) < radii[n] + 6 && !isSamePlace(other, marks[k])));
+}
+
+/** Marks: as rings where several colours lie in one place, with their number beside them, and with an edge in a chart of points.
+ * @param {Element} picture @param {Mark[]} marks @param {Spec} spec @param {Plot} plot */
+function drawMarks(picture, marks, spec, plot) {
+  const isPoints = spec.kind === "points";
+  const radii = ringRadii(marks, isPoints ? 5.5 : spec.steps ? 2 : 3.5);
+  marks.forEach((mark, k) => {
+    const { x, y, stroke, open } = mark;
+    if (isPoints) picture.append(svg("circle", { cx: x, cy: y, r: radii[k] + 1, style: "fill:var(--bl-background)" }));
+    picture.append(svg("circle", { cx: x, cy: y, r: radii[k], style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 }));
+    const together = marks.filter((other) => isSamePlace(other, mark));
+    if (!isPoints || together.length < 2 || together[0] !== mark) return;
+    const text = `${together.length} ×`;
+    const place = countPlace(marks, radii, k, textWidth(text), plot);
+    if (place) picture.append(svg("text", { x: place.x, y: place.y + 4 }, text));
+  });
 }
 
 /** What is pointed at around a mark. Areas may cover each other: a click means the nearest mark, and of several in one place
