@@ -11,7 +11,7 @@ const paint = { fits: true, shares: new Map(), device: [0, 0], notes: ["1 us", "
 /** The texts of both boxes with the colour and the opacity in which they are drawn. */
 function labels(heat, marks, dim) {
   const drawn = [];
-  const context = new Proxy({ globalAlpha: 1, fillText(text) { drawn.push([text, this.fillStyle, this.globalAlpha]); } }, {
+  const context = new Proxy({ globalAlpha: 1, measureText: (text) => ({ width: 6 * text.length }), fillText(text) { drawn.push([text, this.fillStyle, this.globalAlpha]); } }, {
     get: (target, name) => (name in target ? target[name] : () => {}),
     set: (target, name, value) => { target[name] = value; return true; },
   });
@@ -26,4 +26,24 @@ test("boxes beside the chosen one keep labels that can be read", () => {
   assert.deepEqual(labels({ fits: false }, none, [0, 1]), expected);
   const plain = labels({ fits: false }, none, []);
   assert.deepEqual(plain.map(([, colour]) => colour), ["text", "faint", "text", "faint"]);
+});
+
+/** The texts of a box of 90 x 30 and their font sizes, at a scale. */
+function fontsAt(k, width = 90) {
+  const drawn = [];
+  const context = new Proxy({ measureText: (text) => ({ width: 6 * text.length }), fillText(text) { drawn.push([text, parseFloat(this.font)]); } }, {
+    get: (target, name) => (name in target ? target[name] : () => {}),
+    set: (target, name, value) => { target[name] = value; return true; },
+  });
+  const marks = { any: false, chosen: [0, 0], hits: [0, 0] };
+  drawBox(context, { scene: { ...scene, width: [width, width] }, paint, heat: { fits: false }, marks, dim: [], colours: ["blue"], theme, t: { x: 0, y: 0, k }, critical: false, hovered: -1 }, 0);
+  return drawn;
+}
+
+test("text smaller than 9 pixels is not drawn", () => {
+  assert.deepEqual(fontsAt(1), [["chosen", 11], ["1 us", 9]]);
+  for (const k of [0.9, 0.6, 0.4, 0.35]) assert.ok(fontsAt(k).every(([, size]) => size >= 9), String(k));
+  assert.deepEqual(fontsAt(0.9).map(([text]) => text), ["chosen"]); // the note would have 8.1
+  assert.deepEqual(fontsAt(0.6, 50).map(([text]) => text), ["chos…"]); // a box of 30 pixels has 26 for 5 letters of 9 pixels
+  assert.deepEqual(fontsAt(0.3), []); // a box of 9 pixels
 });

@@ -7,6 +7,8 @@ const HEAD = 7; // length of an arrow's head
 const TITLE = 20; // height of a frame's title
 const WEIGHTS = 4; // arrows are stroked in as many widths
 const MINIMAP = 130;
+const LEAST_FONT = 9; // smaller text is not drawn
+const SQUEEZE = 1.1; // how much narrower a label may be drawn
 
 /** Arrows as paths, by what they are (plain, crossing, critical) and by width; made once per scene and paint.
  * @param {Scene} scene @param {Paint} paint @param {boolean} showCritical */
@@ -231,18 +233,21 @@ function outlineBox(context, [x, y, w, h], colour, lineWidth, grow, dash = []) {
   context.setLineDash([]);
 }
 
-/** The label whole, larger than the picture's scale where that is small and the box has room; else not at all. */
+/** The label, larger than the picture's scale where that is small and the box has room, and never smaller than `LEAST_FONT`:
+ * where the box has no room for all of it, its beginning. */
 function drawLabel(context, scene, paint, theme, i, [x, y, w, h], k) {
   const text = scene.labels[i];
   const font = Math.min(Math.max(11 * k, 10), Math.max(11 * k, (w - 6) / Math.max(text.length * 0.6, 1)), Math.max(h * 0.6, 11 * k));
-  if (font < 5) return;
-  const note = 9 * k >= 6.5 ? (paint.fits ? paint : scene).notes[i] : "";
+  if (h < LEAST_FONT + 1) return;
+  const note = 9 * k >= LEAST_FONT ? (paint.fits ? paint : scene).notes[i] : "";
   const bar = paint.fits ? Math.max(BAR * k, 1.5) : 0;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  context.font = `${font}px ${theme.font}`;
+  const size = Math.max(font, LEAST_FONT);
+  context.font = `${size}px ${theme.font}`;
   context.fillStyle = theme.text;
-  context.fillText(text, x + w / 2, y + (note ? 11.5 * k : (h - bar) / 2 + 0.5), w - 4);
+  const words = context.measureText(text).width <= (w - 4) * SQUEEZE ? text : shortened(text, w - 4, size);
+  if (words) context.fillText(words, x + w / 2, y + (note ? 11.5 * k : (h - bar) / 2 + 0.5), w - 4);
   if (!note) return;
   context.font = `${9 * k}px ${theme.font}`;
   context.fillStyle = theme.faint;
