@@ -110,6 +110,13 @@ def texts_of(page, view):
     return {text for text, *_ in texts}
 
 
+def bytes_beside(value, largest):
+    """Bytes as the memory view draws them: in the unit of the largest that stand beside them."""
+    unit = next((unit for unit in (1e9, 1e6, 1e3) if largest >= unit), 1.0)
+    digits = 0 if unit == 1.0 else 2
+    return f"{value / unit:.{digits}f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB', 1.0: 'B'}[unit] }"
+
+
 def _common(first, second, low, high):
     """The length that two boxes have in common between their edges at the positions `low` and `high`."""
     return min(first[high], second[high]) - max(first[low], second[low])

@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, formatBytesBeside, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "formatBytesBeside", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -23,6 +23,12 @@ test("times and bytes have the unit that keeps them short", () => {
   assert.deepEqual([0, 0.25, 0.004, 1e-9].map(formatTime), ["0 us", "0.25 us", "4.00 ns", "0 us"]);
   assert.equal(formatTime(NaN), "?");
   assert.deepEqual([0, 999, 1000, 5e15].map(formatBytes), ["0 B", "999 B", "1.00 kB", "5000.00 TB"]);
+});
+
+test("bytes that stand beside each other have the unit of the largest", () => {
+  const beside = (largest, ...values) => values.map((value) => formatBytesBeside(value, largest));
+  assert.deepEqual(beside(1.73e9, 1.73e9, 391.79e6, 4e6, 123456, 0), ["1.73 GB", "0.39 GB", "0.004 GB", "0.0001 GB", "0 GB"]);
+  assert.deepEqual(beside(999, 999, 5), ["999 B", "5 B"]);
 });
 
 test("a limit in whole GiB is told in both units, since peaks are in GB", () => {

@@ -11,8 +11,9 @@ const UNSEEN = -1;
 /** The theme's colours and font, as the canvas needs them.
  * @typedef {{background: string, text: string, faint: string, grid: string, edge: string, crossing: string, accent: string,
  *   danger: string, heat: string, font: string}} Theme */
-/** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag.
- * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement, tabulate: () => void,
+/** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag, `tail` the
+ * end of the toolbar, which has one line with the buttons "Table" and "?".
+ * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement, tail: HTMLElement, tabulate: () => void,
  *   describe: (words: string, keys: Record<string, string>, table: () => {caption: string, head: string[], rows: string[][]}) => void,
  *   context: CanvasRenderingContext2D, tooltip: HTMLElement, live: HTMLElement, width: number, height: number,
  *   pending: number, colours: Theme | null, rectangle: number[] | null, paint: () => void, redraw: () => void,
@@ -65,13 +66,20 @@ function formatTime(value) {
 
 /** @param {number} value bytes */
 function formatBytes(value) {
+  return formatBytesBeside(value, value);
+}
+
+/** Bytes in the unit that suits the largest of those that they stand beside. @param {number} value @param {number} largest */
+function formatBytesBeside(value, largest) {
   const units = ["B", "kB", "MB", "GB", "TB"];
-  let unit = 0;
-  while (Math.abs(value) >= 1000 && unit < units.length - 1) {
-    value /= 1000;
+  let [unit, factor] = [0, 1];
+  while (Math.abs(largest) / factor >= 1000 && unit < units.length - 1) {
+    factor *= 1000;
     unit += 1;
   }
-  return unit === 0 ? `${value.toFixed(0)} B` : `${value.toFixed(2)} ${units[unit]}`;
+  const size = value / factor;
+  if (unit === 0 || value === 0) return `${value === 0 ? 0 : size.toFixed(0)} ${units[unit]}`;
+  return `${Math.abs(size) >= 0.01 ? size.toFixed(2) : Number(size.toPrecision(1))} ${units[unit]}`;
 }
 
 /** A device's memory: sizes in whole GiB or MiB, as many are given, in these as well. @param {number} value bytes */
@@ -233,6 +241,7 @@ function frame(host, label, draw) {
   const about = element("div", { class: "bl-hidden", id: `bl-about-${nextNumber()}` });
   const canvas = element("canvas", { tabindex: "0", role: "application", "aria-label": label, "aria-describedby": about.id });
   const tooltip = element("div", { class: "bl-tooltip", hidden: true });
+  const tail = element("span", { class: "bl-group bl-tail" });
   const hint = element("div", { class: "bl-hint" }, "click here first, or hold Ctrl, to zoom with the wheel");
   const live = element("div", { class: "bl-live", "aria-live": "polite" });
   const stage = element("div", { class: "bl-stage" }, canvas, tooltip, hint);
@@ -240,7 +249,7 @@ function frame(host, label, draw) {
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   // The functions follow.
   const view = /** @type {View} */ (/** @type {unknown} */ ({
-    host, toolbar, stage, canvas, context, tooltip, live, width: 0, height: 0, pending: 0, colours: null, rectangle: null,
+    host, toolbar, stage, canvas, context, tooltip, live, tail, width: 0, height: 0, pending: 0, colours: null, rectangle: null,
   }));
   view.paint = () => {
     view.pending = 0;
@@ -289,7 +298,8 @@ function frame(host, label, draw) {
     about.textContent = `${words} Keys: ${Object.entries(keys).map(([key, what]) => `${key}: ${what}`).join("; ")}.`;
     list.fill(keys);
     contents = table;
-    if (!beside.isConnected) toolbar.append(beside);
+    tail.append(beside);
+    if (tail.parentElement !== toolbar) toolbar.append(tail);
     rove(toolbar);
   };
   canvas.addEventListener("keydown", (event) => {

@@ -419,7 +419,8 @@ function render({ model, el }) {
     view.tabulate();
   }
 
-  view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, heatBy.whole, element("span", { class: "bl-space" }), moves);
+  view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, heatBy.whole, view.tail);
+  view.tail.prepend(moves);
   const place = (i) => [scene.names[i] || "graph", ...factsOf(scene, paint, devices, i).slice(0, 3).map(([, value]) => value), ...(heat.fits ? [heat.texts[i]] : [])];
   view.describe(
     "The graph as nested boxes, coloured by device; what is selected is told below it.",

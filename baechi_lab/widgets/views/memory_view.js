@@ -42,13 +42,17 @@ function render({ model, el }) {
     () => ({
       caption: "Peak of each device", head: ["device", "peak", "limit", "at", "caused by", ...CATEGORIES.map((name) => CATEGORY_TEXT[name])],
       rows: model.get("peaks").map((p, d) => [
-        rowName(d), formatBytes(p.bytes), formatLimit(model.get("limit_bytes")[d]), formatTime(p.time_us), p.name, ...p.parts.map(formatBytes),
+        rowName(d), peakText(p.bytes), formatLimit(model.get("limit_bytes")[d]), formatTime(p.time_us), p.name, ...p.parts.map(peakText),
       ]),
     }));
   const live = element("div", { class: "bl-live-tensors", role: "status", hidden: true });
   view.host.insertBefore(live, view.live);
   view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
 
+  /** Bytes in the unit of the largest peak: all that is held has one unit. @param {number} bytes */
+  const peakText = (bytes) => formatBytesBeside(bytes, Math.max(...model.get("peaks").map((/** @type {any} */ p) => p.bytes)));
+  /** Limits have one unit as well. @param {number} bytes */
+  const limitOf = (bytes) => formatBytesBeside(bytes, Math.max(...model.get("limit_bytes")));
   /** Simulated and measured rows are shown beside each other. */
   const several = () => new Set(model.get("origins")).size > 1;
   const rowName = (d) => (several() ? `${devices[d]}, ${model.get("origins")[d]}` : devices[d]);
@@ -143,8 +147,8 @@ function render({ model, el }) {
     context.fillText(shortened(devices[d], axis.gutter - 32, 11), 18, top + 11.5);
     context.fillStyle = peak.bytes > limit ? theme.danger : theme.faint;
     context.font = `10px ${theme.font}`;
-    context.fillText(`peak ${formatBytes(peak.bytes)}`, 18, top + 27);
-    context.fillText(`limit ${formatBytes(limit)}`, 18, top + 40);
+    context.fillText(`peak ${peakText(peak.bytes)}`, 18, top + 27);
+    context.fillText(`limit ${limitOf(limit)}`, 18, top + 40);
     if (several()) {
       context.fillStyle = theme.text;
       context.fillText(model.get("origins")[d], 18, top + 53);
@@ -163,7 +167,7 @@ function render({ model, el }) {
       context.moveTo(axis.gutter, y);
       context.lineTo(width - 8, y);
       context.stroke();
-      drawHaloed(context, formatBytes(value).replace(/\.00(?= )/, ""), axis.gutter + 3, y, theme.text, theme);
+      drawHaloed(context, peakText(value).replace(/\.00(?= )/, ""), axis.gutter + 3, y, theme.text, theme);
     }
   }
 
@@ -178,7 +182,7 @@ function render({ model, el }) {
 
   /** @param {number} limit @param {boolean} inside whether the line of the limit is where its bytes are on the scale */
   function limitText(limit, inside) {
-    return `limit ${formatBytes(limit)}${inside ? "" : ", above this scale"}`;
+    return `limit ${limitOf(limit)}${inside ? "" : ", above this scale"}`;
   }
 
   /** Whether the label of the limit, a little below its line, stands at the scale: the peak and its label are at this height in the right half. */
@@ -231,7 +235,7 @@ function render({ model, el }) {
   function partsOf(peak) {
     const measured = peak.measured_parts;
     return peak.parts.map((bytes, k) => [
-      CATEGORY_TEXT[CATEGORIES[k]], formatBytes(bytes) + (measured.length ? `, measured ${formatBytes(measured[k])}` : ""),
+      CATEGORY_TEXT[CATEGORIES[k]], peakText(bytes) + (measured.length ? `, measured ${peakText(measured[k])}` : ""),
     ]);
   }
 
@@ -285,7 +289,7 @@ function render({ model, el }) {
     const peak = model.get("peaks")[d];
     if (x < axis.gutter) {
       return showTooltip(view, x, y, rowName(d), [
-        ["peak", formatBytes(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${formatBytes(peak.measured_bytes)}` : "")],
+        ["peak", peakText(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${peakText(peak.measured_bytes)}` : "")],
         ...partsOf(peak),
         ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatLimit(model.get("limit_bytes")[d])],
       ]);
@@ -293,7 +297,7 @@ function render({ model, el }) {
     const row = lastChange(d, timeAt(x));
     if (row < levels.pointer[d]) return showTooltip(view, 0, 0, "", []);
     return showTooltip(view, x, y, `${rowName(d)} at ${formatTime(timeAt(x))}`, [
-      ...CATEGORIES.map((name, k) => [CATEGORY_TEXT[name], formatBytes(levels.bytes[k][row])]),
+      ...CATEGORIES.map((name, k) => [CATEGORY_TEXT[name], formatBytesBeside(levels.bytes[k][row], total(row))]),
       ["together", formatBytes(total(row))],
     ]);
   }
@@ -331,7 +335,7 @@ function render({ model, el }) {
       element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${formatTime(shown.time_us)}: ${formatBytes(shown.bytes)}`),
         button("×", "close the list", () => { model.set("live", {}); model.save_changes(); })),
       element("ol", {}, ...shown.rows.map(([op, name, category, bytes]) => element("li", {},
-        `${formatBytes(bytes)} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))),
+        `${formatBytesBeside(bytes, shown.rows[0][3])} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))),
       more > 0 ? `and ${more.toLocaleString("en")} more` : "");
   }
 
@@ -347,8 +351,9 @@ function render({ model, el }) {
     const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
-    const peaks = model.get("peaks").map((p, d) => `${rowName(d)}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`);
-    view.say([...peaks, model.get("empty_devices")].filter(Boolean).join("  ·  "));
+    const peaks = model.get("peaks").map((p, d) => `${rowName(d)}: peak ${peakText(p.bytes).split(" ")[0]}${p.name ? ` at ${p.name}` : ""}`);
+    const head = peaks.length ? [`in ${peakText(1).split(" ")[1]}`] : [];
+    view.say([...head, ...peaks, model.get("empty_devices")].filter(Boolean).join("  ·  "));
     view.tabulate();
     view.redraw();
   }

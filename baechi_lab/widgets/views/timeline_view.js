@@ -24,7 +24,8 @@ function render({ model, el }) {
   const colourBy = chooser("Colour", "what the bars' colours mean", (value) => change({ color_by: value }));
   const against = chooser("Against", "another placement on the same axis, with what moved", (value) => change({ against: value }));
   const title = element("span", { class: "bl-title" });
-  view.toolbar.append(search, reset, zoomSelection, criticalButton, measure, trace, foldButton, colourBy.whole, against.whole, title);
+  view.toolbar.append(search, reset, zoomSelection, criticalButton, measure, trace, foldButton, colourBy.whole, against.whole, view.tail);
+  view.tail.prepend(title);
   view.describe(
     "What each device computes, sends and receives, over time; the op that is selected is explained below it.",
     {
