@@ -16,6 +16,13 @@ FAR = 3
 """A limit above this multiple of the largest peak is not drawn, because all points would lie together."""
 
 
+def time_scale(answer: Fit) -> tuple[float, str]:
+    """Returns the factor and unit of times: those that suit the step as it is, else the longest step."""
+    times_us = [option.time_per_sample_us for option in answer.options if option.timeline is not None]
+    first = answer.options[0]
+    return scale(first.time_per_sample_us if first.timeline is not None else max(times_us, default=1.0))
+
+
 def fit_options(answer: Fit, *, title: str = "Options that fit: time against memory") -> go.Figure:
     """Draws a point per simulated option, hollow if it does not fit; the line joins the options of the Pareto front.
 
@@ -28,7 +35,7 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
     if not isinstance(answer, Fit):
         raise InvalidInput(f"fit_options draws what bl.fit returned, not a {type(answer).__name__}")
     simulated_options = [k for k, option in enumerate(answer.options) if option.timeline is not None]
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated_options), default=1.0))
+    factor, unit = time_scale(answer)
     capacity_bytes = answer.room_bytes
     largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated_options), 1])
     limit_is_drawn = capacity_bytes <= FAR * largest_peak

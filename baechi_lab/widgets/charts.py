@@ -11,7 +11,7 @@ import numpy as np
 from ..graph.units import format_bytes, format_limit, format_us, plain_number, plural
 from ..sweeps.best import without_rounding_errors
 from ..viz.colors import SERIES, device_colors
-from ..viz.fit_chart import FAR, peak_axis
+from ..viz.fit_chart import FAR, peak_axis, time_scale
 from ..viz.layout import BYTES, UNITS, scale
 from .views.chart_view import Chart, bars, curves, heat, limit, points, rule, series
 from .views.table_view import ONE, PERCENT, quantity
@@ -116,7 +116,7 @@ def progress_chart(best_steps: list[tuple[float, float]], limit_seconds: float |
         tips=[f"after {seconds:.1f} s: {format_us(us)}" for seconds, us in finite_points],
     )
     axis_range: dict[str, Any] = {"from": 0.0} | ({} if limit_seconds is None else {"to": float(limit_seconds)})
-    return curves("seconds", f"step ({unit})", [best_series], steps=True, **axis_range)
+    return curves("seconds", f"step time ({unit})", [best_series], steps=True, **axis_range)
 
 
 def fit_chart(answer: Fit) -> Chart:
@@ -128,7 +128,7 @@ def fit_chart(answer: Fit) -> Chart:
     largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in simulated_options), 1])
     is_limit_shown = capacity_bytes <= FAR * largest_peak
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if is_limit_shown else largest_peak), BYTES)
-    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in simulated_options), default=1.0), UNITS)
+    factor, unit = time_scale(answer)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
         y, x = (

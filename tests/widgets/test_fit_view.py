@@ -61,7 +61,7 @@ def test_the_button_beside_the_memory_view():
     assert any("choose a model in Setting" in text for text in texts)
     assert not any("a function that takes" in text for text in texts)
     # Nothing is known of samples; all steps have one unit, and so have all peaks of devices.
-    assert heads[:4] == ["option", "choice", "fits", "step (ms)"] and "samples/s" not in heads
+    assert heads[:4] == ["option", "choice", "fits", "step time (ms)"] and "samples/s" not in heads
     assert [row["marked"] for row in bench.fit.rows.rows].count(True) == 1
     assert all(head["hint"] for head in bench.fit.rows.head)
 
@@ -76,9 +76,40 @@ def test_bug_steps_and_peaks_of_options_had_several_units():
         timeline = dataclasses.replace(timeline, peak_bytes=np.array([peak, host_peak]))
         options.append(FitOption("offloading", graph=graph, cluster=cluster, timeline=timeline))
     columns = {column.name: column for column in option_columns(options)}
-    assert list(columns["step (s)"].texts) == ["1.500", "0.020"] and columns["step (s)"].number
+    assert list(columns["step time (s)"].texts) == ["1.500", "0.020"] and columns["step time (s)"].number
     assert columns["peak of each device (GB)"].texts == ["2.00", "<0.01"]
     assert columns["host (GB)"].texts == ["0", "1"]
+
+
+def test_rows_that_save_memory_show_the_peak_without_and_with_them():
+    """A budget is one device's; the peaks of its row did not say what was saved."""
+    cluster = bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001))
+    answer = bl.fit(graph(), cluster)
+    columns = {column.name: column for column in option_columns(answer.options)}
+    fullest = columns["fullest device (kB)"]
+    whole = int(bl.simulate(graph(), cluster, bl.place(graph(), bl.Cluster.uniform(1), "single")).peak_bytes.max())
+    savings = [k for k, option in enumerate(answer.options) if option.kind == "recomputation" and option.timeline]
+    assert savings
+    for k in savings:
+        after = int(answer.options[k].timeline.peak_bytes.max())
+        assert (
+            after < whole
+            and fullest.texts[k] == f"{whole / 1e3:.0f}\xa0→\xa0{after / 1e3:.0f}"
+            and fullest.values[k] == after
+        )
+    assert "→" not in fullest.texts[0]
+
+
+def test_steps_have_the_unit_of_the_step_as_it_is():
+    """The header said 164.23 ms, and the row of the same step 0.164 s, because another row took a second."""
+    options = []
+    for step_us in (164_230.0, 1_005_000.0):
+        alone = bl.OpGraph.from_edges([step_us])
+        cluster = bl.Cluster.uniform(1)
+        timeline = bl.simulate(alone, cluster, bl.Placement(device=[0]))
+        options.append(FitOption("as it is", graph=alone, cluster=cluster, timeline=timeline))
+    columns = {column.name: column for column in option_columns(options)}
+    assert list(columns["step time (ms)"].texts) == ["164.2", "1,005.0"]
 
 
 @pytest.mark.slow

@@ -14,12 +14,13 @@ import ipywidgets
 
 from ...fitting.fit import fit
 from ...fitting.record import Fit, FitOption, counted
+from ...fitting.saving import unsaved_peak_bytes
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
-from ...viz.layout import BYTES, UNITS
+from ...viz.layout import BYTES, UNITS, scale
 from ..background import Ticket
 from ..compute import Outcome, TrainingStep, is_torch_step, source
 from ..fit_view import FitView
@@ -31,7 +32,9 @@ from ..views.table_view import Column, TableView, quantity
 from .parts import WIDE, button, for_people, note, row, say
 
 OTHER_BATCH = {
-    NO_OTHER_BATCH: "a graph does not say what another batch costs: open the workbench with a step, or choose a model in Setting"
+    NO_OTHER_BATCH: (
+        "a graph does not say what another batch costs: open the workbench with a training step, or choose a model in Setting"
+    )
 }
 """What the library says to people who write code, and its words for the workbench."""
 
@@ -63,15 +66,21 @@ class FitPanel:
             )
             placement = shown_outcome.placement if shown_outcome is not None and plain else None
 
-            def work(ticket: Ticket) -> Fit:
+            def work(ticket: Ticket) -> tuple[Fit, list[Column]]:
                 subject = fit_subject(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
-                return fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
+                answer = fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
+                return answer, option_columns(answer.options)
 
-            self.tasks.start("the search for options that fit", work, lambda answer: self.show(answer, shown_outcome))
+            self.tasks.start(
+                "the search for options that fit", work, lambda result: self.show(result[0], result[1], shown_outcome)
+            )
 
-    def show(self, answer: Fit, shown_outcome: Outcome | None = None) -> None:
-        """Shows the answer, its options as points, and their table; the header showed `shown_outcome` at the question."""
+    def show(self, answer: Fit, columns: Sequence[Column], shown_outcome: Outcome | None = None) -> None:
+        """Shows the answer, its options as points and as a table with `columns`.
+
+        The header showed `shown_outcome` at the question.
+        """
         self.answer = answer
         say(
             self.state,
@@ -81,12 +90,14 @@ class FitPanel:
         self.model.emit("announced", answer.answer)
         self.points.children = [FitView(answer)]
         extras: list[dict[str, object]] = [{"marked": option is answer.best} for option in answer.options]
-        self.rows.show(option_columns(answer.options), extras)
+        self.rows.show(columns, extras)
 
 
 def option_columns(options: Sequence[FitOption]) -> list[Column]:
     """Returns the columns of a table of options that are not empty, each in one unit."""
     peaks = [option.peaks_of_devices_and_hosts for option in options]
+    # The step as it is stands in the header: its unit is that of the column.
+    step_units = (scale(options[0].step_us, UNITS),) if options[0].timeline else UNITS
     # Why an option could not be simulated stands where others say what they give up.
     disadvantages = [option.gives_up if option.timeline else option.error for option in options]
     columns = [
@@ -97,8 +108,9 @@ def option_columns(options: Sequence[FitOption]) -> list[Column]:
             [option.fits_in_words for option in options],
             hint="in doubt: it fits in the simulation, but the framework may hold more",
         ),
-        quantity("step", [option.step_us for option in options], UNITS, tip("step time")),
+        quantity("step time", [option.step_us for option in options], step_units, tip("step time")),
         quantity("samples/s", [option.samples_per_second for option in options], hint=tip("samples/s")),
+        _fullest_column(options),
         _peaks_column("peak of each device", [devices for devices, _ in peaks], tip("peak")),
         _peaks_column("host", [hosts for _, hosts in peaks], tip("host")),
         Column(
@@ -108,6 +120,16 @@ def option_columns(options: Sequence[FitOption]) -> list[Column]:
         ),
     ]
     return [column for column in columns if any(column.texts)]
+
+
+def _fullest_column(options: Sequence[FitOption]) -> Column:
+    """Returns a column of the fullest device's peak, before it the one without the option, where this saves memory."""
+    after = [max(option.peaks_of_devices_and_hosts[0], default=None) for option in options]
+    before = [unsaved_peak_bytes(option, options[0]) for option in options]
+    hint = "peak of the fullest device; with an arrow: of this placement without -> with the option"
+    both = quantity("fullest device", [*before, *after], BYTES, hint, most_decimals=2)
+    pairs = zip(both.texts[: len(options)], both.texts[len(options) :], strict=True)
+    return replace(both, texts=[f"{x}\xa0→\xa0{y}" if x else y for x, y in pairs], values=after)
 
 
 def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Column:
