@@ -8,6 +8,7 @@ replayed op by op in the order of its schedule, with the starts that each op cou
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from ..graph import OpGraph, Placement, Timeline
 from ..graph.units import format_us
 from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 from ..placers.list_scheduling.replay import Replay
-from ..placers.registry import placer_class
+from ..placers.registry import list_placers, placer_class, placer_names
 from ..simulator import simulate
 from ..stages import Place
 from .compute import Outcome
@@ -33,7 +34,10 @@ MOST_REPLAYED = 400
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Decisions of one placement of `coarse`; step `k` placed group `order[k]`. `logged_by_placer` is False for a replay."""
+    """Decisions of one placement of `coarse`; decision `k` placed group `order[k]`. `logged_by_placer` is False for a replay.
+
+    `rule` says in a replay by which rule the placer chose devices.
+    """
 
     placement: Placement
     coarse: OpGraph
@@ -41,9 +45,15 @@ class Log:
     order: NDArray[np.int64]
     device_names: tuple[str, ...]
     logged_by_placer: bool = True
+    rule: str = ""
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def op_count(self) -> int:
+        """The number of ops that all decisions together place."""
+        return self.coarse.n if self.coarse.group_of is None else len(self.coarse.group_of)
 
     def ops(self, step: int) -> NDArray[np.int64]:
         """Returns the graph's ops that step `step` placed."""
@@ -65,11 +75,11 @@ class Log:
         d = self.decisions[step]
         name, device = self.coarse.names[d.chosen.op], self.device_names[d.chosen.device]
         if (count := len(self.ops(step))) > 1:
-            name = f"the group of {name} ({count:,} ops)"
+            name = f"the group of {name}, {count:,} of the {self.op_count:,} ops,"
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
         # Some reasons are sentences, others the end of one.
         why = f". {d.reason}" if d.reason.endswith(".") else f": {d.reason}." if d.reason else "."
-        return f"step {step + 1:,} of {len(self):,}: {name} goes to {device}{start}{why}"
+        return f"decision {step + 1:,} of {len(self):,}: {name} goes to {device}{start}{why}"
 
     def tie(self, step: int) -> str:
         """Describes other candidates with the same start, and the rule that decided among them; empty if there are none."""
@@ -78,11 +88,14 @@ class Log:
         tied_count = len({(c.op, c.device) for c in same} - {(d.chosen.op, d.chosen.device)})
         if not tied_count or math.isnan(d.chosen.start_us):
             return ""
-        earliest = d.reason.startswith("earliest start")
-        rule = "the lower number of the op decides, then the device of its favourite parent, then the lower number of the device"
-        by = rule if earliest else "the placer's own rule decided"
         pairs = "pair" if tied_count == 1 else "pairs"
-        return f"A tie: {tied_count:,} other {pairs} of op and device could start then too; {by}."
+        tie = f"A tie: {tied_count:,} other {pairs} of op and device could start then too"
+        if d.reason.startswith("earliest start"):
+            tie += (
+                "; the lower number of the op decides, then the device of its favourite parent, then the lower number of the "
+                "device"
+            )
+        return f"{tie}."
 
     def interesting(self, step: int) -> str:
         """Says why a step is interesting: a device was ruled out, memory lacked, a favourite child followed; else empty."""
@@ -154,7 +167,37 @@ def explain(outcome: Outcome) -> Log:
             return Log(placement, coarse, decisions, order, setting.share.names)
     order = schedule_order(outcome)
     log = Replay(coarse, setting.share, outcome.base, order)
-    return Log(outcome.base, coarse, log, order, setting.share.names, logged_by_placer=False)
+    rule = rule_in_words(outcome.base)
+    return Log(outcome.base, coarse, log, order, setting.share.names, logged_by_placer=False, rule=rule)
+
+
+def rule_in_words(placement: Placement) -> str:
+    """Says by which rule the placer of a placement chose devices; of `auto`, the placer whose placement it took.
+
+    >>> rule_in_words(Placement(device=[0], placer="scotch", params={"imbalance": 0.05}))
+    'scotch looks at the graph as a whole: few bytes between devices, and on none more than 5% above its share of the work.'
+    """
+    name = placement.placer
+    winner = str(placement.info.get("winner", "")).partition(" ")[0].rstrip(",")
+    if winner in placer_names():
+        name = winner
+    params = placement.params if name == placement.placer else {}
+    whole = f"{name} looks at the graph as a whole: "
+    if name in ("metis", "scotch"):
+        imbalance = params.get("imbalance", placer_class(name).__dataclass_fields__["imbalance"].default)
+        chosen = re.search(r"imbalance ([\d.]+)", str(placement.info.get("partition", "")))
+        if chosen:
+            imbalance = float(chosen[1])
+        most = max(imbalance) if isinstance(imbalance, Sequence) else float(imbalance)
+        return f"{whole}few bytes between devices, and on none more than {most:.0%} above its share of the work."
+    if name == "contiguous":
+        chosen = re.search(r"cap ([\d.]+)", str(placement.info.get("split", "")))
+        cap = f", and no device has more than {float(chosen[1]):g} times its share of the work" if chosen else ""
+        return f"{whole}each device has consecutive ops, cut where few bytes cross{cap}."
+    if name not in placer_names():
+        return ""
+    summary = re.sub(r" \([^)]*(=|needs)[^)]*\)", "", list_placers()[name])
+    return f"The rule of {name}: {summary[:1].lower()}{summary[1:]}" + ("" if summary.endswith(".") else ".")
 
 
 def schedule_order(outcome: Outcome) -> NDArray[np.int64]:

@@ -101,7 +101,7 @@ def in_words(
     moved_ops: NDArray[np.int64],
     group_of: NDArray[np.int32] | None = None,
 ) -> str:
-    """Describes the ops that move with `asked_ops`: `MatMul and its group of 279 ops (colocation kernel)`."""
+    """Describes the ops that move with `asked_ops`: `MatMul, which moves with its group of 279 ops (colocation kernel)`."""
     if not len(asked_ops):
         return ""
     one = len(asked_ops) == 1
@@ -113,12 +113,12 @@ def in_words(
         "coarse graph" if not names else f"colocation {names[0]}" if len(names) == 1 else f"{len(names)} colocations"
     )
     if one:
-        return f"{subject} and its group of {len(moved_ops):,} ops ({reason})"
+        return f"{subject}, which moves with its group of {len(moved_ops):,} ops ({reason})"
     groups = 1 if group_of is None else len(np.unique(group_of[moved_ops]))
     companions = (
         "their group" if groups == 1 else f"their {groups:,} groups" if group_of is not None else "their colocations"
     )
-    return f"{subject} and all in {companions}: {len(moved_ops):,} ops ({reason})"
+    return f"{subject}, which move with the rest of {companions}: {len(moved_ops):,} ops in all ({reason})"
 
 
 def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:

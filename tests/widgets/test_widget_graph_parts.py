@@ -46,8 +46,8 @@ def test_what_moves_along_is_closed_under_groups_and_colocation():
     ).tolist() == [3]
     tree = build_tree(graph)
     text = in_words(graph, tree, np.array([0]), np.array([0, 1, 2]), group_of)
-    assert text == "op0 and its group of 3 ops (colocation w)"
+    assert text == "op0, which moves with its group of 3 ops (colocation w)"
     assert in_words(graph, tree, np.array([0, 3]), np.array([0, 1, 2, 3]), group_of).startswith(
-        "2 ops and all in their 3 groups: 4 ops"
+        "2 ops, which move with the rest of their 3 groups: 4 ops in all"
     )
     assert in_words(graph, tree, np.zeros(0, int), np.zeros(0, int)) == ""

@@ -39,7 +39,7 @@ class Replay(Sequence[Decision]):
     >>> log[1].chosen
     Candidate(op=1, device=1, start_us=7.0, excluded='')
     >>> log[1].reason
-    'The placer chose gpu:1 by its own rule; gpu:0 could have started it 2.00 us earlier.'
+    'It went to gpu:1 although gpu:0 could have started it 2.00 us earlier.'
     """
 
     def __init__(self, graph: OpGraph, cluster: Cluster, placement: Placement, order: object):
@@ -107,10 +107,7 @@ class Replay(Sequence[Decision]):
             return f"No device could start it earlier than {name}."
         best = min(earlier_candidates, key=lambda c: (c.start_us, c.device))
         sooner = format_us(decision.start_us - best.start_us)
-        return (
-            f"The placer chose {name} by its own rule; "
-            f"{self.cluster.names[best.device]} could have started it {sooner} earlier."
-        )
+        return f"It went to {name} although {self.cluster.names[best.device]} could have started it {sooner} earlier."
 
     def _state_before(self, step: int) -> ReferenceState:
         """Returns the state before `step`, and stores some of the states that lead to it."""

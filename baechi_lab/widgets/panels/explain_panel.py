@@ -23,24 +23,24 @@ SMOOTH = 3000
 
 
 class ExplainPanel:
-    """A slider over the placer's steps; `show_step(log, step)` marks them in the views, `clear()` ends that."""
+    """A slider over the placer's decisions; `show_step(log, step)` marks them in the views, `clear()` ends that."""
 
     def __init__(self, tasks: Tasks, show_step: Callable[[Log, int], None], clear: Callable[[], None]):
         self.tasks, self.model, self.show_step, self.clear = tasks, tasks.model, show_step, clear
         explain = Guard(self.model.fail)(tasks.explain)
         self.start = button("Explain", "place again, keeping a log of every decision", explain, style="primary")
-        self.first = button("|<", "first step", lambda: self._move_to_step(0))
-        self.before = button("<", "one step back", lambda: self._move_to_step(self.slider.value - 2))
-        self.after = button(">", "one step on", lambda: self._move_to_step(self.slider.value))
+        self.first = button("|<", "first decision", lambda: self._move_to_step(0))
+        self.before = button("<", "one decision back", lambda: self._move_to_step(self.slider.value - 2))
+        self.after = button(">", "one decision on", lambda: self._move_to_step(self.slider.value))
         self.slider = add_hint(
-            IntSlider(value=1, min=1, max=1, description="step", layout=WIDE), "the decision that is shown"
+            IntSlider(value=1, min=1, max=1, description="decision", layout=WIDE), "the decision that is shown"
         )
         self.next = button(
             "Next of interest",
             "where a device is excluded, a favourite followed or memory refused",
             self._move_to_interesting_step,
         )
-        self.find = button("To selection", "the step that placed the selected op", self._move_to_selection)
+        self.find = button("To selection", "the decision that placed the selected op", self._move_to_selection)
         self.close = button("End", "show the whole placement again", self._drop_log)
         buttons = row(self.first, self.before, self.after, self.next, self.find, self.close)
         self.steps = ipywidgets.VBox([self.slider, buttons], layout=WIDE)
@@ -93,7 +93,7 @@ class ExplainPanel:
         if log is None or not len(log):
             return
         with Guard(self.model.fail):
-            sentences = [log.sentence(step), log.tie(step)]
+            sentences = [log.sentence(step), log.tie(step), log.rule]
             if self.model.outcome is not None and self.model.outcome.executed_graph is self.model.outcome.graph:
                 sentences.append(log.against_timeline(step, self.model.outcome.timeline))
             say(self.sentence, " ".join(filter(None, sentences)), "good" if log.logged_by_placer else "note")
