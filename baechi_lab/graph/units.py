@@ -7,6 +7,7 @@ Sizes are shown in powers of 1000, as on data sheets of devices and links: 1 GB 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 from ..checks import finite
@@ -102,13 +103,38 @@ def plural(noun: str, count: int) -> str:
     return noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
+def times_in_one_unit(values: Sequence[float]) -> list[str]:
+    """Formats microseconds that stand beside each other in the unit that suits the largest of them.
+
+    >>> times_in_one_unit([1.02e6, 980_100.0, 1_500.0]), times_in_one_unit([0.0, float("nan")])
+    (['1.02 s', '0.98 s', '0.0015 s'], ['0 us', 'unknown'])
+    """
+    _, largest_factor, unit = _time_unit(max((abs(value) for value in values if value == value), default=0.0))
+
+    def formatted(value: float) -> str:
+        if value != value or value == 0:
+            return format_us(value)
+        scaled = value / largest_factor
+        return f"{scaled:.2f} {unit}" if abs(scaled) >= 0.1 else f"{scaled:.3g} {unit}"
+
+    return [formatted(value) for value in values]
+
+
+_TIME_UNITS = ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0.1, 1.0, "us"), (1e-5, 1e-3, "ns"))
+"""From how many microseconds on a unit is used, its microseconds and its name."""
+
+
+def _time_unit(value: float) -> tuple[float, float, str]:
+    return next((unit for unit in _TIME_UNITS if abs(value) >= unit[0]), _TIME_UNITS[-1])
+
+
 def format_us(value: float) -> str:
     """Microseconds in the unit that suits them: `1234.5` -> `1.23 ms`.
 
     >>> [format_us(value) for value in (2.5e6, 12.0, 0.25, 0.004, 0.0)]
     ['2.50 s', '12.00 us', '0.25 us', '4.00 ns', '0 us']
     """
-    for least, factor, unit in ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0.1, 1.0, "us"), (1e-5, 1e-3, "ns")):
-        if abs(value) >= least:
-            return f"{value / factor:.2f} {unit}"
+    least, factor, unit = _time_unit(value)
+    if abs(value) >= least:
+        return f"{value / factor:.2f} {unit}"
     return "0 us" if value == value else "unknown"

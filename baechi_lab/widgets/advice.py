@@ -84,8 +84,12 @@ class Advice:
         >>> Advice("same placement, order pct", "Use pct", {}, 422_800.0, 351_800.0).sentence
         'same placement, order pct: 422.8 -> 351.8 ms'
         """
-        change = from_to_in_words(self.before_us, self.after_us)
-        return f"{self.cause}: {change}" if change else self.cause
+        return f"{self.cause}: {self.change}" if self.change else self.cause
+
+    @property
+    def change(self) -> str:
+        """The step before and after; empty if there was none before."""
+        return from_to_in_words(self.before_us, self.after_us)
 
 
 STAGES = Advice(

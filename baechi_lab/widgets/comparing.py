@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
-from ..graph import Timeline
+from ..graph import Placement, Timeline
 from ..graph.units import format_us, plural
 from ..memo import Memo
 from ..step_summary import notes_on, speedup_of
@@ -25,6 +25,7 @@ from .compute import (
     with_moves_and_replicas,
 )
 from .guard import Guard, Problem
+from .setting import Setting
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +55,7 @@ def compare_placers(
         line = outcome.timeline
         shares = busy_shares(line)
         rows.append({"placer": CURRENT, **summary(line), "place_seconds": outcome.base.seconds, "busy_shares": shares})
+        rows[-1]["order"] = order_name(outcome.setting, outcome.base)
     table = _table(outcome, rows)
     finer = tuple(f"{row['placer']}: {row['finer_groups']}" for row in rows if row.get("finer_groups"))
     table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster) + finer
@@ -66,7 +68,8 @@ def _table(outcome: Outcome, rows: list[dict[str, object]]) -> pandas.DataFrame:
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["one_device_us"] = outcome.one_device_us
     table["speedup"] = speedup_of(table)
-    table["winner"] = [row.get("winner", "") for row in rows]
+    for column in ("winner", "order"):
+        table[column] = [row.get(column, "") for row in rows]
     table["busy_shares"] = pd.Series([row.get("busy_shares") for row in rows], dtype=object)
     table["lower_bound_us"] = outcome.lower_bound_us
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
@@ -103,6 +106,20 @@ def name_of(outcome: Outcome) -> str:
     return outcome.setting.placer + (f" + {count:,} {plural('op', count)} moved by hand" if count else "")
 
 
+def order_name(setting: Setting, placement: Placement) -> str:
+    """Names the order in which devices work: a schedule, a scheduler, or the order of the placement; and the micro-batches.
+
+    >>> from ..graph import Cluster
+    >>> order_name(Setting(Cluster.uniform(2), micro_batches=8, schedule="1f1b"), Placement(device=[0]))
+    '1f1b, 8 micro-batches'
+    """
+    chosen_by_auto = str(placement.info.get("winner", "")).partition(", scheduler ")[2].partition(" ")[0]
+    own = chosen_by_auto or ("fifo" if placement.rank is None else "planned")
+    count = setting.micro_batches
+    micro_batches = [] if count is None else [f"{count:,} {plural('micro-batch', count)}"]
+    return ", ".join([setting.schedule or setting.scheduler or own, *micro_batches])
+
+
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
     """Sorts rows: those that fit, fastest first, then those that do not fit, then those without a placement."""
     keys = table.assign(broken=~table["feasible"].astype(bool))
@@ -134,6 +151,7 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
         **summary(timeline),
         "place_seconds": base.seconds,
         "winner": winner_of(base),
+        "order": order_name(setting, base),
         "finer_groups": base.finer_groups,
         "busy_shares": busy_shares(timeline),
     }

@@ -110,8 +110,10 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
     names = [repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device" for row in rows]
     return [
         Column("layout", names, hint="degrees above 1, and what differs from the defaults"),
-        quantity("step", [row.step_us for row in rows], UNITS, "simulated; empty where the bound made it unnecessary"),
-        quantity("bound", [row.lower_bound_us for row in rows], UNITS, "no step of this layout is shorter"),
+        quantity(
+            "step time", [row.step_us for row in rows], UNITS, "simulated; empty where the bound made it unnecessary"
+        ),
+        quantity("bound", [row.lower_bound_us for row in rows], UNITS, "no step time of this layout is shorter"),
         replace(peaks, texts=marked_texts),
         Column("fits", ["yes" if row.fits else "no" for row in rows]),
         quantity(

@@ -59,7 +59,7 @@ def preview_moves(
         before, after = outcome.timeline.makespan_us, timeline.makespan_us
         times = from_to_in_words(before, after)
         if timeline.feasible:
-            previews[name] = MovePreview(change_in_words(after, before), f"step {times}")
+            previews[name] = MovePreview(change_in_words(after, before), f"step time {times}")
         else:
-            previews[name] = MovePreview("full", f"step {times}, but it does not fit in memory")
+            previews[name] = MovePreview("full", f"step time {times}, but it does not fit in memory")
     return previews

@@ -115,7 +115,7 @@ class Runner:
         step_to_run = outcome.step
         if step_to_run is None:
             raise InvalidInput(
-                "a graph without a step cannot be run: open the workbench with a step, or choose a model"
+                "a graph alone cannot be run: open the workbench with a training step, or choose a model"
             )
         self._stop = stop = threading.Event()
         simulated_seconds = outcome.timeline.makespan_us / 1e6

@@ -318,7 +318,7 @@ class Tasks:
         step, setting = outcome.step, outcome.setting
         if step is None:
             raise InvalidInput(
-                "a graph without a step has no training script: open the workbench with a step, or choose a model"
+                "a graph has no training script: open the workbench with a training step, or choose a model"
             )
         options: dict[str, Any] = {"graph": outcome.graph, **setting.pipeline}
         if is_torch_step(step):

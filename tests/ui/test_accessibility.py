@@ -164,6 +164,13 @@ def test_the_graph_is_ten_tab_stops_away_and_its_boxes_are_reached_by_arrows(pag
         if stops[-1] == "CANVAS Graph":
             break
     assert stops[-1] == "CANVAS Graph" and len(stops) <= 10, stops
+    # Advice is one stop, too: an arrow leads to the button of the second, if there is one, and back.
+    advice = page.locator(".bl-one-advice button:visible")
+    advice.first.focus()
+    for key, place in (("ArrowRight", advice.count() - 1), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        assert advice.nth(place).evaluate("(button) => button === document.activeElement"), key
+    page.locator(GRAPH).focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}').dataset.chosen) > 0")
     live, selections = page.locator(f".bl-view:has({GRAPH}) .bl-live"), set()
@@ -283,10 +290,10 @@ def test_all_is_done_with_keys_alone(page, lab):
     assert page.evaluate("() => document.activeElement.selectedOptions[0].text") == "inception_v3-batch64.json.gz"
     groups = bl.optimize(graph, cluster)
     step_us = {name: _step_us(graph, cluster, bl.place(groups, cluster, name)) for name in ("m-topo", "m-etf")}
-    announced(page, f"step {format_us(step_us['m-topo'])}, fits, placed by m-topo")
+    announced(page, f"step time {format_us(step_us['m-topo'])}, fits, placed by m-topo")
     go_to(page, "placer", most_presses=8)
     page.keyboard.type("m-etf")
-    announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
+    announced(page, f"step time {format_us(step_us['m-etf'])}, fits, placed by m-etf")
     # An op is found by its name, its details are shown, and it goes to the other device and back.
     go_to(page, "search ops by name", "Shift+Tab")
     placement = bl.place(groups, cluster, "m-etf")
@@ -299,10 +306,10 @@ def test_all_is_done_with_keys_alone(page, lab):
     other_device = 1 - int(placement.on(graph).device[longest])
     page.keyboard.press(str(other_device + 1))
     moved_placement = bl.move(placement, graph, cluster, [("@" + graph.names[longest], cluster.names[other_device])])
-    announced(page, f"step {format_us(_step_us(graph, cluster, moved_placement))}, fits, placed by m-etf")
+    announced(page, f"step time {format_us(_step_us(graph, cluster, moved_placement))}, fits, placed by m-etf")
     announced(page, rf"moved to {cluster.names[other_device]}.*Undo takes it back")
     page.keyboard.press("Control+z")
-    announced(page, f"step {format_us(step_us['m-etf'])}, fits, placed by m-etf")
+    announced(page, f"step time {format_us(step_us['m-etf'])}, fits, placed by m-etf")
     # The other parts are beside the tab of this one.
     go_to(page, "Graph", "Shift+Tab", most_presses=12)
     for _ in range(TABS.index("Compare")):

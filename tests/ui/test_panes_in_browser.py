@@ -10,7 +10,7 @@ import re
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import CONTRAST, tab, texts_of, themed
+from whole_screen import CONTRAST, bytes_beside, tab, texts_of, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
@@ -363,6 +363,68 @@ def test_bug_the_button_of_the_keys_was_alone_on_its_line(page):
     assert page.evaluate(ALONE) == []
 
 
+ALONE_ON_A_LINE = """() => {
+  const bars = [...document.querySelectorAll('.bl-workbench .bl-toolbar')].filter((e) => e.offsetParent);
+  const middle = (e) => { const r = e.getBoundingClientRect(); return (r.top + r.bottom) / 2; };
+  return bars.flatMap((bar) => {
+    const table = [...bar.querySelectorAll('button')].find((b) => b.textContent === 'Table');
+    const others = [...bar.querySelectorAll('button, select, input, .bl-title')].filter((e) => !e.closest('.bl-beside'));
+    // Where a line has room for the buttons of the devices: beside the setting at 1280 pixels, the toolbar has 640.
+    const widths = Array.from({ length: 200 }, (_, k) => 620 + 5 * k).filter((width) => {
+      bar.style.width = `${width}px`;
+      const seen = others.filter((e) => e.getClientRects().length);
+      return !seen.some((e) => Math.abs(middle(e) - middle(table)) < 8);
+    });
+    bar.style.width = '';
+    return widths;
+  });
+}"""
+
+
+@pytest.mark.parametrize("name", ["Graph", "Timeline"])
+def test_bug_the_buttons_table_and_keys_were_alone_on_their_line(page, name):
+    """At some widths nothing else was on the last line of a view's toolbar, as at 1920 pixels."""
+    tab(page, name)
+    assert page.evaluate(ALONE_ON_A_LINE) == []
+
+
+TWO_ADVICES = """(cause) => [2, 3].forEach((k) => {
+  const row = document.querySelector(`.bl-messages > :nth-child(${k})`);
+  const text = row.querySelector('.widget-html-content');
+  row.before = [row.style.display, text.innerHTML];
+  row.style.display = 'flex';
+  text.innerHTML = `<div class="bl-note bl-advice-text"><span class="bl-advice-cause">${cause}</span>`
+    + '<span class="bl-advice-change">: 422.8 -> 351.8 ms</span></div>';
+})"""
+TAKE_BACK_ADVICES = """() => [2, 3].forEach((k) => {
+  const row = document.querySelector(`.bl-messages > :nth-child(${k})`);
+  [row.style.display, row.querySelector('.widget-html-content').innerHTML] = row.before;
+})"""
+ADVICE_BOXES = """() => [2, 3].map((k) => document.querySelector(`.bl-messages > :nth-child(${k})`)).map((row) =>
+  [row, row.querySelector('.bl-advice-change'), row.querySelector('button')].map((e) => {
+    const r = e.getBoundingClientRect();
+    return [r.left, r.right, r.top, r.bottom];
+  }))"""
+
+
+def test_bug_the_second_advice_was_hidden_on_a_low_screen(page):
+    """At 1280 x 720 both stand beside each other in the room of one, and of a long one the numbers are whole."""
+    tab(page, "Graph")
+    page.set_viewport_size({"width": 1280, "height": 720})
+    jb.settle(page)
+    before = page.evaluate(TOPS)[:2]
+    page.evaluate(TWO_ADVICES, "The passes left 16 groups, " * 5)
+    boxes, during = page.evaluate(ADVICE_BOXES), page.evaluate(TOPS)[:2]
+    page.evaluate(TAKE_BACK_ADVICES)
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert during == before
+    for row, change, button in boxes:
+        assert row[0] < change[0] < change[1] <= button[0] <= button[1] <= row[1] and row[3] - row[2] < 32
+        assert row[2] <= change[2] < change[3] <= row[3]
+    (first, _, _), (second, _, _) = boxes
+    assert first[1] <= second[0] and abs(first[2] - second[2]) < 1
+
+
 def test_an_op_is_found_on_the_timeline_by_its_name(page, outcome):
     graph, timeline = outcome
     tab(page, "Timeline")
@@ -415,7 +477,7 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     memory = page.locator(MEMORY)
     # Every row has its peak and its limit, also where that is far above; a scale of bytes; and a hatching per category.
     drawn = texts_of(page, "Memory")
-    assert {f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes} < drawn
+    assert {f"peak {bytes_beside(int(peak), line.peak_bytes.max())}" for peak in line.peak_bytes} < drawn
     assert f"limit {format_bytes(10**9)}, above this scale" in drawn
     ticks = [text for text in drawn if re.fullmatch(r"[\d.]+ (B|kB|MB)", text)]
     assert ticks, drawn
@@ -512,11 +574,11 @@ def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
         hardware.select_option(name)
         cluster = preset.cluster
         step_us = bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us
-        page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(step_us)}")')
+        page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(step_us)}")')
         page.wait_for_selector(".bl-stale", state="detached")
     for _ in HARDWARE_PRESETS:
         page.click('.bl-strip button:text-is("Undo")')
-    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(line.makespan_us)}")')
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(line.makespan_us)}")')
     page.wait_for_selector(".bl-stale", state="detached")
     assert page.problems == []
 
@@ -670,7 +732,7 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     assert shown == [[cell.replace("\xa0", " ") for cell in cells] for cells in texts]
     heads = page.locator(".bl-pane-fit .bl-table th").all_inner_texts()
     peaks = next(k for k, head in enumerate(heads) if head.startswith("peak of each device ("))
-    assert heads[3].startswith("step (") and not any(head.startswith("samples/s") for head in heads)
+    assert heads[3].startswith("step time (") and not any(head.startswith("samples/s") for head in heads)
     aligned = "(rows) => rows.map((row) => getComputedStyle(row.cells[3]).textAlign)"
     assert set(rows.evaluate_all(aligned)) == {"right"}
     change = change_in_words(fit.options[0].step_us, line.makespan_us)

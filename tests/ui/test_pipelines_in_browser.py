@@ -75,7 +75,7 @@ bench
 
 
 def shows_step(page, step_us):
-    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step {format_us(step_us)}")')
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(step_us)}")')
     page.wait_for_selector(".bl-stale", state="detached")
 
 
@@ -247,7 +247,7 @@ def test_a_large_graph_is_drawn_before_auto_has_its_result(lab, page):
     )
     assert final_us < first_us
     jb.open_notebook(page, lab.add_notebook("large.ipynb", [LARGE]))
-    jb.run_all(page, f'.bl-stale .bl-facts:has-text("step {format_us(first_us)}")', 120_000)
+    jb.run_all(page, f'.bl-stale .bl-facts:has-text("step time {format_us(first_us)}")', 120_000)
     page.wait_for_selector('.bl-strip :text("m-etf is shown until then")')
     page.wait_for_function("() => Number(document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset.nodes) > 0")
     page.wait_for_selector(f'.bl-view:has({TIMELINE}) .bl-title:has-text("simulated {format_us(first_us)}")')

@@ -41,9 +41,9 @@ def test_a_torch_step_is_opened_run_and_exported(lab, browser):
         jb.open_notebook(page, lab.add_notebook("torch.ipynb", CELLS))
         jb.run_all(page, 'canvas[aria-label="Graph"]', 120_000)
         facts = page.locator(".bl-header .bl-facts")
-        for text in (f"step {format_us(timeline.makespan_us)}", f"graph {graph.n} ops", "estimated for rtx2080"):
+        for text in (f"step time {format_us(timeline.makespan_us)}", f"graph {graph.n} ops", "estimated for rtx2080"):
             facts.filter(has_text=text).wait_for()
-        page.wait_for_selector('.bl-setting .bl-note:has-text("step gnmt has its own batch of 6")')
+        page.wait_for_selector('.bl-setting .bl-note:has-text("the training step gnmt has its own batch of 6")')
         # Run: measured beside simulated, and the measured timeline below the simulated one.
         tab(page, "Run")
         steps = page.locator('.bl-pane-run .widget-inline-hbox:has(label > :text-is("steps")) input')
@@ -80,7 +80,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab, browser):
         micro_batched = bl.simulate(
             micro_batch_graph, cluster, bl.place(micro_batch_graph, cluster, "m-topo"), micro_batches=3
         )
-        facts.filter(has_text=f"step {format_us(micro_batched.makespan_us)}").wait_for()
+        facts.filter(has_text=f"step time {format_us(micro_batched.makespan_us)}").wait_for()
         for name in TABS:
             assert faults(page, name) == {}, name
             jb.screenshot(page, f"torch-{name.lower()}")

@@ -37,7 +37,7 @@ def step_time(placer: str) -> str:
 def test_voila_serves_the_workbench(tmp_path, browser):
     with jb.running_voila(tmp_path, CELLS) as address, jb.browser_page(browser, 1400, 1600) as page:
         page.goto(address, timeout=120_000)
-        page.wait_for_selector(f".bl-facts:has-text('step {step_time('m-topo')}')", timeout=120_000)
+        page.wait_for_selector(f".bl-facts:has-text('step time {step_time('m-topo')}')", timeout=120_000)
         page.wait_for_function(
             "() => Number(document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset.frames) > 0", timeout=60_000
         )
@@ -45,7 +45,7 @@ def test_voila_serves_the_workbench(tmp_path, browser):
             '.bl-setting .widget-inline-hbox:has(label:text-is("placer"), label > :text-is("placer")) select'
         )
         select.select_option("m-etf")
-        page.wait_for_selector(f".bl-facts:has-text('step {step_time('m-etf')}')", timeout=60_000)
+        page.wait_for_selector(f".bl-facts:has-text('step time {step_time('m-etf')}')", timeout=60_000)
         pictures = page.locator(".jp-RenderedSVG")
         assert not any(pictures.nth(k).is_visible() for k in range(pictures.count()))
         jb.screenshot(page, "11-voila")

@@ -13,10 +13,10 @@ import urllib.request
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, faults, tab, texts_of, themed
+from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, bytes_beside, faults, tab, texts_of, themed
 
 import baechi_lab as bl
-from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.graph.units import format_bytes, format_us, times_in_one_unit
 from baechi_lab.step_summary import against_one_device, change_in_words, one_device
 from baechi_lab.viz.layout import UNITS, scale
 from baechi_lab.viz.nested.tree import build_tree
@@ -134,7 +134,7 @@ def control(page, label):
 
 def test_the_first_picture_shows_the_library_s_numbers(page, expected):
     line = expected.timeline()
-    shows(page, f"step {format_us(line.makespan_us)}")
+    shows(page, f"step time {format_us(line.makespan_us)}")
     for name in ("Setting", "Graph", "Timeline", "Memory", "Compare", "Run", "Explore", "Explain", "Export"):
         page.locator(f'.bl-workbench :text("{name}")').first.wait_for(state="visible")
     # The picture for readers without a kernel is there, and hidden as long as the widget lives.
@@ -143,6 +143,10 @@ def test_the_first_picture_shows_the_library_s_numbers(page, expected):
     assert picture.count() == 1
     jb.screenshot(page, "01-first-picture")
     assert page.problems == []
+
+
+NARROW_PARTS = """() => [...document.querySelectorAll('.bl-verdict-part > span')]
+  .filter((words) => words.style.visibility === 'hidden').map((words) => words.textContent)"""
 
 
 def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
@@ -161,11 +165,18 @@ def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
         total_width = sum(box["width"] for box in boxes)
         for step, box in zip(steps, boxes, strict=True):
             assert abs(box["width"] / total_width - step.us / line.makespan_us) < 0.02
-        name = page.locator('.bl-verdict-label:text-is("step breakdown")').bounding_box()
+        name = page.locator('.bl-verdict-label:has-text("step breakdown")').bounding_box()
         header = page.locator(".bl-header").bounding_box()
         assert name["x"] + name["width"] <= boxes[0]["x"] and total_width > 0.8 * header["width"]
 
     jb.eventually(page, pieces_have_the_parts_times_and_widths)
+    # What the shares are of stands beside the bar, what narrow parts and the tick are below it.
+    assert page.locator(".bl-verdict-label").inner_text().split("\n") == ["step breakdown", "of the critical path"]
+    narrow = page.evaluate(NARROW_PARTS)
+    below = page.locator(".bl-verdict-below > span:visible").all_inner_texts()
+    bound_us = bl.bounds(graph, bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")).best
+    bound = f"lower bound {times_in_one_unit([bound_us, line.makespan_us])[0]}"
+    assert sorted(below) == sorted([*narrow, bound])
     longest = int(np.argmax([step.us for step in steps]))
     pieces.nth(longest).click()
     first, last = steps[longest].window_us
@@ -187,27 +198,27 @@ def test_a_slider_moves_the_batch_size(page, expected):
     slider = control(page, "batch size").locator(".noUi-handle")
     slider.focus()
     slider.press("ArrowRight")
-    shows(page, f"step {format_us(expected.timeline(64).makespan_us)}", 60_000)
+    shows(page, f"step time {format_us(expected.timeline(64).makespan_us)}", 60_000)
     # A step of another batch does other work: it is not held against the setting before.
     assert "against the setting before" not in page.locator(".bl-header .bl-facts").inner_text()
     slider.press("ArrowLeft")
-    shows(page, f"step {format_us(expected.timeline(32).makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline(32).makespan_us)}")
 
 
 def test_the_devices_slider_and_the_placer(page, lab, expected):
     slider = control(page, "devices").locator(".noUi-handle")
     slider.focus()
     slider.press("ArrowRight")
-    shows(page, f"step {format_us(expected.timeline(devices=3).makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline(devices=3).makespan_us)}")
     slider.press("ArrowLeft")
     control(page, "placer").locator("select").select_option("m-etf")
     greedy, filled = (expected.timeline(placer=name).makespan_us for name in ("m-etf", "m-topo"))
-    shows(page, f"step {format_us(greedy)}")
+    shows(page, f"step time {format_us(greedy)}")
     # Beside one device, and beside the setting before.
     alone = one_device(expected.graph(), bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")).makespan_us
     shows(page, against_one_device(greedy, alone))
     control(page, "placer").locator("select").select_option("m-topo")
-    shows(page, f"step {format_us(filled)}")
+    shows(page, f"step time {format_us(filled)}")
     shows(page, f"against the setting before {change_in_words(filled, greedy)}")
     # Changes come in a thread of their own; in two threads, the arrival of a result could cancel the next one.
     jb.execute(page, "import pathlib\npathlib.Path('threads').write_text(str(threads))")
@@ -347,7 +358,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     page.wait_for_selector(f'button.bl-row[aria-current="true"]:text-is("{graph.names[target]}")')
     jb.eventually(page, lambda: _equal(page.locator('button.bl-row[aria-current="true"]').count(), 1))
     colocation = graph.colocation_names[graph.colocation[target]]
-    described = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
+    described = f"{graph.names[target]}, which moves with its group of {len(group)} ops (colocation {colocation})"
     jb.eventually(page, lambda: _holds(announced(page), described))
     assert page.locator(".bl-crumbs").inner_text().startswith("graph")
     jb.screenshot(page, "03-selected")
@@ -377,12 +388,12 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     tab(page, "Graph")
     namespace: dict = {}
     exec(code[: code.index("bl.export")], namespace)  # as it is shown, with nothing supplied
-    shows(page, f"step {format_us(namespace['timeline'].makespan_us)}")
+    shows(page, f"step time {format_us(namespace['timeline'].makespan_us)}")
     call = re.search(r"bl\.move\(placement, graph, cluster, (\[.*\])\)", code)
     moves = json.loads(call.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
     assert {device for _, device in moves} == {other_device}
     after = expected.timeline(moves=[tuple(m) for m in moves])
-    shows(page, f"step {format_us(after.makespan_us)}")
+    shows(page, f"step time {format_us(after.makespan_us)}")
     assert np.flatnonzero(after.device != before.device).tolist() == group.tolist()
     confirmation = f"{len(group)} ops moved to {other_device}: {described}. Undo takes it back."
     jb.eventually(page, lambda: _equal(page.locator(".bl-confirm").inner_text(), confirmation))
@@ -391,7 +402,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     page.keyboard.press("Escape")
     assert page.locator(".bl-confirm").is_visible()  # what was done stays said
     page.keyboard.press("Control+z")
-    shows(page, f"step {format_us(before.makespan_us)}")
+    shows(page, f"step time {format_us(before.makespan_us)}")
     page.wait_for_function("() => !document.querySelector('.bl-workbench textarea').value.includes('bl.move')")
     page.click('.bl-found button:text-is("×")')
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
@@ -429,7 +440,7 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     jb.eventually(page, lambda: _holds(page.locator(".bl-confirm").inner_text(), f"{selected_ops} ops moved to cpu:1"))
     page.locator(GRAPH).focus()
     page.keyboard.press("Control+z")
-    shows(page, f"step {format_us(before.makespan_us)}")
+    shows(page, f"step time {format_us(before.makespan_us)}")
     page.keyboard.press("Escape")
 
 
@@ -599,7 +610,7 @@ def test_statistics_of_a_marked_range(page, expected):
 def test_the_setting_before_lies_below_on_one_axis(page, expected):
     control(page, "placer").locator("select").select_option("m-etf")
     before, current = expected.timeline(), expected.timeline(placer="m-etf")
-    shows(page, f"step {format_us(current.makespan_us)}")
+    shows(page, f"step time {format_us(current.makespan_us)}")
     page.select_option('select[aria-label="Against"]', "before")
     moved_ops = int((before.device[np.argsort(before.op)] != current.device[np.argsort(current.op)]).sum())
     page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.moved === n", arg=str(moved_ops))
@@ -612,7 +623,7 @@ def test_the_setting_before_lies_below_on_one_axis(page, expected):
     jb.screenshot(page, "16-against")
     page.select_option('select[aria-label="Against"]', "")
     control(page, "placer").locator("select").select_option("m-topo")
-    shows(page, f"step {format_us(before.makespan_us)}")
+    shows(page, f"step time {format_us(before.makespan_us)}")
 
 
 RECORD_ROWS = """([pane, state]) => {  // every number of rows and every text of the state that the pane has from now on
@@ -652,6 +663,23 @@ COMPARED = """() => {
 }"""
 
 
+OFF_CENTRE = """() => {
+  const middle = (a, b) => (a + b) / 2;
+  const bars = [...document.querySelectorAll('.bl-pane-compare .bl-chart')].map((chart) => {
+    const boxes = (selector) => [...chart.querySelectorAll(selector)].map((e) => [e, e.getBoundingClientRect()]);
+    const bottom = Math.max(...boxes('rect[fill-opacity]').map(([, r]) => r.bottom));
+    const names = boxes('text').filter(([, r]) => r.top > bottom - 2).map(([e, r]) => [e.textContent, middle(r.left, r.right)]);
+    return names.map(([name, x]) => {
+      const own = boxes('rect[fill-opacity]').filter(([, r]) => names.every(([, other]) =>
+        Math.abs(middle(r.left, r.right) - x) <= Math.abs(middle(r.left, r.right) - other)));
+      const [left, right] = [Math.min(...own.map(([, r]) => r.left)), Math.max(...own.map(([, r]) => r.right))];
+      return [name, own.length ? x - middle(left, right) : 0];
+    }).filter(([, off]) => Math.abs(off) > 2);
+  });
+  return bars.flat();
+}"""
+
+
 def test_compare_shows_bl_compare(page, lab, expected):
     tab(page, "Compare")
     page.evaluate(RECORD_ROWS, [".bl-pane-compare", ".bl-note"])
@@ -673,7 +701,7 @@ def test_compare_shows_bl_compare(page, lab, expected):
 
     # Sorted, the best marked, and auto's winner named; each column has one unit.
     shown = jb.eventually(page, all_rows_are_there, 60)
-    step = shown["head"].index(f"step ({unit})")
+    step = shown["head"].index(f"step time ({unit})")
     for row, value in zip(shown["rows"], order["makespan_us"], strict=True):
         digits = len(row[step].partition(".")[2])
         assert float(row[step].replace(",", "")) == pytest.approx(value / factor, abs=0.51 * 10.0**-digits)
@@ -686,6 +714,8 @@ def test_compare_shows_bl_compare(page, lab, expected):
     hint = page.locator('.bl-setting label > span:text-is("transfers")').get_attribute("title")
     assert hint.startswith("sequential: a device sends or receives one tensor at a time")
     page.wait_for_selector(".bl-pane-compare .bl-chart rect", timeout=60_000)
+    # Bars of devices that hold something stand in the middle above their placer, also where others hold nothing.
+    assert page.evaluate(OFF_CENTRE) == []
     jb.screenshot(page, "04-compare")
 
 
@@ -730,11 +760,14 @@ def test_a_real_run_arrives_live(page, expected):
     # Memory: the measured rows lie beside the simulated ones, whose peaks are the library's.
     live, line = page.locator('.bl-view:has(canvas[aria-label="Memory"]) .bl-live'), expected.timeline()
     peaks = jb.eventually(page, lambda: _holds(live.inner_text(), *(f"{d}, measured: peak" for d in line.device_names)))
+    # A measured peak may be the largest, whose unit all have.
+    largest = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[re.search(r"in (k?B|MB|GB)\b", peaks)[1]]
     for name, peak in zip(line.device_names, line.peak_bytes, strict=True):
-        assert f"{name}, simulated: peak {format_bytes(int(peak))}" in peaks
+        number = bytes_beside(peak, largest).split()[0]
+        assert f"{name}, simulated: peak {number}" in peaks
         assert re.search(rf"{name}, measured: peak [1-9]", peaks), peaks
     drawn = texts_of(page, "Memory")
-    _holds(drawn, *(f"peak {format_bytes(int(peak))}" for peak in line.peak_bytes), "simulated", "measured")
+    _holds(drawn, *(f"peak {bytes_beside(peak, largest)}" for peak in line.peak_bytes), "simulated", "measured")
     page.wait_for_selector(".bl-pane-run .bl-chart circle")
     jb.screenshot(page, "05-run")
     # The estimate is for other hardware than this: one click profiles here.
@@ -751,19 +784,19 @@ def test_a_real_run_arrives_live(page, expected):
     page.wait_for_selector('.bl-pane-run :text("transfers those of the preset PCIe")')
     assert "measured / simulated" not in page.locator(".bl-pane-run").inner_text()
     page.click('button:text-is("Undo")')
-    shows(page, f"step {format_us(line.makespan_us)}")
+    shows(page, f"step time {format_us(line.makespan_us)}")
 
 
 def test_explain_steps_through_decisions(page, expected):
     control(page, "placer").locator("select").select_option("m-etf")
-    shows(page, f"step {format_us(expected.timeline(placer='m-etf').makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline(placer='m-etf').makespan_us)}")
     tab(page, "Explain")
     button = page.locator('.bl-pane button:text-is("Explain")')
     page.wait_for_function(ENABLED, arg="Explain")
     button.click()
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     page.click('.bl-workbench button:text-is(">")')
-    page.wait_for_selector('.bl-good:has-text("step 2 of")')
+    page.wait_for_selector('.bl-good:has-text("decision 2 of")')
     coarse, decision = expected.second_decision("m-etf")
     sentences = (
         coarse.names[decision.chosen.op],
@@ -771,7 +804,7 @@ def test_explain_steps_through_decisions(page, expected):
         f"starting at {format_us(decision.chosen.start_us)}",
         decision.reason,
     )
-    jb.eventually(page, lambda: _holds(page.locator('.bl-good:has-text("step 2 of")').inner_text(), *sentences))
+    jb.eventually(page, lambda: _holds(page.locator('.bl-good:has-text("decision 2 of")').inner_text(), *sentences))
     jb.screenshot(page, "06-explain")
     page.click('.bl-workbench button:text-is("End")')
 
@@ -780,7 +813,7 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     """The last result stays, marked as out of date, and the interface answers at once; Compute starts again."""
     placers = control(page, "placer").locator("select")
     placers.select_option("m-topo")
-    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline().makespan_us)}")
     tab(page, "Timeline")
     # The run of this placement, measured before the setting went elsewhere, is shown again.
     page.wait_for_selector('.bl-title:has-text("measured")')
@@ -802,12 +835,12 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     page.click('button:text-is("Keep the best")', timeout=60_000)
     page.wait_for_selector('.bl-header .bl-facts:has-text("placed by search in")', timeout=20_000)
     # It started from what was shown, so that its best is no longer.
-    value, unit = re.search(r"step ([0-9.]+) (us|ms|s)\b", facts.inner_text().replace("\n", " ")).groups()
+    value, unit = re.search(r"step time ([0-9.]+) (us|ms|s)\b", facts.inner_text().replace("\n", " ")).groups()
     best_us = float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
     assert best_us <= expected.timeline().makespan_us * 1.0001
     assert "start=" in page.locator(".bl-workbench textarea").input_value()
     page.click('button:text-is("Undo")')
-    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline().makespan_us)}")
     assert page.problems == []
 
 
@@ -816,7 +849,7 @@ def test_any_placer_can_be_explained(page, expected):
     page.wait_for_function(ENABLED, arg="Explain")
     page.click('.bl-pane button:text-is("Explain")')
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
-    sentence = page.locator('.bl-good:has-text("step 1 of")')
+    sentence = page.locator('.bl-good:has-text("decision 1 of")')
     jb.eventually(page, lambda: _holds(sentence.inner_text(), "of its cap of"))  # m-topo tells how full the device is
     jb.eventually(page, lambda: _equal(page.evaluate(FAULTS_OF_TAB, "Explain")["sideways"], []))
     page.click('.bl-workbench button:text-is("End")')
@@ -868,9 +901,9 @@ def test_explore_sweeps_and_names_the_best(page, lab, expected):
     assert len({len(text.partition(".")[2]) for text in texts}) == 1, texts  # one precision for the map
     jb.screenshot(page, "07-explore")
     page.locator('.bl-chart-cell[aria-label^="batch 64, 1 device"]').click()
-    shows(page, f"step {format_us(us)}")
+    shows(page, f"step time {format_us(us)}")
     page.click('button:text-is("Undo")')
-    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline().makespan_us)}")
     # One Tab stop for all cells; arrows go from one to the next, and Enter opens its setting.
     assert page.locator('.bl-pane-explore .bl-chart-cell[tabindex="0"]').count() == 1
     cells.nth(0).focus()
@@ -879,9 +912,9 @@ def test_explore_sweeps_and_names_the_best(page, lab, expected):
     assert last == cells.last.get_attribute("aria-label")
     size, devices = (int(number) for number in re.match(r"batch (\d+), (\d+) device", last).groups())
     page.keyboard.press("Enter")
-    shows(page, f"step {format_us(expected.timeline(size, devices=devices).makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline(size, devices=devices).makespan_us)}")
     page.click('button:text-is("Undo")')
-    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    shows(page, f"step time {format_us(expected.timeline().makespan_us)}")
 
 
 def test_export_writes_the_script(page, lab):
@@ -1015,7 +1048,7 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
     cluster = bl.Cluster.uniform(4)
     line = bl.simulate(graph, cluster, bl.place(graph, cluster, "contiguous"))
     jb.open_notebook(page, lab.add_notebook("gnmt.ipynb", [GNMT]))
-    jb.run_all(page, f".bl-facts:has-text('step {format_us(line.makespan_us)}')", 200_000)
+    jb.run_all(page, f".bl-facts:has-text('step time {format_us(line.makespan_us)}')", 200_000)
     page.wait_for_function(
         "() => { const d = document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset; "
         "return Number(d?.frames) > 0 && Number(d?.nodes) > 5 && Number(d?.nodes) < 300; }"
@@ -1028,7 +1061,7 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
     page.click('.bl-setting button:has-text("Advanced")')
     page.click('.bl-workbench .bl-tab:text-is("Explain")')
     page.click('.bl-pane button:text-is("Explain")')
-    page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n:,}")', timeout=60_000)
+    page.wait_for_selector(f'.bl-note:has-text("decision 1 of {graph.n:,}")', timeout=60_000)
     jb.screenshot(page, "13-gnmt")
 
 
@@ -1093,7 +1126,7 @@ COLOURS = """(strip) => {
 def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
     """64 equal chains, one per device: every lane is busy throughout."""
     jb.open_notebook(page, lab.add_notebook("wide.ipynb", [WIDE]))
-    jb.run_all(page, ".bl-facts:has-text('step 30.00 us')", 120_000)
+    jb.run_all(page, ".bl-facts:has-text('step time 30.00 us')", 120_000)
     tab(page, "Timeline")
     page.wait_for_function(
         "() => [...document.querySelectorAll('canvas[aria-label=\"Timeline\"]')].some("

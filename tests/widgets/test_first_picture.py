@@ -16,7 +16,7 @@ def test_setting_hidden_tabs_and_advice_come_after_the_first_picture():
 
     async def main():
         bench = bl.Workbench(graph, cluster, placer="m-etf", passes=("coplacement", "fusion"))
-        assert "step 25.00 us" in shown_text(bench.header.facts)
+        assert "step time 25.00 us" in shown_text(bench.header.facts)
         assert not {"setting", "compare", "run", "explore", "explain", "fit", "export"} & set(vars(bench))
         assert bench.model.advice == () and not bench.model.worker.busy
         receive(bench.graph, type="drawn")

@@ -82,7 +82,7 @@ def test_the_table_has_the_rows_and_the_chosen_one_its_timeline():
     view = LayoutsView(answer)
     assert view.row is answer.best and (view.row.dp, view.row.tp, view.row.ep) == (8, 1, 1)
     head = [column["name"].split(" (")[0] for column in view.table.head]
-    assert head == ["layout", "step", "bound", "memory", "fits", "exposed", "bubble", "why"]
+    assert head == ["layout", "step time", "bound", "memory", "fits", "exposed", "bubble", "why"]
     for shown, row in zip(view.table.rows, answer.rows, strict=True):
         assert shown["keys"][1:4] == [row.step_us, row.lower_bound_us, row.peak_bytes]
         assert shown["keys"][5:7] == [row.exposed_us, row.waiting_us / row.step_us]

@@ -77,14 +77,25 @@ def test_columns_of_explore_and_fit_are_explained():
     columns = sweep_columns(pd.DataFrame([values]))
     assert len(columns) == 13 and all(column.hint for column in columns), [c.name for c in columns if not c.hint]
     by_name = {column.name: column for column in columns}
-    assert by_name["placer"].tips == (tip("m-etf"),) and by_name["schedule"].tips == (tip("1f1b"),)
+    assert by_name["placer"].tips == (tip("m-etf"),) and by_name["order"].tips == (tip("1f1b"),)
     assert FRONT_NOTE["hint"]
     columns = option_columns([FitOption("recomputation", "keep", error="no activations")])
     assert all(column.hint for column in columns), [column.name for column in columns]
 
 
 def test_facts_of_the_header_are_explained(bench):
-    for name in ("step", "bubble", "lower bound", "gap", "peak memory", "moved", "placed by", "graph", "costs"):
+    for name in (
+        "step time",
+        "bubble",
+        "lower bound",
+        "gap",
+        "peak memory",
+        "moved",
+        "placed by",
+        "order",
+        "graph",
+        "costs",
+    ):
         assert name_with_tooltip(name).startswith("<abbr title="), name
     for name in ("against the setting before", "median", "95% interval", "measured / simulated", "steps"):
         assert name_with_tooltip(name).startswith("<abbr title="), name

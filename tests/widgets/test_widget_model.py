@@ -615,7 +615,7 @@ def test_moves_are_simulated_before_they_are_made():
     model.on("previews", events.append)
     model.preview_moves((1,))
     assert events[0] == {} and {name: (p.change, p.sentence) for name, p in events[1].items()} == {
-        "b": ("+13%", "step 15.0 -> 17.0 us"),
+        "b": ("+13%", "step time 15.0 -> 17.0 us"),
         "c": ("–", "may not run there"),
     }
     model.move([1], 1)
@@ -648,12 +648,12 @@ def test_a_move_of_one_op_moves_its_colocation_group():
     bench.model.inline = True
     for ops in ([0], [0, 1]):
         bench.model.select(ops)
-        assert bench.graph.previews["gpu:1"] == ["+10%", "step 20.0 -> 22.0 us"]
+        assert bench.graph.previews["gpu:1"] == ["+10%", "step time 20.0 -> 22.0 us"]
         assert bench.graph.moved_ops == [0, 1]
     bench.model.select([0])
-    assert bench.graph.selection_text == "a and its group of 2 ops (colocation group)"
+    assert bench.graph.selection_text == "a, which moves with its group of 2 ops (colocation group)"
     bench._command("move", {"nodes": bench.graph.selected, "device": 1})
-    assert bench.graph.status.startswith("2 ops moved to gpu:1: a and its group")
+    assert bench.graph.status.startswith("2 ops moved to gpu:1: a, which moves with its group")
     assert bench.outcome.timeline.makespan_us == 22
 
 

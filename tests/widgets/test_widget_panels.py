@@ -5,6 +5,7 @@ import html
 import json
 import re
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import baechi_lab as bl
 from baechi_lab.comparison import DEFAULT_PLACERS
 from baechi_lab.graph.units import exact_bytes, format_us
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
+from baechi_lab.widgets.advice import Advice
 from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.panels.params_form import ParamsForm
@@ -80,7 +82,7 @@ def test_a_click_selects_the_group_and_says_so(diamond, split):
     b, d = (view.tree.names.index(name) for name in ("s/b", "d"))
     view.selected = [b]  # as a click in the browser does
     assert view.selected == sorted([b, d]) and view.selected_ops == [1, 3]
-    assert view.selection_text == "s/b and its group of 2 ops (coarse graph)"
+    assert view.selection_text == "s/b, which moves with its group of 2 ops (coarse graph)"
     view.selected = [view.tree.names.index("s/c")]
     assert view.selection_text == "s/c" and view.selected_ops == [2]
     view.search("s/")
@@ -115,7 +117,7 @@ def test_a_selected_scope_is_named_with_what_moves_along(pair):
     view.open_nodes(())
     view.selected = [view.tree.names.index("n")]
     assert view.selected_ops == [0, 1, 2]
-    assert view.selection_text == "n (2 ops) and all in their group: 3 ops (colocation n/w)"
+    assert view.selection_text == "n (2 ops), which move with the rest of their group: 3 ops in all (colocation n/w)"
 
 
 @pytest.mark.slow
@@ -198,7 +200,7 @@ def test_a_workbench_says_in_words_what_it_shows(diamond, pair):
 
 def test_the_workbench_s_picture_has_its_numbers(diamond, pair):
     drawn = bl.Workbench(diamond, pair, placer="single", passes=()).picture()
-    assert "step 30.00 us" in drawn and "placed by single" in drawn and "4 ops" in drawn
+    assert "step time 30.00 us" in drawn and "placed by single" in drawn and "4 ops" in drawn
 
 
 def test_what_was_said_of_a_move_goes_with_it(diamond, pair):
@@ -455,7 +457,7 @@ def test_compare_panel(bench):
     cluster = bench.model.setting.cluster
     expected = bl.compare(bench.outcome.graph, cluster, list(DEFAULT_PLACERS), progress=False).set_index("placer")
     names = [head["name"] for head in shown.head]
-    step = names.index("step (us)")
+    step = names.index("step time (us)")
     for row in shown.rows:
         assert row["keys"][step] == expected.loc[row["cells"][0], "makespan_us"] == float(row["cells"][step])
     notes = [note for row in shown.rows for note in row["notes"]]
@@ -524,7 +526,7 @@ def test_explain_panel_lights_what_is_placed(bench):
     bench.explain.start.click()
     bench.model.select([3])
     bench.explain.find.click()
-    assert bench.explain.slider.value == 4 and "step 4 of 4: d goes to" in bench.explain.sentence.value
+    assert bench.explain.slider.value == 4 and "decision 4 of 4: d goes to" in bench.explain.sentence.value
 
 
 def test_a_sweep_that_ends_without_a_row_is_not_said_to_be_starting(bench):
@@ -799,6 +801,28 @@ def test_after_a_cancelled_computation_the_header_offers_to_compute():
     assert bench.model.worker.wait(60)
     assert not bench.model.stale and retry_button.layout.display == "none"
     assert bench.outcome.placement.placer == "single"
+
+
+def test_bug_cancelling_a_comparison_ended_the_search_for_advice(monkeypatch):
+    """It never resumed; what it finds after the cancel is shown."""
+    from baechi_lab.widgets import model as model_module
+
+    gate, found = threading.Event(), (Advice("another order", "Use it", {"scheduler": "pct"}, 2.0, 1.0),)
+
+    def search(outcome, subject, memo, report, on_advice):
+        assert gate.wait(30)
+        report("", 0.5)  # a cancelled search ends here
+        return found
+
+    monkeypatch.setattr(model_module, "all_advice", search)
+    bench = bl.Workbench(bl.generators.random_dag(30, seed=1), passes=(), placer="m-etf")
+    assert bench.model.worker.busy
+    bench.tasks.start("the comparison", lambda ticket: gate.wait(30), lambda result: None)
+    bench.header.cancel.click()
+    assert not bench.tasks.worker.busy and bench.model.worker.busy
+    gate.set()
+    assert bench.model.worker.wait(30)
+    assert bench.model.advice == found and "another order" in bench.header.advice_rows[0].sentence.value.lower()
 
 
 def controls_of(tree):

@@ -16,7 +16,7 @@ from ...step_summary import note_on_bound
 from ...viz.colors import device_colors
 from ...viz.layout import BYTES, UNITS
 from ..charts import MOST_BARS, peaks_chart, times_chart
-from ..comparing import CURRENT, best_first, difference, name_of
+from ..comparing import CURRENT, best_first, difference, name_of, order_name
 from ..compute import Outcome, placed_parts
 from ..controls import HTML, Checkbox
 from ..glossary import tip
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 USE, HOLD = "Use", "Hold"
 MOST_GROUPS = 60
+ORDER_HINT = "the order in which devices work: a schedule, a scheduler, or planned by the placer"
 
 
 class ComparePanel:
@@ -133,8 +134,10 @@ class ComparePanel:
                 pill_notes.append(
                     {"text": winner.partition(" on ")[0], "hint": f"took the answer of {winner}", "good": False}
                 )
+            if values.get("order"):
+                pill_notes.append({"text": str(values["order"]), "hint": ORDER_HINT, "good": False})
             if k == 0 and values["feasible"]:
-                pill_notes.append({"text": "best", "hint": "the shortest step of those that fit", "good": True})
+                pill_notes.append({"text": "best", "hint": "the shortest step time of those that fit", "good": True})
             if values["makespan_us"] != values["makespan_us"]:
                 pill_notes.append({"text": "no placement", "hint": str(values["error"] or ""), "good": False})
             extras.append(
@@ -202,15 +205,18 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
     measured_hint = "median of a real run of this placement"
     columns = [
         names("placer", table["placer"].astype(str).tolist()),
-        quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
+        quantity("step time", table["makespan_us"].tolist(), UNITS, "simulated"),
         quantity(
             "speedup",
             table["speedup"].tolist(),
-            hint="the step of one device alone over this one; above 1 is faster",
+            hint="the step time of one device alone over this one; above 1 is faster",
             decimals=RATIO_DECIMALS,
         ),
         quantity(
-            "gap", table["gap"].clip(lower=0.0).tolist(), PERCENT, "how far the step is above the largest lower bound"
+            "gap",
+            table["gap"].clip(lower=0.0).tolist(),
+            PERCENT,
+            "how far the step time is above the largest lower bound",
         ),
         replace(peaks, texts=peak_texts),
         quantity("moved", table["moved_bytes"].tolist(), BYTES, "bytes sent between devices in a step"),
@@ -241,22 +247,12 @@ def same_in_words(pinned_outcome: Outcome, current: Outcome) -> str:
     """Describes two placements with every op on the same device, whose steps may still differ."""
     if pinned_outcome.timeline.makespan_us == current.timeline.makespan_us:
         return "the two placements are the same"
-    before, after = schedule_name(pinned_outcome), schedule_name(current)
+    before, after = (order_name(o.setting, o.base) for o in (pinned_outcome, current))
     why = f"{before} against {after}" if before != after else "each has an order of its own"
     return (
-        f"every op is on the same device; the steps differ by the order in which devices work ({why}): "
+        f"every op is on the same device; the step times differ by the order in which devices work ({why}): "
         f"{format_us(pinned_outcome.timeline.makespan_us)} and {format_us(current.timeline.makespan_us)}"
     )
-
-
-def schedule_name(outcome: Outcome) -> str:
-    """Names the scheduler or schedule that orders the ops of a device."""
-    setting = outcome.setting
-    if setting.schedule:
-        return f"schedule {setting.schedule}"
-    if setting.scheduler:
-        return f"scheduler {setting.scheduler}"
-    return "fifo" if outcome.placement.rank is None else f"the order that {setting.placer} planned"
 
 
 def side_by_side(pinned_outcome: Outcome, current: Outcome) -> list[list[str]]:
@@ -267,12 +263,12 @@ def side_by_side(pinned_outcome: Outcome, current: Outcome) -> list[list[str]]:
         fits = "yes" if line.feasible else "no"
         return [
             name_of(o),
-            schedule_name(o),
+            order_name(o.setting, o.base),
             format_us(line.makespan_us),
             format_bytes(int(line.peak_bytes.max(initial=0))),
             format_bytes(line.moved_bytes),
             fits,
         ]
 
-    labels = ["placed by", "devices work by", "step", "peak memory", "bytes moved", "fits"]
+    labels = ["placed by", "order", "step time", "peak memory", "bytes moved", "fits"]
     return [list(r) for r in zip(labels, column(pinned_outcome), column(current), strict=True)]

@@ -37,7 +37,7 @@ HINT = "Every combination of these values is placed and simulated."
 
 
 MEASURED_ANEW = (
-    " Ops are measured anew for each batch size, so that steps differ from those above by what a machine does."
+    " Ops are measured anew for each batch size, so that step times differ from those above by what a machine does."
 )
 
 
@@ -166,6 +166,12 @@ class ExplorePanel:
         return arguments
 
     @property
+    def scheduler(self) -> str | None:
+        """The scheduler of the rows without a schedule; None is the order of each placement."""
+        swept = self.tasks.swept_setting
+        return None if swept is None or self.table is None or self.table["schedule"].notna().any() else swept.scheduler
+
+    @property
     def sweeping(self) -> bool:
         """Whether a sweep is in progress."""
         return self.tasks.worker.busy and self.tasks.job == SWEEP
@@ -231,7 +237,11 @@ class ExplorePanel:
         try:
             best_row, current = best(self.table), self.model.outcome
             slower = "" if current is None or self.outdated else against_current(best_row, current)
-            say(self.verdict, f"Best that fits: {describe_row(best_row)}{slower}", "note" if slower else "good")
+            say(
+                self.verdict,
+                f"Best that fits: {describe_row(best_row, self.scheduler)}{slower}",
+                "note" if slower else "good",
+            )
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
             message = str(error).replace("no setting fits", "nothing fits so far", 1) if self.sweeping else str(error)
@@ -256,7 +266,7 @@ class ExplorePanel:
         front = set(pareto_front(self.table))
         open_action = [{"name": "Open", "hint": "make this the setting"}]
         extras = [{"actions": open_action, "notes": [FRONT_NOTE] if k in front else []} for k in range(len(self.table))]
-        self.rows.show(sweep_columns(self.table), extras)
+        self.rows.show(sweep_columns(self.table, self.scheduler), extras)
 
     def _open_clicked_row(self, change: Any) -> None:
         if change["new"] >= 0:
@@ -326,8 +336,8 @@ def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
     return changes
 
 
-def describe_row(values: Any) -> str:
-    """Describes a row of a sweep in a sentence."""
+def describe_row(values: Any, scheduler: str | None = None) -> str:
+    """Describes a row of a sweep in a sentence; `scheduler` is that of rows without a schedule."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if is_known(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
@@ -338,8 +348,9 @@ def describe_row(values: Any) -> str:
     )
     batch += f"{int(copies)} replicas, " if is_known(copies) and copies > 1 else ""
     speed = f", {plain_number(rate)} samples per second" if is_known(rate) else ""
+    by = f" in the order {scheduler}" if scheduler and not is_known(order) else ""
     devices_text = f"{count} {plural('device', count)} of {format_limit(values['memory_bytes'])}"
-    return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
+    return f"{batch}{devices_text}, {values['placer']}{by}: step time {format_us(values['makespan_us'])}{speed}"
 
 
 def against_current(values: Any, current: Outcome) -> str:
@@ -365,8 +376,16 @@ def against_current(values: Any, current: Outcome) -> str:
 FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}
 
 
-def sweep_columns(table: pandas.DataFrame) -> list[Column]:
-    """Returns the columns of a sweep's table that are not empty, each in one unit."""
+ORDER_HINT = (
+    "order in which devices work: a schedule, a scheduler, or the placement's own, fifo if its placer planned none"
+)
+
+
+def sweep_columns(table: pandas.DataFrame, scheduler: str | None = None) -> list[Column]:
+    """Returns the columns of a sweep's table that are not empty, each in one unit.
+
+    Rows without a schedule were simulated under `scheduler`; None is the order of each placement.
+    """
 
     def numbers(name: str, key: str, units: Any = ((1.0, ""),)) -> Column:
         return quantity(name, table[key].tolist() if key in table else [None] * len(table), units, tip(name))
@@ -375,11 +394,11 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
         names("placer", table["placer"].astype(str).tolist()),
         numbers("batch", "batch_size"),
         numbers("micro-batches", "micro_batches"),
-        names("schedule", [str(v) if is_known(v) else "" for v in table["schedule"]]),
+        names("order", [str(v) if is_known(v) else scheduler or "own" for v in table["schedule"]], ORDER_HINT),
         numbers("replicas", "replicas"),
         numbers("devices", "devices"),
         numbers("memory", "memory_bytes", BYTES),
-        numbers("step", "makespan_us", UNITS),
+        numbers("step time", "makespan_us", UNITS),
         numbers("samples/s", "samples_per_second"),
         numbers("bubble", "bubble", PERCENT),
         numbers("peak", "peak_bytes", BYTES),

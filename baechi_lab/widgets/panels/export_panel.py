@@ -14,9 +14,7 @@ from ..views.copy_button import CopyButton
 from .parts import WIDE, add_hint, button, code_block, note, row, say
 from .plan_form import PlanForm
 
-STEPLESS = (
-    "A graph without a step has no training script: open the workbench with a step, or choose a model in Setting."
-)
+STEPLESS = "A graph has no training script: open the workbench with a training step, or choose a model in Setting."
 
 
 class ExportPanel:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import ipywidgets
 
 from ...graph import OpGraph
-from ...graph.units import format_bytes, format_us, plain_number, plural
+from ...graph.units import format_bytes, format_us, plain_number, plural, times_in_one_unit
 from ...profilers.estimate_record import main_error_in_words
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..advice import MOST_ADVICE, Advice
-from ..comparing import name_of
+from ..comparing import name_of, order_name
 from ..compute import Outcome
 from ..controls import HTML, shared
 from ..glossary import name_with_tooltip, with_term_tooltips
@@ -31,7 +31,7 @@ class AdviceRow:
     def __init__(self, apply: Callable[[Advice], None], undo: Callable[[], object]):
         self.sentence = HTML(layout=shared(ipywidgets.Layout))
         self.apply = button("", "change the setting so", self._apply_or_undo, style="")
-        self.widget = row(self.sentence, self.apply, classes=["bl-advice"], hidden=True)
+        self.widget = row(self.sentence, self.apply, classes=["bl-advice", "bl-one-advice"], hidden=True)
         self.advice: Advice | None = None
         self.applied = False
         self._apply, self._undo = apply, undo
@@ -46,9 +46,16 @@ class AdviceRow:
         """Shows an advice, or none; `is_applied` says whether it is in force."""
         self.advice, self.applied = advice, is_applied
         self.widget.layout.display = "none" if advice is None else "flex"
-        words = "" if advice is None else f"Applied: {advice.sentence}" if is_applied else advice.sentence
-        say(self.sentence, words[:1].upper() + words[1:])
+        self.sentence.value = "" if advice is None else advice_as_html(advice, is_applied)
         self.apply.description = "" if advice is None else "Undo this" if is_applied else advice.button
+
+
+def advice_as_html(advice: Advice, is_applied: bool) -> str:
+    """Returns an advice as HTML, in which only the cause is shortened where there is little room."""
+    cause = f"Applied: {advice.cause}" if is_applied else advice.cause[:1].upper() + advice.cause[1:]
+    change = f'<span class="bl-advice-change">: {html.escape(advice.change)}</span>' if advice.change else ""
+    words = f'<span class="bl-advice-cause" title="{html.escape(cause)}">{with_term_tooltips(cause)}</span>'
+    return f'<div class="bl-note bl-advice-text">{words}{change}</div>'
 
 
 GOALS = ("makespan_us", "step_us", "period_us")
@@ -123,7 +130,9 @@ class Header:
         self._show_fit_note("")
 
     def _cancel(self) -> None:
-        self.model.cancel()
+        """Ends the computation of the setting and the task; the search for advice on a shown result goes on."""
+        if self.model.stale:
+            self.model.cancel()
         self.tasks.cancel()
 
     def show(self, outcome: Outcome) -> None:
@@ -144,7 +153,9 @@ class Header:
             spans.append(f'<span class="bl-bad" title="{hint}">{load}</span>')
         self.verdict.show(outcome)
         fitting = "fits" if fits else "does not fit"
-        self.verdict.announcement = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
+        self.verdict.announcement = (
+            f"step time {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
+        )
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>'
         self._dim_while_stale(self.model.stale)
 
@@ -231,14 +242,15 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     step = line.makespan_us
     same = before is not None and same_work(before, outcome)
     text = against_one_device(step, outcome.one_device_us)
+    step_text, bound_text = times_in_one_unit([step, outcome.lower_bound_us])
     fits = outcome.one_device is None or outcome.one_device.feasible
     facts = [
-        ("step", format_us(step)),
+        ("step time", step_text),
         ("", text if fits or not text else f"{text}, on which it does not fit"),
         ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
         ("", f"{plain_number(outcome.samples * 1e6 / step)} samples/s" if outcome.samples and step > 0 else ""),
         ("bubble", f"{outcome.bubble:.0%}" if setting.pipeline and step > 0 else ""),
-        ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
+        ("lower bound", bound_text if outcome.bounds else "none"),
         ("gap", gap_in_words(outcome.gap)),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
         (
@@ -246,6 +258,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
             f"{format_bytes(line.moved_bytes)} in {transfer_count:,} {plural('transfer', transfer_count)}",
         ),
         ("placed by", f"{name_of(outcome)} in {format_us(outcome.base.seconds * 1e6)}"),
+        ("order", order_name(setting, outcome.base)),
         ("graph", f"{outcome.graph.n:,} {plural('op', outcome.graph.n)}{groups}"),
         ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.finer_groups),
@@ -279,7 +292,9 @@ def costs_in_words(graph: OpGraph) -> str:
     if "measured" in graph.info:
         repeats = graph.info["measured"].get("step_us", ())
         between = (
-            f", {len(repeats)} repeats of {format_us(min(repeats))} to {format_us(max(repeats))}" if repeats else ""
+            f", {len(repeats)} repeats of {' to '.join(times_in_one_unit([min(repeats), max(repeats)]))}"
+            if repeats
+            else ""
         )
         return f"measured here{between}"
     estimate = graph.info.get("estimate", {})
@@ -303,9 +318,10 @@ def why_other(outcome: Outcome) -> str:
     groups_us, step = outcome.as_groups_us, outcome.timeline.makespan_us
     if outcome.setting.moves or not abs(step - groups_us) > 0.005 * groups_us:
         return ""
+    groups_text, step_text = times_in_one_unit([groups_us, step])
     return (
-        f"{outcome.setting.placer} found {format_us(groups_us)} with each group as one op; their ops run one by one, and so "
-        f"the step takes {format_us(step)}"
+        f"{outcome.setting.placer} found {groups_text} with each group as one op; their ops run one by one, and so "
+        f"the step takes {step_text}"
     )
 
 

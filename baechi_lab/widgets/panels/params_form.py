@@ -30,7 +30,7 @@ PLAIN = {
 """Hints for parameters whose docstring requires knowledge of the algorithm."""
 COMMON = {
     "seed": "of the random choices; the same one gives the same placement",
-    "objective": "what is to be short: the step (latency), the period of endless micro-batches, or a step of some",
+    "objective": "what is to be short: a step (latency), the period of endless micro-batches, or a step of some micro-batches",
     "micro_batches": "parts of the batch, for the objectives that count them",
     "schedule": "the order in which devices work on micro-batches, for the objective step",
     "sum": "count computing and transfers of a device one after the other instead of side by side",

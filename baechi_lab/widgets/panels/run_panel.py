@@ -99,7 +99,7 @@ class RunPanel:
         if outcome is None or not runnable:
             say(
                 self.state,
-                "A graph without a step cannot be run: open the workbench with a step, or choose a model in Setting.",
+                "A graph alone cannot be run: open the workbench with a training step, or choose a model in Setting.",
             )
         elif run is None:
             say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")
@@ -200,11 +200,11 @@ def foreign(outcome: Outcome) -> str:
             return ""
         until = "they have no cost" if copies_nothing(outcome) else "the link is measured, too"
         return (
-            f"Ops have the times of this machine, transfers those of the preset {link}: simulated and measured steps are no "
+            f"Ops have the times of this machine, transfers those of the preset {link}: simulated and measured step times are no "
             f"comparison before {until}."
         )
     return (
-        f"The simulated step is an estimate for {outcome.setting.hardware}; a run measures this machine. "
+        f"The simulated step time is an estimate for {outcome.setting.hardware}; a run measures this machine. "
         "The two cannot be compared."
     )
 

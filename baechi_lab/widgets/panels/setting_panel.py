@@ -124,7 +124,7 @@ class SettingPanel:
         self.preset = _drop(
             "hardware",
             [OWN_CLUSTER, *HARDWARE_PRESETS],
-            "devices, memory and links that many have; a step that is estimated gets the times of these devices, a stored "
+            "devices, memory and links that many have; a training step that is estimated gets their times, a stored "
             "graph keeps its own",
         )
         hint = "how many; further ones are like the last"
@@ -277,7 +277,7 @@ class SettingPanel:
         if setting.batch_size is not None or subject is None or setting.model:
             return ""
         batch = subject.batch_size if is_torch_step(subject) else None
-        return f"step {subject.name} has its own batch" + (f" of {batch}" if batch else "")
+        return f"the training step {subject.name} has its own batch" + (f" of {batch}" if batch else "")
 
     def _batch_for(self, source: str) -> int | None:
         """Returns the first batch size of a newly chosen model."""

@@ -20,6 +20,24 @@ function groupChoices(bench) {
   }
 }
 
+/** The buttons of advice are one Tab stop: arrows go from one to the other. The second is seen only with the first. @param {Element} bench */
+function groupAdvice(bench) {
+  const buttons = /** @type {HTMLElement[]} */ ([...bench.querySelectorAll(".bl-one-advice button")]);
+  buttons.forEach((button, k) => {
+    if (k > 0) button.tabIndex = -1;
+    if (button.dataset.roving) return;
+    button.dataset.roving = "true";
+    button.addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const next = by === undefined ? undefined : buttons[k + by];
+      if (!next?.offsetParent) return;
+      next.focus();
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  });
+}
+
 /** Mark the workbench as disconnected once its kernel is shut down: JupyterLab's widget manager does so after a restart only.
  * Front ends that do not show their kernel are left alone. Returns a function that stops.
  * @param {any} manager the widget manager @param {() => Element | null} bench @param {number} every milliseconds */
@@ -120,6 +138,7 @@ function render({ model, el }) {
     if (!bench) return;
     nameSliders(bench);
     groupChoices(bench);
+    groupAdvice(bench);
   });
   let unask = () => {};
   requestAnimationFrame(() => { // the panes may come after this
@@ -130,6 +149,7 @@ function render({ model, el }) {
     unask = watchAnswers(model, bench);
     nameSliders(bench);
     groupChoices(bench);
+    groupAdvice(bench);
     changes.observe(bench, { childList: true, subtree: true });
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });

@@ -1,6 +1,22 @@
 // A table that sorts by its columns; a click and the keys of a button do the same. Traits: see table_view.py.
 
 /** @typedef {{name: string, hint: string, number: boolean}} ColumnHead */
+const SHORT = 14; // letters of a name that stand on one line
+
+/** The name of a column and its unit: lines break before the unit, and within the name only where that is long. @param {string} name
+ * @returns {[string, string]} a part without a break, and the rest */
+function headParts(name) {
+  const unit = name.search(/ \(/);
+  const end = unit < 0 ? name.length : unit;
+  return end > SHORT ? ["", name] : [name.slice(0, end), name.slice(end)];
+}
+
+/** @param {string} name */
+function headOf(name) {
+  const [whole, rest] = headParts(name);
+  return [element("span", { class: "bl-whole" }, whole), rest];
+}
+
 /** @typedef {{cells: string[], tips: string[], keys: (number | string | null)[], marked: boolean, notes: {text: string, hint: string, good: boolean}[],
  *   actions: {name: string, hint: string}[], lanes: {d: string, color: string}[], span: number, label: string}} TableRow */
 const LANE_BINS = 60;
@@ -51,7 +67,7 @@ function render({ model, el }) {
     const focused = /** @type {HTMLElement | null} */ (el.contains(document.activeElement) ? document.activeElement : null)?.dataset.key;
     const heads = head.map((one, k) => element("th", {
       scope: "col", class: one.number && "bl-number", "aria-sort": column === k && (descending ? "descending" : "ascending"),
-    }, element("button", { type: "button", class: "bl-sort", title: one.hint || `sort by ${one.name}`, "data-key": `head ${k}`, onclick: () => sortBy(k) }, one.name)));
+    }, element("button", { type: "button", class: "bl-sort", title: one.hint || `sort by ${one.name}`, "data-key": `head ${k}`, onclick: () => sortBy(k) }, ...headOf(one.name))));
     const body = sortedOrder(rows, column, descending).map((number) => {
       const row = rows[number];
       const cells = row.cells.map((text, k) => element("td", { class: head[k].number && "bl-number", title: row.tips[k] || false }, text,
