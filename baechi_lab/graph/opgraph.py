@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_position, is_list
 from ..errors import CycleError, InvalidInput, UnknownOpError, in_short
 from .columns import numbers, text, texts, whole_numbers
-from .kernels.csr import Integers, distinct, frozen_array, inverse, offsets, topological_order, transpose
+from .kernels.csr import Integers, distinct, frozen_array, grouped_sum, inverse, offsets, topological_order, transpose
 from .pickling import Picklable
 from .units import format_us
 from .validation import check_ids, validate
@@ -204,9 +204,7 @@ class OpGraph(Picklable):
         >>> OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 20)]).output_bytes.tolist()
         [50, 0, 0]
         """
-        total = np.zeros(self.n, dtype=np.int64)
-        np.add.at(total, self.tensor_producer, self.tensor_bytes)
-        return frozen_array(total, np.int64)
+        return frozen_array(grouped_sum(self.tensor_bytes, self.tensor_producer, self.n), np.int64)
 
     @cached_property
     def device_unit(self) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.csr import inverse
+from ..graph.kernels.csr import interval_sum, inverse
 from ..graph.kernels.readiness import order_of_readiness
 from ..graph.opgraph import GROWS, OWN
 from .reuse_peak import reuse_peak
@@ -48,10 +48,7 @@ def live_bytes(
     `position` is int64[n], `size` int64[tensors]. Only `tensors`, a mask, are counted; by default all are.
     """
     start, end, size = position[graph.tensor_producer][tensors], last_use(graph, position)[tensors] + 1, size[tensors]
-    change = np.zeros(graph.n + 1, dtype=np.int64)
-    np.add.at(change, start, size)
-    np.add.at(change, end, -size)
-    return np.cumsum(change[:-1])
+    return interval_sum(size, start, end, graph.n)
 
 
 def readiness_peak(graph: OpGraph) -> int:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
-from ..graph.kernels.csr import Bools, Floats, Ints
+from ..graph.kernels.csr import Bools, Floats, Ints, interval_sum
 from ..memory.peak import last_use, live_bytes
 from .checkpoints import is_read_by_backward_op
 from .training_graph import TrainingGraph
@@ -83,11 +83,9 @@ class Chain:
         n = len(self.ops)
         if n <= max_groups:
             return np.arange(1, n + 1)
-        crossing = np.zeros(n + 1, dtype=np.int64)
         read = np.flatnonzero(self.reach >= 0)
-        np.add.at(crossing, read, self.size[read])
-        np.subtract.at(crossing, self.reach[read], self.size[read])
-        crossing = np.cumsum(crossing)  # bytes read across the cut after each position
+        # Bytes read across the cut after each position.
+        crossing = interval_sum(self.size[read], read, self.reach[read], n + 1)
         edges = np.linspace(0, n, max_groups + 1).astype(np.int64)
         last_ops = [low + int(crossing[low:high].argmin()) + 1 for low, high in pairwise(edges.tolist())]
         return np.unique([*last_ops[:-1], n])

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..graph import CONTROL_BYTES
-from ..graph.kernels.csr import Bools, Ints
+from ..graph.kernels.csr import Bools, Ints, interval_sum
 from .training_graph import TrainingGraph
 
 NEVER = np.iinfo(np.int64).max
@@ -80,10 +80,7 @@ class OpSequence:
         last = producer.copy()
         read, source_run, reader = self.reads
         np.maximum.at(last, first_output[source_run] + read - graph.output_ptr[self.ops[source_run]], reader)
-        change = np.zeros(total + 1, dtype=np.int64)
-        np.add.at(change, producer, size)
-        np.add.at(change, last + 1, -size)
-        live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[self.ops]
+        live_bytes = interval_sum(size, producer, last + 1, total) + graph.temp_bytes[self.ops]
         return int(graph.persistent_bytes.sum() + live_bytes.max())
 
     @property

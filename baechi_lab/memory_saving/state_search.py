@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..graph import CONTROL_BYTES
-from ..graph.kernels.csr import Floats, Ints
+from ..graph.kernels.csr import Floats, Ints, interval_sum
 from ..memory.peak import last_use
 from .training_graph import TrainingGraph
 
@@ -46,11 +46,10 @@ class MemoryStates:
         last = last_use(graph, rank)
         is_undecided = np.ones(graph.tensor_count, dtype=np.bool_)
         is_undecided[self.values] = False
-        change = np.zeros(graph.n + 1, dtype=np.int64)
-        np.add.at(change, rank[graph.tensor_producer][is_undecided] + 1, graph.tensor_bytes[is_undecided])
-        np.add.at(change, last[is_undecided] + 1, -graph.tensor_bytes[is_undecided])
         # While its maker runs, a tensor is in the transient bytes.
-        self.before = np.cumsum(change)[:-1] + int(graph.persistent_bytes.sum())
+        first, end = rank[graph.tensor_producer] + 1, last + 1
+        held_bytes = interval_sum(graph.tensor_bytes * is_undecided, first, end, graph.n)
+        self.before = held_bytes + int(graph.persistent_bytes.sum())
         self.repeatable_ops = [int(op) for op in np.flatnonzero(training.may_repeat) if self.makes[op]]
 
     @property

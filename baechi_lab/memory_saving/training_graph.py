@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.kernels.csr import Bools, Ints, inverse
+from ..graph.kernels.csr import Bools, Ints, grouped_sum, inverse
 from ..graph.tensors import NAMED, RECOMPUTED, unrepeatable_ops
 from ..passes.forward_only import backward_ops
 from ..passes.roles import SETUP, UPDATE, roles
@@ -122,9 +122,7 @@ class TrainingGraph:
     def data_bytes(self) -> Ints:
         """int64[n]: bytes of the outputs of each op, without control dependencies."""
         size = np.where(self.graph.tensor_bytes > CONTROL_BYTES, self.graph.tensor_bytes, 0)
-        total = np.zeros(self.graph.n, dtype=np.int64)
-        np.add.at(total, self.graph.tensor_producer, size)
-        return total
+        return grouped_sum(size, self.graph.tensor_producer, self.graph.n)
 
 
 def _obstacle_of_type(op_type: str) -> str:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
 from ..graph.groups import components
-from ..graph.kernels.csr import Integers, Ints, distinct, inverse, offsets
+from ..graph.kernels.csr import Integers, Ints, distinct, grouped_sum, interval_sum, inverse, offsets
 from ..graph.opgraph import default_tensor_names
 from ..graph.tensors import lasting_info
 from .allowed_lists import UNCLEAR, common_allowed
@@ -106,13 +106,6 @@ def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, rea
     return GroupEdges(key // width, key % width)
 
 
-def grouped_sum(values: NDArray[np.int64], label: Ints, count: int) -> NDArray[np.int64]:
-    """Returns exact sums per group; floats would lose bytes beyond 2^53."""
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, label, values)
-    return total
-
-
 def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.float64]:
     """Returns float64[count]: the sum per group."""
     return np.bincount(label, values, count).astype(np.float64)
@@ -141,17 +134,13 @@ def member_peak(
     leaves = is_outer.copy()
     leaves[tensor[~inside]] = True
     last_slot[leaves] = bounds[producer_group[leaves] + 1] - 1
-    change = np.zeros(n + 1, dtype=np.int64)
-    np.add.at(change, slot[producer], size)
-    np.add.at(change, last_slot + 1, -size)
+    live_bytes = interval_sum(size, slot[producer], last_slot + 1, n) + graph.temp_bytes[by_group]
     output_bytes = grouped_sum(size[is_outer], producer_group[is_outer], count)
     own_input, reading_group = _own_inputs(graph, label, is_outer)
     last_read = np.zeros(graph.tensor_count, dtype=np.int64)
     np.maximum.at(last_read, tensor, slot[reader])
-    np.add.at(change, bounds[reading_group], size[own_input])
-    np.add.at(change, last_read[own_input] + 1, -size[own_input])
-    np.add.at(output_bytes, reading_group, size[own_input])
-    live_bytes = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
+    live_bytes += interval_sum(size[own_input], bounds[reading_group], last_read[own_input] + 1, n)
+    output_bytes += grouped_sum(size[own_input], reading_group, count)
     return np.maximum(np.maximum.reduceat(live_bytes, bounds[:-1]) - output_bytes, 0)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.csr import Ints, distinct
+from ..graph.kernels.csr import Ints, distinct, grouped_sum
 from ..graph.tensors import tensor_columns
 from .allowed_lists import with_common_lists
 from .base import Pass
-from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
+from .contraction import coarse_graph, group_edges, member_peak, number_groups
 from .joined_ops import JoinedOps
 
 

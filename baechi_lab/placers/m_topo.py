@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.csr import Integers
+from ..graph.kernels.csr import Integers, grouped_sum
 from ..graph.kernels.jit import has_few_entries, njit
 from ..graph.units import format_bytes
 from .base import Placer
@@ -46,10 +46,9 @@ def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
 def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
-    need, persistent_bytes = np.zeros(count, np.int64), np.zeros(count, np.int64)
     allowed = allowed_group_devices(graph, cluster, group)
-    np.add.at(need, group, graph.persistent_bytes + graph.output_bytes + graph.temp_bytes)
-    np.add.at(persistent_bytes, group, graph.persistent_bytes)
+    persistent_bytes = grouped_sum(graph.persistent_bytes, group, count)
+    need = persistent_bytes + grouped_sum(graph.output_bytes + graph.temp_bytes, group, count)
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
     cap = caps(cluster, need)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, durations
-from ..graph.kernels.csr import Integers
+from ..graph.kernels.csr import Integers, grouped_sum, offsets
 from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .problem import allowed_group_devices, groups_of
@@ -54,9 +54,8 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     cost = np.asarray(np.stack(work, axis=1), dtype=np.float64)
     allowed = allowed_group_devices(graph, cluster, group)
     rank, first = np.zeros(count), np.full(count, graph.n)
-    persistent_bytes, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    np.add.at(persistent_bytes, group, graph.persistent_bytes)
-    np.add.at(need, group, graph.persistent_bytes + graph.output_bytes + graph.temp_bytes)
+    persistent_bytes = grouped_sum(graph.persistent_bytes, group, count)
+    need = persistent_bytes + grouped_sum(graph.output_bytes + graph.temp_bytes, group, count)
     np.maximum.at(rank, group, total_rank(graph))
     np.minimum.at(first, group, graph.position)
     total = table.sum(axis=0)
@@ -158,10 +157,8 @@ def incoming(graph: OpGraph, cluster: Cluster, group: Integers) -> Incoming:
     between = np.flatnonzero(source != target)
     order = between[np.argsort(target[between], kind="stable")]
     count = int(group.max(initial=-1)) + 1
-    pointer = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.bincount(target[order], minlength=count), out=pointer[1:])
     size = graph.tensor_bytes[graph.edge_tensor[order]]
-    return Incoming(pointer, source[order], size, cluster.latency_us, cluster.us_per_byte)
+    return Incoming(offsets(target[order], count), source[order], size, cluster.latency_us, cluster.us_per_byte)
 
 
 @njit(cache=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.cluster import COMMUNICATION_MODES
-from ..graph.kernels.csr import Integers, inverse, offsets
+from ..graph.kernels.csr import Integers, grouped_sum, inverse, offsets
 
 
 class Problem(NamedTuple):
@@ -117,8 +117,8 @@ def make_problem(graph: OpGraph, cluster: Cluster, *, memory_limits: bool = True
     """Returns the arrays of `graph` on `cluster`; `limited=False` ignores memory, as classical placers do."""
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
-    promised_bytes, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
-    np.add.at(promised_bytes, group, graph.persistent_bytes)
+    promised_bytes = grouped_sum(graph.persistent_bytes, group, count)
+    largest_temp, largest_output = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     np.maximum.at(largest_temp, group, graph.temp_bytes)
     np.maximum.at(largest_output, group, graph.output_bytes)
     reserve = largest_temp + largest_output if reservation else np.zeros(count, dtype=np.int64)

@@ -151,8 +151,7 @@ def refine(v: Vertices, vertex_device: NDArray[np.int64], imbalance: float) -> i
     No device goes above its share; from a device above it, a move may lower its load at no cost. Ties by device index.
     """
     count, devices = v.load.shape
-    used = np.zeros(devices)
-    np.add.at(used, vertex_device, v.load[np.arange(count), vertex_device])
+    used = np.bincount(vertex_device, v.load[np.arange(count), vertex_device], devices)
     # bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays.
     vertex = np.repeat(np.arange(len(vertex_device)), np.diff(v.pointer))
     a, b = vertex_device[vertex], vertex_device[v.neighbour]

@@ -183,9 +183,7 @@ def estimated_us(
     launches_us = np.minimum(hardware.launch_us, work.step_us) * work.steps
     op_us = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, op_us))
-    total = np.zeros(work.ops)
-    np.add.at(total, work.op, work.times * once)
-    return total
+    return np.bincount(work.op, work.times * once, work.ops)
 
 
 def start_us(work: Work, hardware: Hardware, generation: Generation) -> Floats:
@@ -292,8 +290,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
     vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
     product_us = np.where(is_vector, vector_product_us, product_us)
-    us_of_products = np.zeros(len(work.op))
-    np.add.at(us_of_products, owner, product_us)
+    us_of_products = np.bincount(owner, product_us, len(work.op))
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
     return np.where(has_shape, us_of_products, np.where(work.vector_flops > 0, 0.0, us_without_shape)) + vector_us

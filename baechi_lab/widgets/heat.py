@@ -66,9 +66,7 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
             covered_us = np.concatenate([[0.0], np.maximum.accumulate(end[order])[:-1]]) if len(order) else np.zeros(0)
             own_us = np.maximum(end[order] - np.maximum(start[order], covered_us), 0.0)
             np.add.at(heat, owner[order], own_us / timeline.makespan_us)
-    sums = np.zeros(outcome.graph.n)
-    np.add.at(sums, outcome.original_of(np.arange(graph.n)), heat)
-    return sums
+    return np.bincount(outcome.original_of(np.arange(graph.n)), heat, outcome.graph.n)
 
 
 def format_heat(by: str, value: float) -> str:

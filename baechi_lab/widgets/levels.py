@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import MEMORY_CATEGORIES, MemoryLog, Timeline
 from ..graph.device import short_device
+from ..graph.kernels.csr import grouped_sum
 from .columns import Columns, pack
 
 MOST_ROWS = 30_000
@@ -125,8 +126,7 @@ def live_bytes(timeline: Timeline, device: int, time_us: float) -> tuple[LiveByt
     entries = np.flatnonzero((log.device == device) & (log.time_us <= time_us))
     key = log.op[entries].astype(np.int64) * len(MEMORY_CATEGORIES) + log.category[entries]
     keys, inverse = np.unique(key, return_inverse=True)
-    held_bytes = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(held_bytes, inverse, log.delta[entries])
+    held_bytes = grouped_sum(log.delta[entries], inverse, len(keys))
     order = np.argsort(-held_bytes, kind="stable")
     return tuple(
         LiveBytes(op, timeline.op_names[op] if op >= 0 else "", MEMORY_CATEGORIES[category], size)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.cluster import COMMUNICATION_MODES
+from ...graph.kernels.csr import grouped_sum
 from ...simulator.bounds.merge import merge_problem, paid_heads
 from ...simulator.paths import heads_and_tails
 
@@ -64,9 +65,7 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
     costs = durations(graph, cluster) if table is None else np.asarray(table, dtype=np.float64)
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731
     writable_copy = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)
-    unread = np.zeros(graph.n, dtype=np.int64)
     has_no_reader = np.diff(graph.consumer_ptr) == 0
-    np.add.at(unread, graph.tensor_producer[has_no_reader], graph.tensor_bytes[has_no_reader])
     degree = np.diff(graph.inputs[0])
     return Model(
         writable_copy(costs),
@@ -83,7 +82,7 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
         producer=ints(graph.tensor_producer),
         size_bytes=writable_copy(graph.tensor_bytes),
         output_bytes=writable_copy(graph.output_bytes),
-        unread=unread,
+        unread=grouped_sum(graph.tensor_bytes * has_no_reader, graph.tensor_producer, graph.n),
         temp=writable_copy(graph.temp_bytes),
         persistent=writable_copy(graph.persistent_bytes),
         limit=writable_copy(cluster.memory_bytes),

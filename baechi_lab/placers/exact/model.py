@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...graph.kernels.csr import grouped_sum
 from ..problem import devices_are_equal, memory_may_run_out
 from .transfers import add_transfer_bounds, add_transfers
 from .variables import ExactModel
@@ -119,8 +120,7 @@ def add_memory(m: ExactModel) -> None:
             span = m.model.new_optional_interval_var(m.start[i], length, m.end[i], m.on(i, d), "")
             spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
     # Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group.
-    group_bytes = np.zeros(len(m.x), dtype=np.int64)
-    np.add.at(group_bytes, m.group, m.graph.persistent_bytes)
+    group_bytes = grouped_sum(m.graph.persistent_bytes, m.group, len(m.x))
     alone = m.graph.output_bytes + m.graph.temp_bytes + group_bytes[m.group]
     for d in range(m.cluster.n):
         memory_bytes = int(m.cluster.memory_bytes[d])

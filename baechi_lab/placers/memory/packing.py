@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph
+from ...graph.kernels.csr import grouped_sum
 from ...graph.opgraph import GROWS
 from ...graph.units import format_bytes, plural
 from ...memory.peak import bytes_while_running
@@ -26,9 +27,7 @@ MOST_LISTED = 8
 def promised_bytes(graph: OpGraph) -> NDArray[np.int64]:
     """Returns int64[groups]: persistent bytes of each group (`groups_of`)."""
     group = groups_of(graph)
-    total = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(total, group, graph.persistent_bytes)
-    return total
+    return grouped_sum(graph.persistent_bytes, group, int(group.max(initial=-1)) + 1)
 
 
 def best_fit(
@@ -179,8 +178,7 @@ def persistent_bytes_beside(graph: OpGraph, with_reuse: bool = False) -> NDArray
     group, grows = groups_of(graph), np.zeros(graph.n, dtype=np.bool_)
     if with_reuse and graph.reuse is not None:
         grows = graph.reuse == GROWS
-    group_bytes = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(group_bytes, group, np.where(grows, 0, graph.persistent_bytes))
+    group_bytes = grouped_sum(np.where(grows, 0, graph.persistent_bytes), group, int(group.max(initial=-1)) + 1)
     return group_bytes[group] + np.where(grows, graph.persistent_bytes, 0)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement, allowed_devices
-from ...graph.kernels.csr import Integers
+from ...graph.kernels.csr import Integers, grouped_sum
 from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
 from ..evaluation.cost import PROHIBITIVE, Prices, evaluate_current, make_objective
@@ -123,8 +123,7 @@ class _Repair:
         if start is not None:
             yield self._with_whole_groups(start.device), start.rank
         unit_bytes = promised_bytes(self.graph)
-        total = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
-        np.add.at(total, self.group, self.graph.persistent_bytes + self.graph.output_bytes + self.graph.temp_bytes)
+        total = unit_bytes + grouped_sum(self.graph.output_bytes + self.graph.temp_bytes, self.group, len(unit_bytes))
         for weight in (unit_bytes, total):
             for device in self._splits(weight):
                 yield device, None

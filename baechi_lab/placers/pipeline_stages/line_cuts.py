@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Integers, distinct, offsets
+from ...graph.kernels.csr import Integers, distinct, interval_sum, offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain, prefix_sums
 from .dynamic_program import ChainStage, allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
@@ -103,10 +103,7 @@ def sums_across_places(
     low, high = producer.astype(np.int64), producer.astype(np.int64)
     np.minimum.at(low, tensor, reader)
     np.maximum.at(high, tensor, reader)
-    change = np.zeros(count + 2)
-    np.add.at(change, low + 1, weight)
-    np.add.at(change, high + 1, -weight)
-    return np.maximum(np.cumsum(change)[: count + 1], 0.0)
+    return np.maximum(interval_sum(weight.astype(np.float64), low + 1, high + 1, count + 1), 0.0)
 
 
 def _interval_changes(

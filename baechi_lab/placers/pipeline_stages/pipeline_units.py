@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, durations
-from ...graph.kernels.csr import Integers, distinct, inverse, offsets, topological_order
+from ...graph.kernels.csr import Integers, distinct, grouped_sum, inverse, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
@@ -209,10 +209,8 @@ def unit_columns(
         np.stack([np.bincount(unit, us[:, d], count).astype(np.float64) for d in range(cluster.n)], axis=1)
         for us in (np.where(collective, 0.0, table), np.where(collective, table, 0.0))
     )
-    persistent_bytes = np.zeros(count, dtype=np.int64)
-    np.add.at(persistent_bytes, unit, graph.persistent_bytes)
-    gradient = np.zeros(count, dtype=np.int64)
-    np.add.at(gradient, unit, gradient_bytes(graph))
+    persistent_bytes = grouped_sum(graph.persistent_bytes, unit, count)
+    gradient = grouped_sum(gradient_bytes(graph), unit, count)
     allowed = allowed_group_devices(graph, cluster, unit)
     producer_unit = unit[graph.edge_source]
     away = producer_unit != unit[graph.consumers]

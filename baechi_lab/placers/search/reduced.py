@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Ints, frozen_array, offsets
-from ...passes.contraction import group_edges, grouped_sum, member_peak
+from ...graph.kernels.csr import Ints, frozen_array, grouped_sum, offsets
+from ...passes.contraction import group_edges, member_peak
 from ...simulator.paths import tails
 from ..evaluation.cost import Objective
 from ..evaluation.edges import mark_needed_edges

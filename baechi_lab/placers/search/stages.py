@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.kernels.csr import grouped_sum
 from ..contiguous import lines
 from ..evaluation.acceptance import acceptance_threshold
 from ..pipeline_stages.objective import Objective
@@ -142,9 +143,7 @@ def _measure(
     """
     if not _is_allowed(candidate, units):
         return np.inf
-    held_bytes = np.zeros(cluster.n, dtype=np.int64)
-    np.add.at(held_bytes, candidate.unit_device, units.persistent_bytes)
-    if np.any(held_bytes > cluster.memory_bytes):
+    if np.any(grouped_sum(units.persistent_bytes, candidate.unit_device, cluster.n) > cluster.memory_bytes):
         return np.inf
     try:
         placement = candidate.placement(units)
