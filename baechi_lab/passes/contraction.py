@@ -106,11 +106,6 @@ def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, rea
     return GroupEdges(key // width, key % width)
 
 
-def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.float64]:
-    """Returns float64[count]: the sum per group."""
-    return np.bincount(label, values, count).astype(np.float64)
-
-
 def member_peak(
     graph: OpGraph, label: Ints, count: int, is_outer: NDArray[np.bool_], size: Ints | None = None
 ) -> NDArray[np.int64]:
@@ -191,8 +186,8 @@ def coarse_graph(
         reuse=None if graph.reuse is None else np.zeros(count, dtype=np.int8),
         names=tuple([graph.names[i] for i in leader_op.tolist()]),
         op_types=tuple([graph.op_types[i] for i in leader_op.tolist()]),
-        duration_us=_sums(graph.duration_us, label, count),
-        duration_by_kind={kind: _sums(us, label, count) for kind, us in graph.duration_by_kind.items()},
+        duration_us=grouped_sum(graph.duration_us, label, count),
+        duration_by_kind={kind: grouped_sum(us, label, count) for kind, us in graph.duration_by_kind.items()},
         tensor_producer=producer_group.astype(np.int32),
         tensor_bytes=graph.tensor_bytes[tensors],
         tensor_names=_tensor_names(graph, tensors, producer_group, label, count),

@@ -50,8 +50,7 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     """Returns the units of `graph`: colocation groups and single ops. Raises `InfeasiblePlacement` for an op without a device."""
     group, table = groups_of(graph), durations(graph, cluster)
     count = int(group.max(initial=-1)) + 1
-    work = [np.bincount(group, table[:, d], count) for d in range(cluster.n)]
-    cost = np.asarray(np.stack(work, axis=1), dtype=np.float64)
+    cost = grouped_sum(table, group, count)
     allowed = allowed_group_devices(graph, cluster, group)
     rank, first = np.zeros(count), np.full(count, graph.n)
     persistent_bytes = grouped_sum(graph.persistent_bytes, group, count)

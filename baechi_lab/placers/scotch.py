@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.kernels.csr import grouped_sum
 from ..workers.isolated import isolated_command
 from .base import Placer
 from .memory.feasible import within_memory
@@ -124,8 +125,7 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     """Returns the mapping problem; `by_bytes` balances persistent bytes against memory in place of work against speed."""
     of = groups_of(graph)
     count = int(of.max()) + 1
-    allowed, cost = allowed_group_devices(graph, cluster, of), np.zeros((count, cluster.n))
-    np.add.at(cost, of, durations(graph, cluster))
+    allowed, cost = allowed_group_devices(graph, cluster, of), grouped_sum(durations(graph, cluster), of, count)
     if by_bytes:
         persistent_bytes = np.bincount(of, graph.persistent_bytes, count)
         cost = persistent_bytes[:, None] / np.maximum(cluster.memory_bytes, 1)
@@ -151,7 +151,7 @@ def refine(v: Vertices, vertex_device: NDArray[np.int64], imbalance: float) -> i
     No device goes above its share; from a device above it, a move may lower its load at no cost. Ties by device index.
     """
     count, devices = v.load.shape
-    used = np.bincount(vertex_device, v.load[np.arange(count), vertex_device], devices)
+    used = grouped_sum(v.load[np.arange(count), vertex_device], vertex_device, devices)
     # bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays.
     vertex = np.repeat(np.arange(len(vertex_device)), np.diff(v.pointer))
     a, b = vertex_device[vertex], vertex_device[v.neighbour]

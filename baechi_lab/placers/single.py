@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.kernels.csr import Floats, Integers
+from ..graph.kernels.csr import Floats, Integers, grouped_sum
 from ..graph.units import format_bytes
 from ..simulator import makespan_and_peak
 from .base import Placer
@@ -91,6 +91,5 @@ def _group_times(graph: OpGraph, cluster: Cluster) -> tuple[Floats, Integers, ND
     """Returns float64[groups, devices], the time of each colocation group; the group of each op; where each may run."""
     allowed, group = allowed_devices(graph, cluster), groups_of(graph)
     groups = int(group.max(initial=-1)) + 1
-    cost = np.where(allowed, durations(graph, cluster), 0.0)
-    total: Floats = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
-    return total, group, allowed_group_devices(graph, cluster, group)
+    cost: Floats = np.where(allowed, durations(graph, cluster), 0.0)
+    return grouped_sum(cost, group, groups), group, allowed_group_devices(graph, cluster, group)

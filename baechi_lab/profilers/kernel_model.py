@@ -63,6 +63,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
+from ..graph.kernels.csr import grouped_sum
 from .generations import Generation, generation_named
 from .work import ALIGNED, PRECISION_BYTES, Booleans, Floats, Kernel, Products, Work, work_of
 
@@ -183,7 +184,7 @@ def estimated_us(
     launches_us = np.minimum(hardware.launch_us, work.step_us) * work.steps
     op_us = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, op_us))
-    return np.bincount(work.op, work.times * once, work.ops)
+    return grouped_sum(work.times * once, work.op, work.ops)
 
 
 def start_us(work: Work, hardware: Hardware, generation: Generation) -> Floats:
@@ -290,7 +291,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
     vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
     product_us = np.where(is_vector, vector_product_us, product_us)
-    us_of_products = np.bincount(owner, product_us, len(work.op))
+    us_of_products = grouped_sum(product_us, owner, len(work.op))
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
     return np.where(has_shape, us_of_products, np.where(work.vector_flops > 0, 0.0, us_without_shape)) + vector_us

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import placed_durations
-from ..graph.kernels.csr import Integers, distinct, inverse, offsets
+from ..graph.kernels.csr import Integers, distinct, grouped_sum, inverse, offsets
 from ..passes.all_reduce import ALL_REDUCE
 from ..passes.named_tensors import without_name_waits
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
@@ -228,7 +228,7 @@ def make_setting(
 
     def total(kind: int) -> NDArray[np.float64]:
         in_phase = phase == kind
-        return np.bincount(stage[in_phase], duration_us[in_phase], stage_count).astype(np.float64)
+        return grouped_sum(duration_us[in_phase], stage[in_phase], stage_count)
 
     # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))

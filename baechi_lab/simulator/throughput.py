@@ -14,7 +14,7 @@ from ..errors import InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import placed_durations
-from ..graph.kernels.csr import Integers, distinct
+from ..graph.kernels.csr import Integers, distinct, grouped_sum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,7 +140,7 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
 
 def _per_device(device: Integers, us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
     """Returns float64[devices]: the sum of the times `us` of each device."""
-    return np.bincount(device, us, cluster.n).astype(np.float64)
+    return grouped_sum(us, device, cluster.n)
 
 
 def _queues(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_text
+from ..graph.kernels.csr import grouped_sum
 from ..graph.units import format_bytes, format_us
 from .compute import Outcome
 from .levels import entries_until_peak
@@ -66,7 +67,7 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
             covered_us = np.concatenate([[0.0], np.maximum.accumulate(end[order])[:-1]]) if len(order) else np.zeros(0)
             own_us = np.maximum(end[order] - np.maximum(start[order], covered_us), 0.0)
             np.add.at(heat, owner[order], own_us / timeline.makespan_us)
-    return np.bincount(outcome.original_of(np.arange(graph.n)), heat, outcome.graph.n)
+    return grouped_sum(heat, outcome.original_of(np.arange(graph.n)), outcome.graph.n)
 
 
 def format_heat(by: str, value: float) -> str:

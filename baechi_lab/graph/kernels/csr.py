@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,12 +32,24 @@ def offsets(row: Integers, rows: int) -> Ints:
     return pointer
 
 
-def grouped_sum(values: Integers, label: Integers, count: int) -> Ints:
-    """Returns int64[count]: the sum of the values with each label. It is exact; floats would lose bytes beyond 2^53.
+@overload
+def grouped_sum(values: Integers, label: Integers, count: int) -> Ints: ...
+@overload
+def grouped_sum(values: Floats, label: Integers, count: int) -> Floats: ...
+def grouped_sum(values: Integers | Floats, label: Integers, count: int) -> Ints | Floats:
+    """Returns [count]: the sum of the values with each label; of float64[n, columns] the sum of the rows with each label.
+
+    Sums of whole numbers are exact int64; as float64 they would lose bytes beyond 2^53.
 
     >>> grouped_sum(np.array([5, 7, 9]), np.array([2, 0, 2]), 3).tolist()
     [7, 0, 14]
+    >>> grouped_sum(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0, 0]), 1).tolist()
+    [[4.0, 6.0]]
     """
+    if values.dtype.kind == "f":
+        if values.ndim == 2:
+            return np.stack([grouped_sum(column, label, count) for column in values.T], axis=1)
+        return np.bincount(label, values, count).astype(np.float64)
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, label, values)
     return total
@@ -46,7 +58,7 @@ def grouped_sum(values: Integers, label: Integers, count: int) -> Ints:
 def interval_sum(values: NDArray[Scalar], first: Integers, end: Integers, count: int) -> NDArray[Scalar]:
     """Returns [count]: for each position, the sum of the values whose interval from `first` to before `end` contains it.
 
-    An interval may end at `count`. Such as bytes: each tensor is held from the position of its producer to its last reader.
+    An interval may end at `count`. For example, bytes of tensors, each held from its producer to its last reader.
 
     >>> interval_sum(np.array([5, 7]), np.array([0, 1]), np.array([2, 3]), 3).tolist()
     [5, 12, 7]

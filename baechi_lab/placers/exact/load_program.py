@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, durations
+from ...graph.kernels.csr import grouped_sum
 from ...passes.roles import FORWARD, roles
 from ...passes.unroll import unroll
 from ...simulator.paths import heads_and_tails
@@ -92,7 +93,7 @@ def _step_request(
     unrolled_graph = unroll(graph, objective.micro_batches)
     unit, count = m.unit[unrolled_graph.copy_of], len(m.persistent_bytes)
     table = durations(unrolled_graph, cluster)
-    work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
+    work = grouped_sum(table, unit, count)
     head, tail = heads_and_tails(unrolled_graph, table.min(axis=1))
     least = [np.full(count, np.inf), np.full(count, np.inf)]
     for earliest, path in zip(least, (head, tail), strict=True):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, durations
-from ...graph.kernels.csr import Integers, distinct, grouped_sum, inverse, offsets, topological_order
+from ...graph.kernels.csr import Floats, Integers, distinct, grouped_sum, inverse, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
@@ -205,10 +205,9 @@ def unit_columns(
     """Returns the columns of given units; `share` float64[n] scales the work of each op."""
     table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
     collective = graph.on_communication_lane[:, None]
-    work, communication = (
-        np.stack([np.bincount(unit, us[:, d], count).astype(np.float64) for d in range(cluster.n)], axis=1)
-        for us in (np.where(collective, 0.0, table), np.where(collective, table, 0.0))
-    )
+    computing_us: Floats = np.where(collective, 0.0, table)
+    communicating_us: Floats = np.where(collective, table, 0.0)
+    work, communication = grouped_sum(computing_us, unit, count), grouped_sum(communicating_us, unit, count)
     persistent_bytes = grouped_sum(graph.persistent_bytes, unit, count)
     gradient = grouped_sum(gradient_bytes(graph), unit, count)
     allowed = allowed_group_devices(graph, cluster, unit)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
 from ...graph.groups import components
-from ...graph.kernels.csr import Ints, distinct
+from ...graph.kernels.csr import Ints, distinct, grouped_sum
 from ...passes.contraction import contract, number_groups
 from ...passes.fusion import distinct_edges
 from ..problem import transfer_us
@@ -73,7 +73,7 @@ def contract_short_ops(
         if quiet == 2:
             break
         label = component[label]
-        work = np.bincount(component, work, n).astype(np.float64)
+        work = grouped_sum(work, component, n)
         group = _largest(component, group)
         source, target = component[source], component[target]
     return contract(graph, label), number_groups(graph, label)

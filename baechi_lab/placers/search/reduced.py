@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Ints, frozen_array, grouped_sum, offsets
 from ...passes.contraction import group_edges, member_peak
@@ -82,7 +81,7 @@ def merged_model(instance: Instance, run: Ints, location: Ints, order: Ints) -> 
     number[ids] = np.arange(len(ids), dtype=np.int32)
     size, lonely = model.size_bytes[ids], (np.diff(graph.consumer_ptr) == 0)[ids]
     degree = np.bincount(reader, minlength=count)
-    table: NDArray[np.float64] = np.stack([np.bincount(run, column, count) for column in model.table.T], axis=1)
+    table = grouped_sum(model.table, run, count)
     by_reader = np.argsort(reader, kind="stable")
     lane = np.zeros(count, dtype=np.int32)
     lane[run] = model.lane

@@ -19,7 +19,7 @@ from ...graph.arguments import check_records
 from ...graph.costs import allowed_durations
 from ...graph.groups import components
 from ...graph.kernels.compiling import working_seconds
-from ...graph.kernels.csr import Floats
+from ...graph.kernels.csr import Floats, grouped_sum
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
@@ -192,7 +192,7 @@ def _group(graph: OpGraph, table: Floats, head: Floats, tail: Floats) -> float:
     """
     _, group = np.unique(graph.device_unit, return_inverse=True)
     groups = int(group.max()) + 1
-    total = np.stack([np.bincount(group, table[:, d], groups) for d in range(table.shape[1])], axis=1)
+    total = grouped_sum(table, group, groups)
     least_head, least_tail = np.full(groups, np.inf), np.full(groups, np.inf)
     np.minimum.at(least_head, group, head)
     np.minimum.at(least_tail, group, tail)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.costs import allowed_durations, placed_durations
-from ...graph.kernels.csr import Floats, Ints
+from ...graph.kernels.csr import Floats, Ints, grouped_sum
 from ...passes.unroll import unroll
 from ..paths import computing_us, heads_and_tails
 
@@ -48,7 +48,7 @@ def step_bounds(
     if placement is None or not placement.replicas:
         unit = _same_device_unit(step_graph)
         count = int(unit.max()) + 1
-        total = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1).min(axis=1)
+        total = grouped_sum(table, unit, count).min(axis=1)
         lower_bounds["same-device"] = float(
             (_least_per_unit(unit, head, count) + total + _least_per_unit(unit, tail, count)).max()
         )
@@ -71,7 +71,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     table = computing_us(graph, allowed_durations(graph, cluster))
     weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
     unit = _same_device_unit(graph)
-    total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)
+    total = grouped_sum(table, unit, int(unit.max()) + 1).min(axis=1)
     return {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights), "same-device": float(total.max())}
 
 
