@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -218,8 +219,11 @@ def _answered(line, folder):
             code = main(line)
         except SystemExit as stop:
             code = stop.code or 0
+    outputs = [os.path.basename(word) for option, word in itertools.pairwise(line) if option in ("-o", "--output")]
     for path, data in before.items():
-        assert path.read_bytes() == data, f"{path.name} was overwritten"
+        # A file that a line names as its output, and does not read, is replaced.
+        assert path.name in outputs or path.read_bytes() == data, f"{path.name} was overwritten"
+        path.write_bytes(data)
     error_text = err.getvalue()
     # A sweep of which no combination worked: of models, since none is built here.
     assert code in (0, 2) or (code == 1 and line[0] == "sweep" and out.getvalue()), f"exit code {code}"
