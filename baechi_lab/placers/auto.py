@@ -150,7 +150,8 @@ class Auto(Placer):
         proof: dict[str, object] = {}
         whole_portfolio = self.placers is None and self.objective == "latency"
         simulations = SimulationCache(graph, cluster)
-        with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
+        placers_to_compile = fast_placers(graph, self.lp_ops) if whole_portfolio else ()
+        with compile_in_second_process(placers_to_compile, _annealing_simulations(graph) > 0):
             forms = forms_of(graph, cluster, self.optimized)
             candidates: list[tuple[str, str, int | None]] = [
                 (name, form_name, None) for form_name, form in forms.items() for name in self._names(form)
@@ -294,8 +295,8 @@ class Auto(Placer):
 
 def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simulations: SimulationCache) -> Attempts:
     """Anneals the fastest placements that fit, and simulates the results. Groups are annealed as one op each."""
-    steps = min(ANNEALING, ANNEALED_OPS // graph.n)
-    if steps < LEAST_ANNEALING:
+    steps = _annealing_simulations(graph)
+    if steps == 0:
         return []
     fits = [(attempt, placement) for attempt, placement in attempts if placement is not None and attempt.feasible]
     starts: dict[bytes, tuple[Attempt, Placement]] = {}  # one for each assignment of devices
@@ -325,6 +326,11 @@ def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simul
     if best := min((pair for pair in rows if pair[0].feasible), key=lambda pair: pair[0].makespan_us, default=None):
         rows.append(annealed(*best, steps // 2))
     return list(rows)
+
+
+def _annealing_simulations(graph: OpGraph) -> int:
+    simulation_count = min(ANNEALING, ANNEALED_OPS // graph.n)
+    return simulation_count if simulation_count >= LEAST_ANNEALING else 0
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:

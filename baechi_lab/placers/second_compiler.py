@@ -79,13 +79,17 @@ def compile_for_advice(ops: int) -> None:
 
 
 @contextlib.contextmanager
-def compile_in_second_process(placers: Sequence[str]) -> Iterator[None]:
-    """Within this context a second process compiles kernels of `placers`, if they are missing and a core is free."""
+def compile_in_second_process(placers: Sequence[str], annealing: bool = False) -> Iterator[None]:
+    """Within this context a second process compiles kernels of `placers`, if they are missing and a core is free.
+
+    With `annealing` it first compiles what improves placements, which comes last and takes longest.
+    """
     if not (placers and jit.is_missing(evaluate) and _has_free_core()):  # the largest kernel, for all of them
         yield
         return
     pool = Pool(1, tries=1, imports_main=False)
-    pool.submit(compile_annealing)
+    if annealing:
+        pool.submit(compile_annealing)
     pool.submit(compile_kernels, *reversed(placers))  # where no process more is allowed, this one compiles alone
     try:
         yield
