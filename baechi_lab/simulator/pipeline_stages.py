@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +92,11 @@ class _StageAssigner:
         self.backward_edges = np.flatnonzero(self.backward[source] & self.backward[reader])
         self.used = np.unique(device[self.forward | self.backward])
 
+    @cached_property
+    def forward_neighbours(self) -> tuple[_Adjacency, _Adjacency]:
+        """The producers and the readers of every op along forward edges."""
+        return _neighbours(self.graph, self.forward_edges)
+
     def turning_edge_error(self, edge: int, stage: Ints, direction: str) -> InvalidInput:
         """Returns the error for an edge that leads back to an earlier stage."""
         graph = self.graph
@@ -159,16 +166,17 @@ class _StageAssigner:
 
     def _devices_by_reach(self) -> list[int]:
         """Returns the used devices by the fewest device changes on the way to their ops, which count as late as readers allow."""
-        graph, hop = self.graph, np.zeros(self.graph.n, dtype=np.int64)
-        predecessors, successors = _neighbours(graph, self.forward_edges)
-        order = [i for i in graph.order.tolist() if self.forward[i]]
+        graph, hop = self.graph, [0] * self.graph.n
+        predecessors, successors = self.forward_neighbours
+        order = graph.order[self.forward[graph.order]].tolist()
         device = self.device.tolist()
         for i in order:
-            hop[i] = max((hop[k] + (device[k] != device[i]) for k in predecessors[i]), default=0)
+            own_device = device[i]
+            hop[i] = max([hop[k] + (device[k] != own_device) for k in predecessors[i]], default=0)
         for i in reversed(order):  # an op that is early without need, as an input of the last layer, does not count
-            if successors[i]:
-                hop[i] = min(hop[k] - (device[k] != device[i]) for k in successors[i])
-        least_hops = dict.fromkeys(self.used.tolist(), np.inf)
+            own_device = device[i]
+            hop[i] = min([hop[k] - (device[k] != own_device) for k in successors[i]], default=hop[i])
+        least_hops: dict[int, float] = dict.fromkeys(self.used.tolist(), np.inf)
         for i in order:
             least_hops[device[i]] = min(least_hops[device[i]], hop[i])
         return sorted(least_hops, key=lambda d: (least_hops[d], d))
@@ -177,28 +185,27 @@ class _StageAssigner:
         """Returns the stage of each op and the device of each stage, with several stages per device."""
         graph, line = self.graph, self._devices_by_reach()
         p = len(line)
-        line_position = [line.index(d) if d in line else -1 for d in self.device.tolist()]
+        position_of_device = {d: k for k, d in enumerate(line)}
+        line_position = [position_of_device.get(d, -1) for d in self.device.tolist()]
         stage_limit = 2 * p if shape == "v" else p * (graph.n + 1)
 
         def position_of_stage(stage: int) -> int:
             return stage % p if shape == "loop" else min(stage, 2 * p - 1 - stage)
 
-        stage = np.full(graph.n, -1, dtype=np.int64)
-        predecessors, _ = _neighbours(graph, self.forward_edges)
-        for i in graph.order.tolist():
-            if self.forward[i]:
-                earliest = max((int(stage[k]) for k in predecessors[i]), default=0)
-                fitting = (
-                    s
-                    for s in range(earliest, min(earliest + 2 * p, stage_limit))
-                    if position_of_stage(s) == line_position[i]
-                )
-                stage[i] = next(fitting, -1)
-                if stage[i] < 0:
-                    stage[i] = line_position[i]
-                    source = max(predecessors[i], key=lambda k: stage[k])
-                    is_edge = (self.graph.edge_source == source) & (self.graph.consumers == i)
-                    raise self.turning_edge_error(int(np.flatnonzero(is_edge)[0]), stage, "forward")
+        stage_of_op = [-1] * graph.n
+        predecessors, _ = self.forward_neighbours
+        for i in graph.order[self.forward[graph.order]].tolist():
+            earliest = max([stage_of_op[k] for k in predecessors[i]], default=0)
+            for s in range(earliest, min(earliest + 2 * p, stage_limit)):
+                if position_of_stage(s) == line_position[i]:
+                    stage_of_op[i] = s
+                    break
+            else:
+                stage_of_op[i] = line_position[i]
+                source = max(predecessors[i], key=lambda k: stage_of_op[k])
+                is_edge = (self.graph.edge_source == source) & (self.graph.consumers == i)
+                raise self.turning_edge_error(int(np.flatnonzero(is_edge)[0]), np.array(stage_of_op), "forward")
+        stage = np.array(stage_of_op, dtype=np.int64)
         self._move_inputs_to_readers(stage, [position_of_stage(s) for s in range(int(stage.max(initial=-1)) + 1)])
         count = -(-(int(stage.max(initial=-1)) + 1) // p) * p if shape == "loop" else 2 * p
         if shape == "v" and p and not np.any(stage == p):
@@ -221,19 +228,20 @@ class _StageAssigner:
 
     def _move_inputs_to_readers(self, stage: Ints, position_of_stage: list[int]) -> None:
         """Moves inputs, and ops that their device computes from inputs alone, to the first stage that reads them."""
-        predecessors, successors = _neighbours(self.graph, self.forward_edges)
-        order = [i for i in self.graph.order.tolist() if self.forward[i]]
+        predecessors, successors = self.forward_neighbours
+        order = self.graph.order[self.forward[self.graph.order]].tolist()
+        device, stage_of_op = self.device.tolist(), stage.tolist()
         movable: set[int] = set()
         for i in order:
-            if all(k in movable and self.device[k] == self.device[i] for k in predecessors[i]):
+            if all(k in movable and device[k] == device[i] for k in predecessors[i]):
                 movable.add(i)
         for i in reversed(order):
-            if i in movable and successors[i]:
-                first_reader = min(int(stage[k]) for k in successors[i])
-                own_position = position_of_stage[int(stage[i])]
-                stage[i] = max(
-                    s for s in range(int(stage[i]), first_reader + 1) if position_of_stage[s] == own_position
+            if i in movable and (readers := successors[i]):
+                first_reader, own_position = min([stage_of_op[k] for k in readers]), position_of_stage[stage_of_op[i]]
+                stage_of_op[i] = max(
+                    s for s in range(stage_of_op[i], first_reader + 1) if position_of_stage[s] == own_position
                 )
+        stage[:] = stage_of_op
 
     def _number_backward(self, stage: Ints, line_position: list[int], position_of_stage: list[int]) -> None:
         """Sets the stage of every backward op, in place."""
@@ -251,8 +259,18 @@ class _StageAssigner:
                 stage[i] = max((s for s in own_stages if s <= latest), default=own_stages[0] if own_stages else 0)
 
 
+_ROLES: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
+"""Graph -> its `roles_in_stages`. A search finds the stages of many placements of one graph."""
+
+
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
     """Returns int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
+    if graph not in _ROLES:
+        _ROLES[graph] = _find_roles_in_stages(graph)
+    return _ROLES[graph]
+
+
+def _find_roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
     role = roles(graph)
     # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
@@ -262,6 +280,7 @@ def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
             role[k] == SETUP or is_constant[k] for k in predecessor[pointer[i] : pointer[i + 1]]
         )
     role[np.array(is_constant, dtype=np.bool_)] = SETUP
+    role.setflags(write=False)
     return role
 
 
@@ -358,13 +377,13 @@ def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, is_awaite
 def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
     """Returns the backward `ops` of a stage whose forward op depends on no other of these forward ops, in topological order."""
     graph = assigner.graph
-    layer = np.zeros(graph.n, dtype=np.bool_)
     paired_ops = ops[graph.forward_of[ops] >= 0]
-    layer[graph.forward_of[paired_ops]] = True
-    predecessors, _ = _neighbours(graph, assigner.forward_edges)
+    layer = np.unique(graph.forward_of[paired_ops])
+    _, successors = assigner.forward_neighbours
     follows_layer = np.zeros(graph.n, dtype=np.bool_)
-    for i in graph.order.tolist():
-        follows_layer[i] = any(follows_layer[k] or layer[k] for k in predecessors[i])
+    for i in layer.tolist():
+        follows_layer[successors[i]] = True
+    follows_layer = _spread_marks(follows_layer, successors, graph.order)
     first = (i for i in paired_ops.tolist() if not follows_layer[graph.forward_of[i]])
     return sorted(first, key=lambda i: graph.position[i])
 
@@ -382,5 +401,6 @@ def _input_gradient(assigner: _StageAssigner, first: list[int], is_awaited: Bool
     def kind(i: int) -> tuple[str, str]:
         return graph.op_types[i], re.sub(r"\d+", "", graph.names[i])
 
-    gradient_kinds = {kind(i) for i in np.flatnonzero(is_awaited).tolist()}
+    types = {graph.op_types[i] for i in without_update}
+    gradient_kinds = {kind(i) for i in np.flatnonzero(is_awaited).tolist() if graph.op_types[i] in types}
     return next((i for i in without_update if kind(i) in gradient_kinds), without_update[0] if without_update else None)
