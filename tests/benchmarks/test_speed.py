@@ -71,6 +71,14 @@ def test_auto_on_traced_gnmt(benchmark):
     assert len(result.device) == graph.n
 
 
+def test_interleaved_contiguous(benchmark):
+    """17,838 ops in up to 16 stages on four devices: 24 dynamic programs over 3,000 places, 70 simulations of eight batches."""
+    graph = bl.load_graph(ROOT / "data" / "gnmt-length40-batch128.json.gz")
+    options = {"objective": "step", "micro_batches": 8, "schedule": "interleaved-1f1b"}
+    result = measure(benchmark, 15.0, lambda: bl.place(graph, cluster(), "contiguous", **options), rounds=1)
+    assert len(result.device) == graph.n
+
+
 def test_fit_with_recomputation(benchmark):
     """17,838 ops on two devices that have 45 % of one device's peak each: no choice of ops fits, all are tried."""
     graph = bl.load_graph(ROOT / "data" / "gnmt-length40-batch128.json.gz")

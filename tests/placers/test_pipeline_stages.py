@@ -140,6 +140,16 @@ def test_both_programmes_agree_on_chains(seed, monkeypatch):
             assert len(sets) == 0 or sum(int(stage.units.sum()) for stage in sets) == layers
 
 
+def test_of_equal_cuts_the_last_stages_are_the_shortest():
+    """Seven units of 1 us on four equal devices: a stage has two units at least, and the last stage then needs only one."""
+    graph = OpGraph.from_edges([1.0] * 7, [(i, i + 1, 1) for i in range(6)])
+    cluster = Cluster.uniform(4, link=Link(0.0, 0.0))
+    units = make_pipeline_units(graph, cluster)
+    chain = make_device_chain(units, cluster, range(4), sum=False, replicas=False, use_all=True)
+    cost, stages = cut_line(units, chain, (0.0, 1.0))
+    assert cost == 2 and [stage.units.stop - stage.units.start for stage in stages] == [2, 2, 2, 1]
+
+
 def random_chain(rng: np.random.Generator, layers: int) -> OpGraph:
     sizes = rng.integers(1, 9, layers).tolist()
     ahead = [(i, j, sizes[i]) for i, j in pairwise(range(layers))]

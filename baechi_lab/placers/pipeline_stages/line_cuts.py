@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Integers, distinct, interval_sum, offsets
 from ...graph.kernels.jit import njit
-from .device_chain import DeviceChain, prefix_sums
+from .device_chain import DeviceChain, pipeline_stage_load, prefix_sums
 from .dynamic_program import ChainStage, allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
 from .pipeline_units import PipelineUnits
 
@@ -227,6 +227,14 @@ def _first_start(chain: DeviceChain, work: NDArray[np.float64], start: int, j: i
 
 
 @njit(cache=True)
+def _have_equal_costs(chain: DeviceChain) -> bool:
+    """Whether a stage with neighbours on both sides costs the same on every device, and has one device."""
+    latency, per_byte = chain.latency[1:-1], chain.per_byte[1:-1]
+    equal_devices = len(chain.kind) >= 3 and chain.run.max() == 1 and chain.kind.max() == 0
+    return equal_devices and (latency == latency[0]).all() and (per_byte == per_byte[0]).all()
+
+
+@njit(cache=True)
 def _relax_stages_ending_at(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
@@ -240,19 +248,39 @@ def _relax_stages_ending_at(
 ) -> None:
     """Relaxes all stages that begin at `interval[0]` or later and end with block `interval[1]`, the shortest first.
 
+    The starts of the stages that end with the block before are tried first. The best of them bounds the least costs, so that
+    most other starts are skipped; the bound itself is no solution, as among equal costs the shortest stage is taken.
+
     `relax` is called only if a stage may be better by its work alone. A stage above `bound` is in no better solution, nor is
     one on a device from which, or after which, the remaining work does not fit below `bound`.
     """
     work, kind, run, (start, j), ahead, count = sums[0], chain.kind, chain.run, interval, goal[0], goal[1]
-    last_device = len(kind) if j == len(best) - 1 else useful_devices[j, 1] - 1  # the rest fits on those from here on
-    for i in range(j - 1, start - 1, -1):
+    communication, devices = sums[1], len(kind)
+    last_device = devices if j == len(best) - 1 else useful_devices[j, 1] - 1  # the rest fits on those from here on
+    are_equal = _have_equal_costs(chain)
+    for step in range(-devices, j - start):
+        i = j - 1 - step
+        if step < 0:
+            i = predecessor[j - 1, step, 0]
+            if i < start:
+                continue
+        elif step == 0:
+            for e in range(devices + 1):
+                best[j, e] = np.nextafter(best[j, e], np.inf)
+        least_cost = 0.0
+        if are_equal:
+            alone, collectives = work[j, 0] - work[i, 0], communication[j, 0] - communication[i, 0]
+            load = pipeline_stage_load(chain, 1, 1, alone, collectives, 0.0, cross[i, :4], cross[i, 4:])
+            least_cost = (ahead * work[i, 0] + count * load) * (1.0 - 1e-12)
         may_improve = False
         for d in range(useful_devices[i, 0], min(useful_devices[i, 1], last_device)):
-            if best[i, d] < best[j, d + 1] and best[i, d] <= bound and not may_improve:
+            if max(best[i, d], least_cost) < best[j, d + 1] and best[i, d] <= bound:
                 alone = work[j, kind[d]] - work[i, kind[d]]
                 least = (ahead * work[i, kind[d]] + count * alone / run[d]) * (1.0 - 1e-12)
                 if least <= bound:
                     for r in range(1, run[d] + 1):
                         may_improve = may_improve or least < best[j, d + r]
+                if may_improve:
+                    break
         if may_improve:
             relax(best, predecessor, chain, sums, i, j, cross[i, :4], cross[i, 4:], (ahead, count))
