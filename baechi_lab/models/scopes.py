@@ -31,20 +31,20 @@ def scope_parts(name: str) -> tuple[str, ...]:
     >>> scope_parts("gradient_tape/encoder/layer2/t7/MatMul/MatMul_1")[:2]
     ('encoder', 'layer2')
     """
-    parts = tuple(name.split("/"))
-    while len(parts) > 1 and parts[0] in _PREFIXES:
-        parts = parts[1:]
-    return parts
+    components = tuple(name.split("/"))
+    while len(components) > 1 and components[0] in _PREFIXES:
+        components = components[1:]
+    return components
 
 
-def layer_number(parts: tuple[str, ...]) -> int | None:
+def layer_number(components: tuple[str, ...]) -> int | None:
     """Returns the `k` of the first `layer<k>` in a scope, None when there is none.
 
     >>> layer_number(("encoder", "layer2", "t7")), layer_number(("projection", "t7"))
     (2, None)
     """
-    for part in parts:
-        match = _LAYER.match(part)
+    for component in components:
+        match = _LAYER.match(component)
         if match:
             return int(match.group(1))
     return None
@@ -67,13 +67,13 @@ def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[
     """
     used = min(devices, layers)
 
-    def rule(parts: tuple[str, ...]) -> int | None:
-        number = layer_number(parts)
+    def rule(components: tuple[str, ...]) -> int | None:
+        number = layer_number(components)
         if number is not None:
             return number * used // layers
-        if parts[0] in first:
+        if components[0] in first:
             return 0
-        return used - 1 if parts[0] in last else None
+        return used - 1 if components[0] in last else None
 
     return rule
 
