@@ -249,6 +249,31 @@ def test_bad_chakra_traces_are_rejected(tmp_path, data, error, match):
         bl.load_trace(tmp_path / "bad.et")
 
 
+def test_bug_control_dependencies_on_nodes_that_are_left_out_were_refused(tmp_path):
+    """As in the trace of the Chakra project itself, whose ops control the parents that PyTorch's converter left out."""
+    nodes = [{**node, "ctrl_deps": [*node.get("ctrl_deps", []), 9]} for node in NODES]
+    (tmp_path / "step.et").write_bytes(et(*nodes))
+    recorded = bl.load_trace(tmp_path / "step.et")
+    assert edges(recorded.graph) == {("load", "matmul"), ("matmul", "relu"), ("load", "relu")}
+    assert (
+        replayed(recorded) == 14
+        and "control dependencies on nodes that the trace leaves out order nothing: 4" in recorded.notes
+    )
+
+
+def test_bug_callers_were_control_dependencies_in_a_cycle(tmp_path):
+    """relu calls clamp, which it waits for: 7 for matmul, 3 for clamp, 2 for relu."""
+    nodes = [
+        {"id": 1, "name": "matmul", "type": 4, "duration_micros": 7},
+        {"id": 2, "name": "relu", "type": 4, "duration_micros": 2, "data_deps": [3]},
+        {"id": 3, "name": "clamp", "type": 4, "duration_micros": 3, "ctrl_deps": [2], "data_deps": [1]},
+    ]
+    (tmp_path / "step.et").write_bytes(et(*nodes))
+    recorded = bl.load_trace(tmp_path / "step.et")
+    assert edges(recorded.graph) == {("matmul", "clamp"), ("clamp", "relu")} and replayed(recorded) == 12
+    assert recorded.notes[0] == "control dependencies contradict data dependencies: only data dependencies are counted"
+
+
 def test_messages_are_split_by_their_lengths():
     payloads = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
     assert list(delimited_messages(b"".join(map(with_length, payloads)))) == payloads

@@ -166,10 +166,22 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     if len(index) != len(every):
         twice = next(n for k, n in enumerate(every) if index[n.rank, n.id] != k)
         raise DuplicateNameError(f"node {twice.id} is there twice")
-    reads = [[_resolve_dependency(index, n, d) for d in (*n.data, *n.control)] for n in every]
+    # PyTorch's converter leaves out parents of ops, and the control dependencies on these.
+    control = [[d for d in n.control if (n.rank, d) in index] for n in every]
+    left_out = sum(len(n.control) for n in every) - sum(map(len, control))
+    reads = [
+        [_resolve_dependency(index, n, d) for d in (*n.data, *known)] for n, known in zip(every, control, strict=True)
+    ]
     number = {k: e for e, k in enumerate(k for k, n in enumerate(every) if n.works)}
-    sources = _through_notes(every, reads)
     data = _through_notes(every, [[_resolve_dependency(index, n, d) for d in n.data] for n in every])
+    notes: list[str] = []
+    try:
+        sources = _through_notes(every, reads)
+    except (
+        CycleError
+    ):  # PyTorch's converter calls the caller of an op a control dependency; Chakra's feeder reads none of these
+        sources = data
+        notes.append("control dependencies contradict data dependencies: only data dependencies are counted")
     events = [_event(every[k], len(ranks) > 1) for k in number]
     for k, e in number.items():
         for source in sources[k]:
@@ -194,13 +206,12 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
         else:
             alone += 1
     if alone:
-        alone_notes = [
+        notes.append(
             f"{alone} receives have no send in what was given, and wait for nothing; give the traces of all ranks, in order"
-        ]
-    else:
-        alone_notes = []
-    notes = [*alone_notes, *_start(events, [every[k] for k in number])]
-    return recording(events, name, notes)
+        )
+    if left_out:
+        notes.append(f"control dependencies on nodes that the trace leaves out order nothing: {left_out}")
+    return recording(events, name, [*notes, *_start(events, [every[k] for k in number])])
 
 
 def _resolve_dependency(index: Mapping[tuple[int, int], int], node: Node, dependency: int) -> int:
