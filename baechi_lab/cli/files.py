@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.formats.reading import read_bytes, refuse_model_config
 from ..graph.hardware import DEFAULT_HARDWARE
 from . import options
 from .step_placement import placer_of
@@ -101,6 +102,8 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     )
     if any(rejection) or arguments.mode == "estimated":
         name = os.path.basename(arguments.model)
+        if os.path.isfile(arguments.model):
+            refuse_model_config(arguments.model, read_bytes(arguments.model))
         raise InvalidInput(
             f"{name:.80} is a trace, measured as it ran; --execution-trace is its only option "
             f"(hf:{name:.80} would be a model's configuration)"

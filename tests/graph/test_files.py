@@ -299,3 +299,35 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, monkeypatch)
     os.close(lock_file)
     write_atomically(target, b"again")
     assert sorted(path.name for path in tmp_path.iterdir()) == [unrelated.name, "g.json"]
+
+
+KERAS = {
+    "keras3.json": b'{"module": "keras", "class_name": "Sequential", "config": {"layers": []}}',
+    "keras2.json": b'{"class_name": "Model", "config": {"layers": []}, "keras_version": "2.2.4-tf", "backend": "tensorflow"}',
+}
+SAVED = {"model.keras": b"PK\x03\x04\x14\x00rest", "model.h5": b"\x89HDF\r\n\x1a\nrest"}
+NODE_TEXT = b'node { name: "x" op: "Placeholder" }\nversions { producer: 498 }'
+GRAPH_DEFS = {
+    "graph.pb": b"\n\x15\n\x01x\x12\x0bPlaceholder\x2a\x03\n\x01a",
+    "text.pb": NODE_TEXT,
+    "graph.pbtxt": NODE_TEXT,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        *((name, data, "is the architecture of a Keras model; make the model") for name, data in KERAS.items()),
+        *(
+            (name, data, "file, as saved models of Keras and PyTorch are; load the model")
+            for name, data in SAVED.items()
+        ),
+        *((name, data, "a GraphDef and a SavedModel") for name, data in GRAPH_DEFS.items()),
+    ],
+)
+@pytest.mark.parametrize("read", [bl.load_graph, bl.load_trace])
+def test_models_of_keras_and_tensorflow_are_refused_with_how_to_bring_them_in(tmp_path, read, name, data, sentence):
+    """Previously a field "format" was missing, byte 14 was no UTF-8, and the protocol buffer could not be decoded."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(bl.errors.FormatError, match=sentence):
+        read(tmp_path / name)

@@ -31,6 +31,7 @@ from .reading import (
     program_kind,
     read_bytes,
     refuse_model_config,
+    refuse_saved_model,
     stem,
     text_of,
     with_file_name,
@@ -80,6 +81,7 @@ def load_graph(path: PathLike) -> OpGraph:
         )
     if looks_like_pipedream(data[:PEEK].decode("utf-8", "replace")):
         return with_file_name(path, lambda: graph_from_pipedream(text_of(data), stem(path)))
+    refuse_saved_model(path, data)
     document = with_file_name(path, lambda: parse(data))
     if looks_like_partitioning(document):
         return with_file_name(path, lambda: graph_from_partitioning(document, stem(path)))

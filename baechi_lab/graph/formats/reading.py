@@ -167,12 +167,29 @@ def program_kind(path: PathLike) -> str | None:
 
 
 def refuse_model_config(path: PathLike, data: bytes) -> None:
-    """Raises `FormatError` if the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
-    if data.lstrip()[:1] == b"{" and any(key in data[:_CONFIG_BYTES] for key in (b'"model_type"', b'"architectures"')):
-        name = name_of(path)
+    """Raises `FormatError` if the file describes a model of Hugging Face or Keras, whose operators are not known yet."""
+    name, beginning = name_of(path), data[:_CONFIG_BYTES]
+    if data.lstrip()[:1] != b"{":
+        return
+    if any(key in beginning for key in (b'"model_type"', b'"architectures"')):
         raise FormatError(
             f"{name}: is the configuration of a model; `baechi-lab profile hf:{name}` or bl.torch.hugging_face makes the "
             "model of it"
+        )
+    if b'"class_name"' in beginning and any(key in beginning for key in (b'"keras_version"', b'"keras', b'"layers"')):
+        raise FormatError(
+            f"{name}: is the architecture of a Keras model; make the model by keras.models.model_from_json, and give "
+            "bl.profile a training step of it"
+        )
+
+
+def refuse_saved_model(path: PathLike, data: bytes) -> None:
+    """Raises `FormatError` if the file is a zip file or an HDF5 file, as saved models of Keras and PyTorch are."""
+    if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")):
+        kind = "an HDF5 file" if data[:1] == b"\x89" else "a zip file"
+        raise FormatError(
+            f"{name_of(path)}: is {kind}, as saved models of Keras and PyTorch are; load the model and profile a training "
+            "step of it"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,17 @@ from typing import Any
 from ....errors import FormatError, InvalidInput
 from ....internal_warnings import outer_stacklevel
 from ...opgraph import OpGraph
-from ..reading import PathLike, name_of, parse, read_bytes, refuse_model_config, stem, text_of, with_file_name
+from ..reading import (
+    PathLike,
+    name_of,
+    parse,
+    read_bytes,
+    refuse_model_config,
+    refuse_saved_model,
+    stem,
+    text_of,
+    with_file_name,
+)
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
 from .execution_trace import Access, accesses, looks_like_execution_trace
 from .kineto import graph_from_kineto, looks_like_kineto
@@ -18,6 +29,8 @@ from .run_metadata import graph_from_run_metadata
 from .xplane import graph_from_xplane
 
 PEEK = 65536  # bytes from which the kind of a file is recognised
+_PROTOBUF_TEXT = re.compile(rb"\s*(step_stats|partition_graphs|cost_graph|node|versions|library)\s*\{")
+"""The beginning of a RunMetadata or a GraphDef as text, which some programs save as `.pb`."""
 
 
 class InferredDependencies(UserWarning):
@@ -66,6 +79,7 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     reader = trace_reader(one, data, tensors)
     if reader is None:
         refuse_model_config(one, data)
+        refuse_saved_model(one, data)
         raise FormatError(f"{name_of(one)}: is no trace of a kind that is read: Kineto, Chakra, RunMetadata or XPlane")
     if tensors is not None and not _is_kineto(name_of(one).removesuffix(".gz"), _beginning(data)):
         raise InvalidInput(f"{name_of(one)}: is no Kineto trace, which execution_trace goes with")
@@ -80,7 +94,9 @@ def trace_reader(
     if name.endswith(".xplane.pb"):
         return lambda: graph_from_xplane(data, title)
     if name.endswith((".pb", ".pbtxt")):
-        return lambda: graph_from_run_metadata(data, title, text=name.endswith(".pbtxt"))
+        return lambda: graph_from_run_metadata(
+            data, title, text=name.endswith(".pbtxt") or bool(_PROTOBUF_TEXT.match(data))
+        )
     if name.endswith(".et") or looks_like_chakra(_beginning(data)):
         return lambda: graph_of_ranks([_chakra_nodes(path, data)], title)
     return (lambda: _of_json(data, tensors, title)) if _is_kineto(name, _beginning(data)) else None

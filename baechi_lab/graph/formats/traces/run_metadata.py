@@ -70,7 +70,10 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
         )
         metadata = parsed_text(cls, text_with_numbers, "a RunMetadata")
     else:
-        metadata = parse_message(cls, data, "a RunMetadata")
+        try:
+            metadata = parse_message(cls, data, "a RunMetadata")
+        except FormatError as error:
+            raise FormatError(f"{error} (a GraphDef and a SavedModel are none, and have no times)") from error
     _refuse_several_steps(metadata.step_stats.dev_stats)
     rows = list(_rows(metadata.step_stats.dev_stats))
     if not rows:
