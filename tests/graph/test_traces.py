@@ -801,6 +801,10 @@ def test_dependencies_from_storages(tmp_path):
         ({"schemaVersion": 2, "traceEvents": []}, "schemaVersion is 2; version 1 is read"),
         ({"traceEvents": 3}, "traceEvents is int"),
         ({"traceEvents": []}, "no op of PyTorch"),
+        (
+            {"traceEvents": [event("user_annotation", "ProfilerStep#1", 0, 5), event("cpu_op", "aten::mm", 9, 1)]},
+            "the step that prof.step\\(\\) marks has no op of PyTorch: all 1 of the trace lie outside",
+        ),
         ({"traceEvents": [event("Op", "MatMul", 0, 1)]}, "of TensorFlow, give the RunMetadata and not the timeline"),
         ({"traceEvents": [event("cpu_op", "aten::mm", 0, -1)]}, "dur is -1"),
         ({"traceEvents": [event("cpu_op", "aten::mm", "x", 1)]}, "ts is 'x'"),

@@ -116,6 +116,12 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     step = one_step(rows)
     ops = _outermost([_op(row) for row in step.host if row.category == "cpu_op"])
     if not ops and not step.kernels:
+        outside = sum(row.category == "cpu_op" for row in rows)
+        if outside:
+            raise FormatError(
+                f"the step that prof.step() marks has no op of PyTorch: all {outside} of the trace lie outside; trace a "
+                "whole step"
+            )
         raise FormatError(
             "the trace has no op of PyTorch (category cpu_op): record it with torch.profiler; of a step of TensorFlow, give "
             "the RunMetadata and not the timeline that was made from it"
