@@ -1,7 +1,8 @@
 """The loss of a batch from those of its micro-batches: as their mean or sum, and with other divisors where needed.
 
 The divisors of means come from a pass without data (`torch_runtime.divisors`). Then mean and sum are tried: the loss and the
-gradients must be equal for the micro-batches and the batch. A large model is tried on two of the micro-batches.
+gradients must be equal for the micro-batches and the batch. A large model is tried on two of the micro-batches. A loss that
+selects among the samples of a batch may be equal by chance, so other batches are drawn from the samples and tried as well.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ SAME = 1e-5
 
 _SMALL = 5e10
 """Parameters times elements of the inputs up to which the whole batch is tried."""
+
+_DRAWN_BATCHES = 2
+"""Batches of the size of two micro-batches that are drawn from the samples; of a large model one."""
+
+_NEITHER = "is neither the mean nor the sum of its micro-batches' losses"
 
 _COMPARED = 100_000_000
 """Gradients of so many numbers are compared at most, those of small parameters first."""
@@ -122,9 +128,10 @@ def reduction_of(
         reduction = Reduction(True, tuple(tables), frozenset(keys_of_counts), tuple(counter.shapes))
     if requested_reduction is not None:
         return reduction
-    steps_to_try = micro_steps
+    steps_to_try, drawn_batches = micro_steps, _draw_batches(step, len(micro_steps), counter)
     elements = sum(t.numel() for t in tensors(step.inputs))
     if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
+        drawn_batches = drawn_batches[:1]
 
         def difference(k: int) -> float:
             values = [
@@ -146,7 +153,8 @@ def reduction_of(
             micro_divisors = [counter.divisors(micro_step) for micro_step in steps_to_try]
         if batch_divisors is not None and None not in micro_divisors:
             tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-    if _is_mean_or_sum(step, model, layers, steps_to_try, tables or [{} for _ in steps_to_try], has_warned) is False:
+    tables = tables or [{} for _ in steps_to_try]
+    if _is_mean_or_sum(step, model, layers, steps_to_try, tables, has_warned, drawn_batches) is False:
         return Reduction(False, none)
     return reduction
 
@@ -219,6 +227,37 @@ class _Counter:
             return None
 
 
+@dataclass(frozen=True)
+class _DrawnBatch:
+    """A batch of samples of a step, its two halves, and the divisors of these."""
+
+    step: TorchStep
+    halves: Sequence[TorchStep]
+    tables: Sequence[Replacements]
+
+
+def _draw_batches(step: TorchStep, count: int, counter: _Counter) -> list[_DrawnBatch]:
+    """Draws batches of the size of two micro-batches from the samples of a step that has `count` micro-batches."""
+    batches: list[_DrawnBatch] = []
+    samples = len(next(tensors((step.inputs, step.targets))))
+    for seed in range(_DRAWN_BATCHES):
+        rows = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))[: 2 * (samples // count)]
+
+        def drawn(tensor: torch.Tensor, rows: torch.Tensor = rows) -> torch.Tensor:
+            return tensor.detach()[rows.to(tensor.device)].requires_grad_(tensor.requires_grad)
+
+        with contextlib.suppress(*_FAILURES), ModelSnapshot(counter.model, step.inputs):
+            inputs, targets = map_tensors((step.inputs, step.targets), drawn)
+            batch = replace(step, inputs=inputs, targets=targets)
+            halves = batch.micro_batches(2)
+            divisors = [counter.divisors(part) for part in (batch, *halves)]
+            tables: Sequence[Replacements] = ({}, {})
+            if None not in divisors:
+                tables = replacements(divisors[0], divisors[1:]) or tables  # type: ignore[arg-type]
+            batches.append(_DrawnBatch(batch, halves, tables))
+    return batches
+
+
 def _is_mean_or_sum(
     step: TorchStep,
     model: nn.Module,
@@ -226,10 +265,11 @@ def _is_mean_or_sum(
     micro_steps: Sequence[TorchStep],
     tables: Sequence[Replacements],
     has_warned: bool,
+    drawn_batches: Sequence[_DrawnBatch] = (),
 ) -> bool | None:
     """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None.
 
-    `has_warned` says that a warning about state between forward passes was given.
+    `has_warned` says that a warning about state between forward passes was given. `drawn_batches` are tried as well.
     """
     trials = _Trials(step, model, layers, micro_steps, tables, has_warned)
     assumed_reduction = "mean"
@@ -243,6 +283,14 @@ def _is_mean_or_sum(
     ):
         with steady, _in_single_precision(model) if single else contextlib.nullcontext():
             verdict = trials.verdict(fixed_draws, single)
+            if verdict in ("mean", "sum") and not fixed_draws:
+                for drawn in drawn_batches:
+                    drawn_trials = _Trials(drawn.step, model, layers, drawn.halves, drawn.tables, True)
+                    with contextlib.suppress(InvalidInput):  # no sample of a half counts
+                        drawn_verdict = drawn_trials.verdict(fixed_draws, single)
+                        verdict = _NEITHER if drawn_verdict in ({"mean", "sum"} - {verdict} | {_NEITHER}) else verdict
+                    if verdict == _NEITHER:
+                        break
         if verdict in ("mean", "sum"):
             if not fixed_draws:
                 return verdict == "mean"
@@ -339,7 +387,7 @@ class _Trials(DivisorHandler):
         if results is not None and _agree(batch, results[1], near):
             return "sum"
         if all(bool(values.isfinite().all()) for values in (*batch, *total)):
-            return "is neither the mean nor the sum of its micro-batches' losses"
+            return _NEITHER
         return "or a gradient of it is infinite or no number, so nothing tells how it adds up"
 
     def _run(

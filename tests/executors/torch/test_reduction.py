@@ -218,6 +218,34 @@ def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
+def hardest_half(outputs, labels):
+    return F.cross_entropy(outputs, labels, reduction="none").topk(len(outputs) // 2).values.mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (hardest_half, "neither"),
+        (F.cross_entropy, "mean"),
+        (partial(F.cross_entropy, reduction="sum"), "sum"),
+        (partial(F.cross_entropy, ignore_index=0), "mean"),  # of those that count
+    ],
+)
+def test_bug_a_loss_that_selects_samples_was_the_mean_by_chance(loss, kind):
+    """Half of each micro-batch's samples are among the hardest half of the batch, which other batches do not repeat."""
+    model = nn.Linear(3, 3)
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 1, 0, 2, 1, 2])
+    by_loss = F.cross_entropy(model(inputs), labels, reduction="none").argsort()
+    rows = by_loss[[0, 4, 1, 5, 2, 6, 3, 7]]  # two easy and two hard samples in each micro-batch
+    step = as_step(loss, labels[rows], build=lambda: model, inputs=(inputs[rows],))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reduction = reduction_of(step, model, [""], step.micro_batches(2))
+    assert ["neither the mean nor the sum" in str(w.message) for w in caught] == [True] * (kind == "neither")
+    assert reduction.mean == (kind != "sum")
+
+
 class Noisy(Tagger):
     def forward(self, tokens):
         return super().forward(tokens) + torch.randn(())
