@@ -354,7 +354,11 @@ def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
         return 0 if _is_product(weight, strides) else weight.nbytes
     output_bytes, depthwise = _blocked_bytes(out), weight.shape[1] == 1 < groups
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK or depthwise else 0
-    weight_bytes = _round_up(weight.shape[0], BLOCK) * weight[0].nbytes if depthwise else weight.nbytes
+    weight_bytes = weight.nbytes
+    if groups == 1 and tensor.shape[1] >= BLOCK:
+        weight_bytes = _blocked_weight_bytes(weight)
+    elif groups == 1 or depthwise:
+        weight_bytes = _round_up(weight.shape[0], BLOCK) * weight[0].nbytes
     return max(output_bytes + weight_bytes + input_bytes - out.nbytes, output_bytes)
 
 
@@ -376,7 +380,29 @@ def _copies_of_gradients(args: Args) -> int:
     # The gradient of the weights reads copies of both tensors, unless groups are small or windows of depthwise ones large.
     copies_both = groups == 1 or tensor.shape[1] // groups >= BLOCK // 2 or (depthwise and window <= 3)
     pair = input_bytes, _blocked_bytes(gradient)
-    return max(sum(pair) if copies_both else max(pair), _copied_weight_bytes(args))
+    for_weights = sum(pair) if copies_both else max(pair)
+    if groups == 1 and tensor.shape[1] >= BLOCK and weight.dim() < 5 and not _is_product(weight, args[4]):
+        for_weights += _blocked_weight_bytes(weight) - weight.nbytes
+    return max(for_weights, _copied_weight_bytes(args), _copies_of_input_gradient(args))
+
+
+def _blocked_weight_bytes(weight: torch.Tensor) -> int:
+    """Returns the bytes of weights in blocks of both kinds of channels."""
+    return prod(_round_up(c, BLOCK) for c in weight.shape[:2]) * prod(weight.shape[2:]) * weight.itemsize
+
+
+def _copies_of_input_gradient(args: Args) -> int:
+    """Returns the bytes that the gradient of a convolution's input holds besides the outputs of `convolution_backward`.
+
+    It is made first, in blocks of channels, from copies of the other gradient and of the weights. The gradient of the weights
+    does not exist yet.
+    """
+    gradient, tensor, weight, groups = *args[:3], args[9]
+    needs_input, needs_weights, _ = args[10]
+    if not needs_input or groups > 1 or _is_product(weight, args[4]):
+        return 0
+    output_bytes = tensor.nbytes + weight.nbytes * needs_weights
+    return _blocked_bytes(gradient) + _blocked_weight_bytes(weight) + _blocked_bytes(tensor) - int(output_bytes)
 
 
 def _is_product(weight: torch.Tensor, strides: list[int]) -> bool:
@@ -414,8 +440,7 @@ def _copies_of_dilated_transposed(tensor: torch.Tensor, weight: torch.Tensor, ou
     """
     if tensor.shape[0] == 1:
         return _unfolded_bytes(tensor, weight, tensor)
-    weight_bytes = prod(_round_up(c, BLOCK) for c in weight.shape[:2]) * prod(weight.shape[2:]) * weight.itemsize
-    return _blocked_bytes(out) + _blocked_bytes(tensor) + weight_bytes - out.nbytes
+    return _blocked_bytes(out) + _blocked_bytes(tensor) + _blocked_weight_bytes(weight) - out.nbytes
 
 
 def _gradients_of_transposed(args: Args) -> int:
