@@ -103,7 +103,7 @@ Attempts = list[tuple[Attempt, Placement | None]]
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
 
-    For the time of a step, four of them also place on fewer devices, the first ones: small graphs on every number below that of
+    Four of them also place on fewer devices, the first ones: small graphs on every number below that of
     up to eight devices.
 
     Args:
@@ -156,7 +156,7 @@ class Auto(Placer):
             candidates: list[tuple[str, str, int | None]] = [
                 (name, form_name, None) for form_name, form in forms.items() for name in self._names(form)
             ]
-            if self.placers is None and self.objective != "throughput":
+            if self.placers is None:
                 candidates += fewer_devices(forms, cluster.n)
             jobs: list[Callable[[], Attempts]] = [
                 lambda name=name, form_name=form_name, count=count: _run_attempts(  # type: ignore[misc]

@@ -278,6 +278,19 @@ def test_bug_more_memory_made_the_step_longer():
 
 
 @pytest.mark.slow
+def test_bug_one_more_device_made_the_period_longer():
+    """By 5.5 %: stages on three of four devices were not tried for the period of endless micro-batches."""
+    graph = generators.unrolled_rnn(4, 2)
+    periods_us = []
+    for count in (3, 4):
+        cluster = Cluster.uniform(count, memory_bytes="16GB", link=Link(20.0, 0.0001))
+        placement = place(graph, cluster, "auto", objective="throughput")
+        periods_us.append(throughput(graph, cluster, placement).period_us)
+        assert periods_us[-1] == pytest.approx(placement.info["period_us"])
+    assert periods_us[1] <= periods_us[0] * (1 + 1e-12)
+
+
+@pytest.mark.slow
 def test_more_devices_are_no_loss_for_micro_batches():
     graph, cluster = generators.random_dag(120, seed=2), Cluster.uniform(8, memory_bytes="16GB")
     options = {"objective": "step", "micro_batches": 4}
