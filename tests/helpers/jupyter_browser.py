@@ -225,6 +225,20 @@ def browser_page(browser, width: int = 1500, height: int = 1300):
         page.close()
 
 
+@contextmanager
+def lab_page_for_file(page, width: int, height: int):
+    """Lends the page of JupyterLab to one test file: its size, no notebook but its own, and errors of the page in `problems`."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.problems = []
+    add_problem = lambda error: page.problems.append(str(error))  # noqa: E731 - the listener is removed again
+    page.on("pageerror", add_problem)
+    try:
+        yield page
+    finally:
+        page.remove_listener("pageerror", add_problem)
+        page.evaluate("() => window.jupyterapp?.shell.currentWidget?.dispose()")
+
+
 def eventually(page, check, seconds: float = 30.0):
     """Calls `check` until it raises no AssertionError, and returns its value. The page goes on drawing and listening meanwhile.
 
@@ -331,7 +345,7 @@ OPEN_INSTEAD = """async (path) => {
   const app = window.jupyterapp;
   const before = app.shell.currentWidget;
   await app.commands.execute('docmanager:open', { path, factory: 'Notebook' });
-  before.dispose();
+  before?.dispose();
 }"""
 
 

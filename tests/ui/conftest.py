@@ -1,4 +1,4 @@
-"""One JupyterLab and one Chromium for all files, as both start slowly. Each file has a folder, page and kernels of its own."""
+"""One JupyterLab and one Chromium for all files, as both start slowly. Each file has a folder and kernels of its own."""
 
 import jupyter_browser as jb
 import pytest
@@ -21,3 +21,10 @@ def browser():
     """Not for the whole session: while it runs, no other test can run an event loop of its own."""
     with jb.running_browser() as context:
         yield context
+
+
+@pytest.fixture(scope="package")
+def lab_page(browser):
+    """One page for all files: JupyterLab takes five seconds of a processor to load. `jb.lab_page_for_file` lends it."""
+    with jb.browser_page(browser) as page:
+        yield page

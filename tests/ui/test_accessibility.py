@@ -33,10 +33,8 @@ GRAPH = 'canvas[aria-label="Graph"]'
 
 
 @pytest.fixture(scope="module")
-def page(lab, browser):
-    with jb.browser_page(browser, 1280, 720) as opened:
-        opened.problems = []
-        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+def page(lab, lab_page):
+    with jb.lab_page_for_file(lab_page, 1280, 720) as opened:
         jb.open_notebook(opened, lab.add_notebook("bench.ipynb", [CELL]))
         jb.run_all(opened, GRAPH, 120_000)
         opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")

@@ -33,14 +33,12 @@ COLLECTIVES = ("/reduce_scatter", "/all_gather", "/all_gather/backward", "/all_r
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
-def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab, browser):
+def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab, lab_page):
     names: dict[str, object] = {}
     exec(SETUP, names)
     answer = names["answer"]
     columns = layout_columns(answer.rows)
-    with jb.browser_page(browser, 1600, 1000) as page:
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
+    with jb.lab_page_for_file(lab_page, 1600, 1000) as page:
         jb.open_notebook(page, lab.add_notebook("layouts.ipynb", CELLS))
         jb.run_all(page, TIMELINE, 120_000)
         page.wait_for_selector(".bl-sorted-table tbody tr.bl-marked")
@@ -103,7 +101,7 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(lab, browser):
             if AXE.is_file():
                 jb.eventually(page, lambda: _assert_no_violation(page))
             jb.screenshot(page, f"layouts-{theme}", page.locator(".bl-panel").first)
-        assert problems == []
+        assert page.problems == []
 
 
 def _assert_texts(elements, texts):

@@ -53,11 +53,9 @@ GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", 
 
 
 @pytest.fixture(scope="module")
-def page(lab, browser):
+def page(lab, lab_page):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
-    with jb.browser_page(browser, 1600, 1000) as opened:
-        opened.problems = []
-        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    with jb.lab_page_for_file(lab_page, 1600, 1000) as opened:
         jb.open_notebook(opened, lab.add_notebook("panes.ipynb", CELLS))
         jb.run_first(opened, 2, GRAPH, 120_000)  # with the figures, every frame of the page takes longer
         opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")

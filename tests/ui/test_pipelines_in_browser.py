@@ -32,11 +32,9 @@ TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
 @pytest.fixture(scope="module")
-def page(browser):
+def page(lab, lab_page):
     """Errors of the page end the tests that caused them."""
-    with jb.browser_page(browser, 1600, 1000) as opened:
-        opened.problems = []
-        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    with jb.lab_page_for_file(lab_page, 1600, 1000) as opened:
         yield opened
 
 

@@ -28,16 +28,14 @@ cluster = bl.Cluster.uniform(2, memory_bytes="1GB")
 CELLS = [SETUP, 'bench = bl.Workbench(step, cluster, placer="m-topo", passes=())\nbench']
 
 
-def test_a_torch_step_is_opened_run_and_exported(lab, browser):
+def test_a_torch_step_is_opened_run_and_exported(lab, lab_page):
     namespace = {}
     exec(SETUP, namespace)
     step, cluster = namespace["step"], namespace["cluster"]
     graph = bl.profile(step, hardware="rtx2080")
     placement = bl.place(graph, cluster, "m-topo")
     timeline = bl.simulate(graph, cluster, placement)
-    with jb.browser_page(browser, 1280, 720) as page:
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
+    with jb.lab_page_for_file(lab_page, 1280, 720) as page:
         jb.open_notebook(page, lab.add_notebook("torch.ipynb", CELLS))
         jb.run_all(page, 'canvas[aria-label="Graph"]', 120_000)
         facts = page.locator(".bl-header .bl-facts")
@@ -84,7 +82,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab, browser):
         for name in TABS:
             assert faults(page, name) == {}, name
             jb.screenshot(page, f"torch-{name.lower()}")
-        assert problems == []
+        assert page.problems == []
 
 
 def same_text(element, text):

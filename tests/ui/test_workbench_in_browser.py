@@ -55,11 +55,9 @@ ENABLED = (
 
 
 @pytest.fixture(scope="module")
-def page(lab, browser):
+def page(lab, lab_page):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
-    with jb.browser_page(browser, 1500, 2000) as opened:
-        opened.problems = []
-        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    with jb.lab_page_for_file(lab_page, 1500, 2000) as opened:
         jb.open_notebook(opened, lab.add_notebook("bench.ipynb", CELLS))
         jb.run_all(opened, 'canvas[aria-label="Memory"]', 120_000)
         opened.wait_for_function(
