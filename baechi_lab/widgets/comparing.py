@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,9 @@ def compare_placers(
         rows.append({"placer": CURRENT, **summary(line), "place_seconds": outcome.base.seconds, "busy_shares": shares})
         rows[-1]["order"] = order_name(outcome.setting, outcome.base)
     table = _table(outcome, rows)
-    finer = tuple(f"{row['placer']}: {row['finer_groups']}" for row in rows if row.get("finer_groups"))
-    table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster) + finer
+    # Groups of which no placement fits were placed in smaller ones, perhaps in single ops: advice to place groups would be wrong.
+    groups = optimize_under(outcome.setting, outcome.graph, memo)
+    table.attrs["notes"] = notes_on(table, outcome.graph, groups, outcome.setting.cluster) + finer_groups_in_words(rows)
     return table
 
 
@@ -74,6 +75,19 @@ def _table(outcome: Outcome, rows: list[dict[str, object]]) -> pandas.DataFrame:
     table["lower_bound_us"] = outcome.lower_bound_us
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     return table
+
+
+def finer_groups_in_words(rows: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
+    """Returns once each sentence on smaller groups that were placed, with the placers that placed them.
+
+    >>> finer_groups_in_words([{"placer": "a", "finer_groups": "x"}, {"placer": "b"}, {"placer": "c", "finer_groups": "x"}])
+    ('x (a, c)',)
+    """
+    placers: dict[str, list[str]] = {}
+    for row in rows:
+        if sentence := str(row.get("finer_groups") or ""):
+            placers.setdefault(sentence, []).append(str(row["placer"]))
+    return tuple(f"{sentence} ({', '.join(names)})" for sentence, names in placers.items())
 
 
 def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.fitting.record import Fit, FitOption
+from baechi_lab.graph.units import format_us
 from baechi_lab.widgets import FitView, Workbench
 from baechi_lab.widgets.panels.fit_panel import option_columns, unlike
 from tests.helpers.messages import shown_text
@@ -98,6 +99,14 @@ def test_rows_that_save_memory_show_the_peak_without_and_with_them():
             and fullest.values[k] == after
         )
     assert "→" not in fullest.texts[0]
+
+
+def test_the_step_of_a_graph_is_told_apart_from_that_of_its_micro_batches():
+    """Of a graph alone nobody knows the batch: it said "in one batch" beside a step of eight micro-batches."""
+    bench = Workbench(graph(), bl.Cluster.uniform(2), placer="contiguous", passes=(), micro_batches=8, schedule="1f1b")
+    step_us = bench.outcome.timeline.makespan_us
+    sentence = f"As it is, the graph runs once; the {format_us(step_us)} above are of 8 micro-batches."
+    assert unlike(bl.fit(graph(), bl.Cluster.uniform(2), every_option=True), bench.outcome) == sentence
 
 
 def test_steps_have_the_unit_of_the_step_as_it_is():

@@ -807,6 +807,45 @@ def test_explore_says_the_order_of_its_rows(diamond, pair):
     assert {row["cells"][head.index("order")] for row in bench.explore.rows.rows} == {"gpipe"}
 
 
+def test_bug_compare_advised_groups_of_which_none_fits():
+    """Each placer repeated that smaller groups were placed, beside the advice to place groups."""
+    chain = bl.generators.with_backward(bl.generators.chain(12, size_bytes=40_000_000, duration_us=900.0, seed=3))
+    bench = bl.Workbench(chain, bl.Cluster.uniform(4, memory_bytes="200MB"), placer="m-topo")
+    bench.model.inline = True
+    assert bench.outcome.coarse is chain and bench.outcome.base.finer_groups
+    bench.tasks.compare(["m-topo", "m-etf"])
+    notes = bench.tasks.table.attrs["notes"]
+    assert [text for text in notes if "(m-topo, m-etf)" in text] == [
+        f"{bench.outcome.base.finer_groups} (m-topo, m-etf)"
+    ]
+    assert any("one device alone takes 20.70 ms" in text for text in notes)  # 23 ops of 900 us
+    assert not any("place groups of them" in text for text in notes)
+
+
+def test_bug_a_gap_of_rounding_errors_was_a_tenth_of_a_percent():
+    """The header said 0.0%, the column <0.1: 2e-16 is the rounding of a sum."""
+    import pandas as pd
+
+    from baechi_lab.comparison import COLUMNS
+    from baechi_lab.widgets.panels.compare_panel import compared_columns
+
+    rows = [dict.fromkeys(COLUMNS, 1.0) | {"placer": name, "gap": gap} for name, gap in (("a", 2e-16), ("b", 0.0604))]
+    table = pd.DataFrame(rows).assign(speedup=1.0, feasible=True)
+    gaps = next(column for column in compared_columns(table) if column.name == "gap (%)")
+    assert list(gaps.texts) == ["0.0", "6.0"]
+
+
+def test_explore_offers_the_number_of_devices_of_the_setting(diamond):
+    bench = bl.Workbench(diamond, bl.Cluster.uniform(8), placer="single", passes=())
+    bench.model.inline = True
+    assert bench.explore.devices.value == "2, 4, 8"
+    bench.model.change(cluster=bl.Cluster.uniform(2))
+    assert bench.explore.devices.value == "1, 2, 4"
+    bench.explore.devices.value = "3"  # what was typed stays
+    bench.model.change(cluster=bl.Cluster.uniform(16))
+    assert bench.explore.devices.value == "3"
+
+
 @pytest.mark.slow
 def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
     """The search moves groups as one op each; the step is that of their ops, and whoever kept the best reads why it differs."""

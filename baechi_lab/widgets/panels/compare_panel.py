@@ -214,7 +214,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
         ),
         quantity(
             "gap",
-            table["gap"].clip(lower=0.0).tolist(),
+            table["gap"].clip(lower=0.0).round(9).tolist(),
             PERCENT,
             "how far the step time is above the largest lower bound",
         ),

@@ -55,7 +55,7 @@ class ExplorePanel:
         self.devices = _text("devices", "1, 2, 4", hint="how many of them; further ones are like the last")
         self.memory = _text("memory", "", hint="of each device")
         self.placers = _text("placers", "", hint="names as in the setting")
-        following = (self.memory, self.micro, self.schedules, self.replicas, self.placers)
+        following = (self.devices, self.memory, self.micro, self.schedules, self.replicas, self.placers)
         self.offered = {control: control.value for control in following}
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
@@ -120,7 +120,7 @@ class ExplorePanel:
         self._ready()
 
     def _ready(self) -> None:
-        """Enables batch sizes if there is a model to build, and fills in values of the setting: its memory and half of it,
+        """Enables batch sizes if there is a model to build, and fills in values of the setting: devices, memory and half of it,
         its micro-batches, schedule and replicas, and its placer before two others.
         """
         from ...simulator.schedules import RULES
@@ -130,6 +130,7 @@ class ExplorePanel:
             say(self.state, f"{HINT}{MEASURED_ANEW}" if setting.profile == "measured" else HINT)
         largest_memory = int(setting.cluster.memory_bytes.max())
         values_of_setting = {
+            self.devices: offered_counts(setting.cluster.n),
             self.memory: f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}",
             self.micro: str(setting.micro_batches or ""),
             self.schedules: setting.schedule if setting.schedule in RULES else "",
@@ -302,6 +303,15 @@ UNVARIED: dict[str, Any] = {
     "moves": (),
     "start": None,
 }
+
+
+def offered_counts(count: int) -> str:
+    """Returns the numbers of devices that a sweep is offered: 1, 2 and 4, or of more devices their number, half and a quarter.
+
+    >>> offered_counts(2), offered_counts(8), offered_counts(6)
+    ('1, 2, 4', '2, 4, 8', '1, 3, 6')
+    """
+    return "1, 2, 4" if count <= 4 else f"{count // 4}, {count // 2}, {count}"
 
 
 def offered_placers(setting: Setting) -> list[str]:

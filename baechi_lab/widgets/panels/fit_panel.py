@@ -17,7 +17,7 @@ from ...fitting.record import Fit, FitOption, counted
 from ...fitting.saving import unsaved_peak_bytes
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
-from ...graph.units import format_us
+from ...graph.units import format_us, plural
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
 from ...viz.layout import BYTES, UNITS, scale
@@ -176,9 +176,10 @@ def unlike(answer: Fit, shown_outcome: Outcome | None) -> str:
     if change == "no change":
         return ""
     if shown_outcome.executed_graph is not shown_outcome.graph:
-        return (
-            f"As it is, in one batch; the {format_us(shown_outcome.timeline.makespan_us)} above are of micro-batches."
-        )
+        count, above = shown_outcome.setting.micro_batches or 1, format_us(shown_outcome.timeline.makespan_us)
+        # A graph without a training step is the one of a micro-batch, which is all that is known of it.
+        as_it_is = "As it is, in one batch" if shown_outcome.step is not None else "As it is, the graph runs once"
+        return f"{as_it_is}; the {above} above are of {count:,} {plural('micro-batch', count)}."
     by = first.placement.placer if first.placement is not None else ""
     return (
         f"As it is, placed by {by} here ({change} against the {format_us(shown_outcome.timeline.makespan_us)} above)."
