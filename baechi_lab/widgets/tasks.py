@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..frameworks import framework_of, framework_part
-from ..graph import Run
+from ..graph import OpGraph, Run
 from .background import Background, Ticket
 from .codegen import torch_names
 from .comparing import CURRENT, compare_placers, comparison_in_words, name_of
@@ -348,7 +348,13 @@ class Tasks:
             else:
                 grid = {**grid, "batch_size": [batch]}
                 undivided_setting = setting.replace(micro_batches=None, schedule=None, replicas=1)
-                target = lambda size: source(undivided_setting.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
+
+                def micro_batch_graph(size: int) -> OpGraph:
+                    """Returns the graph of a micro-batch of `size`; that of the whole batch is the profile on the screen."""
+                    count = None if size == batch else batch // size
+                    return source(undivided_setting.replace(micro_batches=count), subject, memo)[1]
+
+                target = micro_batch_graph
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
         self._begin_job(SWEEP)

@@ -1141,8 +1141,8 @@ def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
     jb.screenshot(page, "31-wide")
     tab(page, "Graph")
     jb.settle(page)
-    rows, cut_rows = page.evaluate(MOVE_ROWS)  # the buttons "Move to" of 64 devices
-    assert rows == 3 and cut_rows == []
+    rows, cut_rows, is_beside = page.evaluate(MOVE_ROWS)  # the buttons "Move to" of 64 devices
+    assert rows == 3 and cut_rows == [] and is_beside
 
 
 MOVE_ROWS = """() => {
@@ -1150,7 +1150,9 @@ MOVE_ROWS = """() => {
   const { top, bottom } = moves.getBoundingClientRect();
   const places = new Map([...moves.querySelectorAll('button')].map((b) => [b.offsetTop, b.getBoundingClientRect()]));
   const seen = [...places.values()].filter((row) => row.bottom > top + 1 && row.top < bottom - 1);
-  return [seen.length, seen.filter((row) => row.bottom > bottom + 1).map((row) => row.bottom - bottom)];
+  const beside = moves.parentElement.querySelector('.bl-beside').getBoundingClientRect(); // "Table" and "?", not on the next line
+  const cut = seen.filter((row) => row.bottom > bottom + 1).map((row) => row.bottom - bottom);
+  return [seen.length, cut, beside.top >= top - 1 && beside.bottom <= bottom + 1];
 }"""
 
 

@@ -266,3 +266,20 @@ def test_threads_estimate_one_after_another_and_others_train_with_dropout(no_job
         thread.join(60)
     assert set(during.tolist()) == {0.0, 2.0}
     assert len(names) == 2 and nn.functional.dropout is dropout
+
+
+def test_bug_a_sweep_measured_the_batch_on_the_screen_anew():
+    """The header said 1.25 s and Explore 77 ms for the same setting: the profile of the whole batch is that of the header."""
+    bench = opened(make_step(), devices=1, placer="single", profile="measured")
+    panel = bench.explore
+    panel.devices.value, panel.memory.value, panel.placers.value = "1", "8GB", "single"
+    panel.start.click()
+    assert bench.tasks.rows["makespan_us"].tolist() == [pytest.approx(bench.outcome.timeline.makespan_us, rel=1e-12)]
+
+
+def test_bug_fit_told_who_opened_a_step_to_open_one():
+    bench = opened(make_step(), devices=1, placer="single")
+    bench.fit.ask.click()
+    texts = [text for row in bench.fit.rows.rows for text in row["cells"]]
+    assert "a given training step has its own batch: choose a model in Setting for others" in texts
+    assert not any("open the workbench" in text for text in texts)

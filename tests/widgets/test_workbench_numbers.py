@@ -823,16 +823,19 @@ def test_bug_compare_advised_groups_of_which_none_fits():
 
 
 def test_bug_a_gap_of_rounding_errors_was_a_tenth_of_a_percent():
-    """The header said 0.0%, the column <0.1: 2e-16 is the rounding of a sum."""
+    """The header said 0.0%, the column <0.1: of 2e-16, the rounding of a sum, and of 0.04%."""
     import pandas as pd
 
     from baechi_lab.comparison import COLUMNS
     from baechi_lab.widgets.panels.compare_panel import compared_columns
 
-    rows = [dict.fromkeys(COLUMNS, 1.0) | {"placer": name, "gap": gap} for name, gap in (("a", 2e-16), ("b", 0.0604))]
+    rows = [
+        dict.fromkeys(COLUMNS, 1.0) | {"placer": name, "gap": gap}
+        for name, gap in (("a", 2e-16), ("b", 4e-4), ("c", 0.0604))
+    ]
     table = pd.DataFrame(rows).assign(speedup=1.0, feasible=True)
     gaps = next(column for column in compared_columns(table) if column.name == "gap (%)")
-    assert list(gaps.texts) == ["0.0", "6.0"]
+    assert list(gaps.texts) == ["0.0", "0.0", "6.0"]
 
 
 def test_explore_offers_the_number_of_devices_of_the_setting(diamond):

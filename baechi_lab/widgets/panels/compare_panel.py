@@ -214,9 +214,10 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
         ),
         quantity(
             "gap",
-            table["gap"].clip(lower=0.0).round(9).tolist(),
+            table["gap"].clip(lower=0.0).round(3).tolist(),
             PERCENT,
             "how far the step time is above the largest lower bound",
+            decimals=1,
         ),
         replace(peaks, texts=peak_texts),
         quantity("moved", table["moved_bytes"].tolist(), BYTES, "bytes sent between devices in a step"),

@@ -31,12 +31,13 @@ from ..tasks import Tasks
 from ..views.table_view import Column, TableView, quantity
 from .parts import WIDE, button, for_people, note, row, say
 
-OTHER_BATCH = {
-    NO_OTHER_BATCH: (
-        "a graph does not say what another batch costs: open the workbench with a training step, or choose a model in Setting"
-    )
-}
-"""What the library says to people who write code, and its words for the workbench."""
+GRAPH_ALONE = (
+    "a graph does not say what another batch costs: open the workbench with a training step, or choose a model in "
+    "Setting"
+)
+OWN_BATCH = "a given training step has its own batch: choose a model in Setting for others"
+MEASURED_BATCH = "the times of one batch were measured: estimated times are known for others"
+"""What the workbench says instead of `NO_OTHER_BATCH`, which speaks to people who write code."""
 
 
 MOST_ON_A_LINE = 8
@@ -70,7 +71,8 @@ class FitPanel:
                 subject = fit_subject(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
                 answer = fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
-                return answer, option_columns(answer.options)
+                step, _ = source(setting, model.subject, model.memo)
+                return answer, option_columns(answer.options, why_no_other_batch(setting, step))
 
             self.tasks.start(
                 "the search for options that fit", work, lambda result: self.show(result[0], result[1], shown_outcome)
@@ -93,8 +95,19 @@ class FitPanel:
         self.rows.show(columns, extras)
 
 
-def option_columns(options: Sequence[FitOption]) -> list[Column]:
-    """Returns the columns of a table of options that are not empty, each in one unit."""
+def why_no_other_batch(setting: Setting, step: TrainingStep | None) -> str:
+    """Says why `bl.fit` was not asked for other batches, for which `fit_subject` has no function."""
+    if step is None:
+        return GRAPH_ALONE
+    is_built = isinstance(step, Step) and step.built_from is not None
+    return MEASURED_BATCH if is_built and setting.profile == "measured" else OWN_BATCH
+
+
+def option_columns(options: Sequence[FitOption], no_other_batch: str = GRAPH_ALONE) -> list[Column]:
+    """Returns the columns of a table of options that are not empty, each in one unit.
+
+    `no_other_batch` says why other batches were not tried.
+    """
     peaks = [option.peaks_of_devices_and_hosts for option in options]
     # The step as it is stands in the header: its unit is that of the column.
     step_units = (scale(options[0].step_us, UNITS),) if options[0].timeline else UNITS
@@ -115,7 +128,7 @@ def option_columns(options: Sequence[FitOption]) -> list[Column]:
         _peaks_column("host", [hosts for _, hosts in peaks], tip("host")),
         Column(
             "gives up",
-            [OTHER_BATCH.get(text, text) for text in disadvantages],
+            [no_other_batch if text == NO_OTHER_BATCH else text for text in disadvantages],
             hint="what is worse than in the step as it is, or why it was not simulated",
         ),
     ]

@@ -372,7 +372,9 @@ function render({ model, el }) {
     });
     requestAnimationFrame(() => rove(view.toolbar));
     moves.replaceChildren(...(devices.length ? [element("span", {}, "Move to"), ...moveButtons] : []));
-    moves.classList.toggle("bl-many", devices.length > MOST_PREVIEWS); // their tooltips have what a move would change
+    const isMany = devices.length > MOST_PREVIEWS;
+    moves.classList.toggle("bl-many", isMany); // their tooltips have what a move would change
+    view.tail.classList.toggle("bl-wide", isMany); // "Table" stands beside their lines, and not alone on the next
     repaint();
   }
 
