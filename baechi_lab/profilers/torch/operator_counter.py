@@ -354,10 +354,10 @@ def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
         return 0 if _is_product(weight, strides) else weight.nbytes
     output_bytes, depthwise = _blocked_bytes(out), weight.shape[1] == 1 < groups
     input_bytes = _blocked_bytes(tensor) if tensor.shape[1] >= BLOCK or depthwise else 0
-    weight_bytes = weight.nbytes
-    if groups == 1 and tensor.shape[1] >= BLOCK:
+    weight_bytes, is_blocked = weight.nbytes, groups == 1 and not _is_product(weight, strides)
+    if is_blocked and tensor.shape[1] >= BLOCK:
         weight_bytes = _blocked_weight_bytes(weight)
-    elif groups == 1 or depthwise:
+    elif is_blocked or depthwise:
         weight_bytes = _round_up(weight.shape[0], BLOCK) * weight[0].nbytes
     return max(output_bytes + weight_bytes + input_bytes - out.nbytes, output_bytes)
 
