@@ -162,6 +162,11 @@ def use_fake_tensors(
             raise InvalidInput(
                 f"the model cannot be estimated: {first_line(error)} has no shape function in PyTorch"
             ) from error
+        except RuntimeError as error:  # in the backward pass; `run_call` names a call that fails in the forward pass
+            raise InvalidInput(
+                f"the model cannot be estimated: its step fails without the values of tensors ({first_line(error)}); profile it "
+                "measured, with weights (bl.torch.profile(model, inputs))"
+            ) from error
 
 
 def with_full_attention(kwargs: dict[str, object]) -> dict[str, Any]:

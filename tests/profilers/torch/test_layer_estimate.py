@@ -993,3 +993,25 @@ def test_bug_folded_windows_lie_in_memory_of_all_windows():
         cluster = bl.Cluster.uniform(1, kind="cpu-core")
         peaks.append(bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n)).peak_bytes[0])
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05) and peaks[0] > 2 * 9 * x.nbytes
+
+
+class SparseValues(nn.Module):
+    """A matrix of trained values at given positions, as of a graph; without values its backward pass fails in PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = nn.Parameter(torch.ones(4))
+        self.positions = torch.arange(4).expand(2, 4)
+
+    def forward(self, x):
+        matrix = torch.sparse_coo_tensor(self.positions, self.values, (4, 4), check_invariants=False)
+        return torch.sparse.mm(matrix, x)
+
+
+def test_bug_a_backward_pass_that_fails_without_values_ended_in_a_foreign_error():
+    model, inputs = SparseValues(), torch.ones(4, 2)
+    bl.torch.profile(model, inputs, warmup=0, runs=1)
+    with pytest.raises(
+        bl.InvalidInput, match="the model cannot be estimated: its step fails without the values of tensors"
+    ):
+        bl.torch.profile(model, inputs, hardware="cpu-core")
