@@ -72,6 +72,9 @@ _ROW_MICROSECONDS_AND_OPS = """
 """The same per row of a norm, each of which is a block of threads: rows of 96 numbers take nearly as long as rows of 192."""
 SHORT_ROW_SHARE = 0.65
 """Share of a number's time that it takes in a short row, beside the time of the row."""
+SHORT_SUM_US, SPLIT_SUM_US, PART_US = 2.0, 6.0, 0.055
+"""`Kernel.wait_us` of sums of columns: of all; where several blocks of threads share the rows of a column; and of each of these
+parts, which the last block adds. Measured on an H200."""
 
 
 def _by_op(table: str) -> dict[str, tuple[float, float]]:
@@ -115,6 +118,20 @@ def multiprocessor_us(op: str, number_bytes: int, numbers: int, rows: int = 0) -
     is_half = number_bytes <= 2
     number_us, row_us = (table.get(_plain(op), (0.0, 0.0))[is_half] for table in (_NUMBER_US, _ROW_US))
     return max(number_us * numbers, SHORT_ROW_SHARE * number_us * numbers + row_us * rows)
+
+
+def column_sum_us(rows: int, columns: int) -> float:
+    """Returns the `Kernel.wait_us` of sums of columns, as of a bias' gradient.
+
+    A block of 128 threads sums four columns per thread. Each thread takes every `height`-th row, and no fewer than 16.
+
+    >>> column_sum_us(64, 1024), round(column_sum_us(8192, 1024), 2)
+    (2.0, 15.04)
+    """
+    height = max(4, 512 // columns)
+    if rows < 64 * height:
+        return SHORT_SUM_US
+    return SHORT_SUM_US + SPLIT_SUM_US + PART_US * min(rows / (16 * height), 2**18 / columns)
 
 
 def _plain(op: str) -> str:

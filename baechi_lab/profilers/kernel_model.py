@@ -141,6 +141,9 @@ NUMBER_SIZES = np.array([PRECISION_BYTES[name] for name in PRECISIONS], dtype=np
 GAPS_SHARE = 0.5
 """Share of what other products of float32 numbers reach that gradients of inputs do, positions of which no filter reads: 18
 single convolutions of DeepBench on each of P100, GTX 1080 Ti, V100 and T4."""
+VOLUME_SHARE = 0.45
+"""Share of what other products reach that gradients of convolutions in three dimensions do, unless channels come last. Measured
+on an H200, in TF32 and bfloat16; nnU-Net on A100 and V100 was not fitted (`data/training`)."""
 FP32, TF32, FP64 = (PRECISIONS.index(name) for name in ("fp32", "tf32", "fp64"))
 
 
@@ -254,6 +257,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     makes_slowly &= few_channels_of_product | ((work.products.window == 1) & full)
     product_rates = rates[owner] * np.where(makes_slowly, POINT_FILTERS_SHARE, 1.0)
     product_rates *= np.where(work.products.has_gaps & full, GAPS_SHARE, 1.0)
+    product_rates *= np.where(work.products.of_volume & (work.layout_bytes[owner] > 0), VOLUME_SHARE, 1.0)
     product_us = _products_us(
         _with_padded_channels(work.products, work.precision[owner], full),
         product_rates,

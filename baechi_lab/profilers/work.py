@@ -78,7 +78,8 @@ class Product:
     `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. These are set for a convolution
     only: `input_gradient`, the product that makes the gradient of its input; `window`, the positions of a filter; `channels`, of
     the input of a group; `makes_filters` of the product that makes the gradient of the filters; `has_gaps` of the product that
-    makes the gradient of an input, positions of which lie in gaps between the filters' windows.
+    makes the gradient of an input, positions of which lie in gaps between the filters' windows; `of_volume` of the products that
+    make gradients of a convolution in three dimensions.
 
     >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
     True
@@ -94,6 +95,7 @@ class Product:
     makes_filters: bool = field(default=False, compare=False, repr=False)
     channels: int = field(default=0, compare=False, repr=False)
     has_gaps: bool = field(default=False, compare=False, repr=False)
+    of_volume: bool = field(default=False, compare=False, repr=False)
 
     @property
     def flops(self) -> float:
@@ -117,7 +119,10 @@ class Product:
         if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
             winograd = None
         gradient = Product(convolved.count, convolved.inner, convolved.columns, convolved.rows, winograd)
-        return replace(gradient, window=self.window, makes_filters=self.window > 0, channels=self.channels)
+        of_volume = convolved.of_volume
+        return replace(
+            gradient, window=self.window, makes_filters=self.window > 0, channels=self.channels, of_volume=of_volume
+        )
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,8 @@ class Kernel:
         multiprocessor_us: microseconds of one multiprocessor that is not bound by FLOPs: of integers, which compute where
             operands lie, and of loads that wait for each other.
         wait_us: microseconds that the kernel takes besides, in which some blocks of threads wait for others.
-        steps: of a recurrent layer, which run one after another: each takes at least a launch, or `step_us`.
+        steps: of a recurrent layer, or gradients of a convolution, which run one after another: each takes at least a launch,
+            or `step_us`.
         step_us: microseconds of a step at least, if it is less than a launch: all steps are one kernel.
         followed_by: the kernel that the operator runs after this one.
 
@@ -270,7 +276,8 @@ def convolution_products(
         winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
     shape = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
     forward = replace(shape, window=prod(window), channels=group_channels)
-    return (replace(forward, input_gradient=replace(forward, has_gaps=has_gaps)),)
+    gradient = replace(forward, has_gaps=has_gaps, of_volume=len(window) == 3)
+    return (replace(forward, input_gradient=gradient),)
 
 
 def recurrent_kernel(
@@ -479,6 +486,7 @@ class Products:
     makes_filters: Booleans
     channels: NDArray[np.int64]
     has_gaps: Booleans
+    of_volume: Booleans
 
     @classmethod
     def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
@@ -494,6 +502,7 @@ class Products:
             makes_filters=column("makes_filters", np.bool_),
             channels=column("channels", np.int64),
             has_gaps=column("has_gaps", np.bool_),
+            of_volume=column("of_volume", np.bool_),
         )
 
 

@@ -312,6 +312,19 @@ def test_gradients_of_inputs_with_gaps_take_twice_as_long_in_float32():
         assert input_us == pytest.approx(slowdown * forward_us)
 
 
+def test_gradients_of_volumes_reach_0_45_of_the_rate_of_others():
+    """In any precision, unless channels come last, so that no tensor changes its order."""
+    flat = replace(TILES, tile_us=0.0)
+    (image,) = convolution_products(16, (16, 64), 64, 64, (3, 9))
+    (volume,) = convolution_products(16, (16, 8, 8), 64, 64, (3, 3, 3))
+    for make_gradient in (lambda p: p.left_gradient, lambda p: p.right_gradient):
+        for layout_bytes, slowdown in ((1.0, 1 / 0.45), (0.0, 1.0)):
+            image_us, volume_us = (
+                product_us(make_gradient(p), flat, convolution=True, layout_bytes=layout_bytes) for p in (image, volume)
+            )
+            assert volume_us == pytest.approx(slowdown * image_us)
+
+
 def test_rows_are_read_again_from_the_cache_or_from_memory():
     """1e6 bytes: at 1e12 bytes/s once, and again from a cache of 0.5 * 4e12 bytes/s as far as the rows in flight fit there."""
     generation = Generation(cached_bytes_per_flop=0.5)

@@ -34,6 +34,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
+from ..arithmetic import column_sum_us
 from ..precision import Precision
 from ..work import DEPTHWISE_GRADIENT, POSITIONS_SUM_US, Kernel
 from .records import CallWork, Program, ProgramOp
@@ -83,7 +84,9 @@ def add_backward_and_updates(
     # The values that depend on a trained parameter through ops that pass gradients on.
     needs = {value for value, is_trained in program.parameters.items() if is_trained}
     for op in program.ops:
-        if _passes_gradients(op) and needs & set(op.reads):
+        if normalize_type(op.op_type) == "broadcast_tensors":  # each output is a view of one input
+            needs |= {made for read, made in zip(op.reads, op.makes, strict=False) if read in needs}
+        elif _passes_gradients(op) and needs & set(op.reads):
             needs |= set(op.makes)
     builder = _BackwardBuilder(program, needs, precision or Precision())
     for i in reversed(range(len(program.ops))):
@@ -250,7 +253,8 @@ def _gradient_kernels(
     """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes.
 
     The gradient of a bias is the sum of the output's gradient, of `summed_bytes`. Convolutions wait for it. The gradient of a
-    depthwise convolution's input computes `number_share` as many numbers as the forward pass.
+    depthwise convolution's input computes `number_share` as many numbers as the forward pass. That of a convolution's input
+    writes all positions, those that strides leave out among them.
     """
     side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
     vector_share = number_share * DEPTHWISE_GRADIENT  # no other product of two operands has FLOPs of vector units
@@ -260,13 +264,16 @@ def _gradient_kernels(
             products=tuple(getattr(p, side) for p in k.products),
             vector_flops=vector_share * k.vector_flops,
             wait_us=POSITIONS_SUM_US if summed_bytes and _is_convolution(k) else 0.0,
+            layout_bytes=2.0 * k.moved_bytes if k.layout_bytes and side == "left_gradient" else k.layout_bytes,
             followed_by=None,
         )
         for k in op.kernels
     )
     if not summed_bytes or any(map(_is_convolution, op.kernels)):
         return gradients
-    return (*gradients, Kernel(moved_bytes=summed_bytes))
+    products = [product for k in op.kernels for product in k.products if product.count == 1]
+    wait_us = column_sum_us(products[0].rows, products[0].columns) if products else 0.0
+    return (*gradients, Kernel(moved_bytes=summed_bytes, wait_us=wait_us))
 
 
 def _is_convolution(kernel: Kernel) -> bool:

@@ -412,6 +412,10 @@ def gradient_kernels(
         return Kernel(moved_bytes=float(number_bytes * numbers)), replace(kernel, rows=rows)
     if kind == "MaxPool":
         return (replace(kernel, moved_bytes=float(number_bytes * (2 * numbers + outputs) + _INDEX_BYTES * outputs)),)
+    if kind == "Transpose":
+        return (Kernel(moved_bytes=2.0 * number_bytes * numbers, multiprocessor_us=INDEX_US * numbers),)
+    if kind in ("GlobalAveragePool", "ReduceMean"):  # the gradient of a mean is repeated
+        return (Kernel(moved_bytes=float(number_bytes * (numbers + outputs)), multiprocessor_us=INDEX_US * numbers),)
     if kind == "Gather" and node.input[0] in values:
         return Kernel(moved_bytes=float(number_bytes * (numbers + outputs))), table_sums(outputs, number_bytes)
     if kind in ("Add", "Sub", "Mul"):
@@ -422,6 +426,8 @@ def gradient_kernels(
                 kernels.append(Kernel(moved_bytes=3.0 * number_bytes * outputs, multiprocessor_us=us))
             if value in values and operand_shape != output_shape:  # a sum where it was repeated
                 kernels.append(Kernel(moved_bytes=float(number_bytes * (outputs + prod(operand_shape or ())))))
+        if any(list(node.input).count(value) > 1 for value in values):  # the two gradients of `x * x` are added
+            kernels.append(kernel)
         return tuple(kernels) or (Kernel(metadata=True),)
     return (kernel,) if us else ()
 

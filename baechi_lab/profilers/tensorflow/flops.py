@@ -17,6 +17,7 @@ from ..work import (
     ALIGNED,
     DEPTHWISE_GRADIENT,
     INDEX_US,
+    POSITIONS_SUM_US,
     Product,
     Rows,
     batch_norm_flops,
@@ -256,11 +257,22 @@ def multiprocessor_us(node: NodeDef, inputs: Shapes, outputs: Shapes, number_byt
     """Returns the `Kernel.multiprocessor_us` of an op other than a product."""
     if not inputs or not outputs:
         return 0.0
-    if node.op in _BROADCASTS and any(prod(shape) > 1 and tuple(shape) != tuple(outputs[0]) for shape in inputs):
+    is_repeated = any(prod(shape) > 1 and tuple(shape) != tuple(outputs[0]) for shape in inputs)
+    if node.op == "Transpose" or (node.op in _BROADCASTS and is_repeated):
         return INDEX_US * prod(outputs[0])
     of_outputs = node.op in ("MaxPool", "ResizeBilinear")
     window = _window(node) if node.op == "MaxPool" else 1
     return arithmetic.multiprocessor_us(node.op, number_bytes, window * prod((outputs if of_outputs else inputs)[0]))
+
+
+def wait_us(node: NodeDef, inputs: Shapes) -> float:
+    """Returns the `Kernel.wait_us` of a bias' gradient: of a layer of images, or of rows; 0 for other ops."""
+    if node.op != "BiasAddGrad" or not prod(inputs[0]):
+        return 0.0
+    if len(inputs[0]) > 3:
+        return POSITIONS_SUM_US
+    channels = inputs[0][1 if node.attr["data_format"].s.startswith(b"NC") else -1]
+    return arithmetic.column_sum_us(prod(inputs[0]) // channels, channels)
 
 
 _BROADCASTS = frozenset(str.split("Add AddV2 Sub Mul Div RealDiv Pow Maximum Minimum SelectV2 BiasAdd"))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..work import Kernel
 from .inlining import CONTROL_FLOW_OPS, used_functions
-from .nodes import called_functions, join, op_def, output_types, split, writes_variable
+from .nodes import biases_of_products, called_functions, join, op_def, output_types, split, writes_variable
 from .recurrent_layers import is_fused, layer_kernel
 from .shapes import SHAPES
 
@@ -73,7 +73,7 @@ def variable_writes(graph_def: GraphDef, node: NodeDef) -> Iterator[NodeDef]:
 class BodyOp:
     """An op inside a body: its node, shapes and DataTypes of inputs and outputs, and its runs per run of the outer op.
 
-    `kernel` is that of a loop that runs as one.
+    `kernel` is that of a loop that runs as one. `adds_bias` of an op in `biases_of_products`.
     """
 
     node: NodeDef
@@ -83,6 +83,7 @@ class BodyOp:
     output_types: Sequence[int]
     times: float
     kernel: Kernel | None = None
+    adds_bias: bool = False
 
 
 class Scope(NamedTuple):
@@ -134,6 +135,7 @@ class Library:
             if any(d.size < 0 for shape in argument_shapes for d in shape.dim):
                 self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
             inner = Scope({n.name: n for n in function.node_def}, constants, outer.depth + 1)
+            biases = biases_of_products(function.node_def)
             for op in function.node_def:
                 if op.op in CONTROL_FLOW_OPS or called_functions(op):
                     yield from self._ops_of_call(op, inner, times)
@@ -147,6 +149,7 @@ class Library:
                     input_types=[t for _, t in input_specs],
                     output_types=[t for _, t in output_specs],
                     times=times,
+                    adds_bias=op.name in biases,
                 )
 
     def _rounds(self, node: NodeDef, outer: Scope) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
@@ -53,6 +54,21 @@ def join(name: str, output: int) -> str:
 def data_inputs(node: NodeDef) -> Iterator[tuple[str, int]]:
     """Yields (producer, output) of every data input, in order."""
     return (split(r) for r in node.input if not r.startswith("^"))
+
+
+def biases_of_products(nodes: Iterable[NodeDef]) -> set[str]:
+    """Returns the names of the ops that add a bias to a matrix product which nothing else reads, reshaped or not."""
+    nodes_by_name = {node.name: node for node in nodes}
+    reads = Counter(producer for node in nodes_by_name.values() for producer, _ in data_inputs(node))
+    biases = set()
+    for node in nodes_by_name.values():
+        producer: NodeDef | None = node if node.op == "BiasAdd" else None
+        while producer is not None and (producer is node or producer.op == "Reshape"):
+            source, _ = next(data_inputs(producer))
+            producer = nodes_by_name.get(source) if reads[source] == 1 else None
+        if producer is not None and producer.op.startswith(("MatMul", "BatchMatMul")):
+            biases.add(node.name)
+    return biases
 
 
 def control_inputs(node: NodeDef) -> list[str]:

@@ -1,7 +1,8 @@
 """`mode="estimated"`: the FLOPs and bytes of TensorFlow's ops, from the shapes of their tensors.
 
 `profilers/kernel_model.py` turns them into time. Ops that move no data take the host overhead. Constants and handles, which exist
-before the step, take no time. A loop, conditional or call is one op that takes as long as the ops that it runs (see
+before the step, take no time. Nor does adding a bias to a matrix product, which is
+a part of the product's kernel. A loop, conditional or call is one op that takes as long as the ops that it runs (see
 `function_bodies`), or as the one kernel that a GPU runs in its place (`recurrent_layers`).
 """
 
@@ -27,9 +28,10 @@ from .flops import (
     repeated_rows,
     row_alignment,
     vector_flops,
+    wait_us,
 )
 from .function_bodies import Library
-from .nodes import HANDLE_BYTES, bytes_per_element, data_inputs
+from .nodes import HANDLE_BYTES, biases_of_products, bytes_per_element, data_inputs
 from .recurrent_layers import kernel_plumbing
 from .structure import Structure
 
@@ -60,6 +62,7 @@ def count_work(structure: Structure) -> Work:
     precisions, width = product_precisions(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
     library = Library(structure.graph_def)
+    biases = biases_of_products(structure.nodes)
     rows: list[tuple[int, Kernel]] = []
     times: list[float] = []
     free: list[bool] = []
@@ -74,10 +77,11 @@ def count_work(structure: Structure) -> Work:
         outputs: Shapes,
         read_sizes: Sizes,
         written_sizes: Sizes,
+        adds_bias: bool,
     ) -> None:
         rows.append((op, _kernel(node, inputs, outputs, read_sizes, written_sizes, precisions)))
         times.append(run_count)
-        free.append(node.op in _TAKES_NO_TIME or op in plumbing)
+        free.append(node.op in _TAKES_NO_TIME or op in plumbing or adds_bias)
 
     for i, node in enumerate(structure.nodes):
         if library.has_body(node):
@@ -92,10 +96,22 @@ def count_work(structure: Structure) -> Work:
                 )
                 tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in shapes_with_types]
                 read_sizes, written_sizes = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
-                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read_sizes, written_sizes)
+                add(
+                    i,
+                    inner.times,
+                    inner.node,
+                    inner.inputs,
+                    inner.outputs,
+                    read_sizes,
+                    written_sizes,
+                    inner.adds_bias,
+                )
             continue
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
-        read_sizes, written_sizes = [sizes[t] for t in ins], [sizes[t] for t in outs]
+        read_sizes = [sizes[t] for t in ins]
+        if not is_matrix_product(node.op):  # `x * x` reads one tensor
+            read_sizes = [size * (t not in ins[:k]) for k, (t, size) in enumerate(zip(ins, read_sizes, strict=True))]
+        written_sizes = [sizes[t] for t in outs]
         if _is_on_host(node, host_tensors.issuperset(ins)):
             host_tensors.update(outs)
             if node.op not in METADATA_OPS:
@@ -103,7 +119,8 @@ def count_work(structure: Structure) -> Work:
                 times.append(1.0)
                 free.append(i in plumbing)
                 continue
-        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_sizes, written_sizes)
+        adds_bias = node.name in biases
+        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_sizes, written_sizes, adds_bias)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
@@ -147,6 +164,7 @@ def _kernel(
         layout_bytes=layout_bytes(node, inputs, outputs, moved_bytes),
         row_alignment=row_alignment(node, inputs, outputs, number_bytes),
         multiprocessor_us=multiprocessor_us(node, inputs, outputs, number_bytes),
+        wait_us=wait_us(node, inputs),
     )
     return product_of_complex_numbers(kernel) if is_complex and kernel.matrix else kernel
 
@@ -156,6 +174,8 @@ def _moved_bytes(op: str, inputs: Shapes, input_bytes: Sizes, output_bytes: Size
 
     Sums of chosen rows read one row per index, however large the table is.
     """
+    if op == "BiasAddGrad" and len(inputs[0]) > 3:  # waits take all of its time
+        return 0.0
     if op in _TOUCHES_PART:
         return float(2 * sum(output_bytes))
     if op.startswith(_IN_PLACE):

@@ -51,9 +51,6 @@ NUMBERS: dict[str, int | None] = {
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 0),
 }
 """Operators in `arithmetic.multiprocessor_us`, and the position of the argument whose numbers count; None for the output."""
-SHORT_SUM_US, SPLIT_SUM_US, PART_US = 2.0, 6.0, 0.055
-"""`Kernel.wait_us` of sums of columns: of all; where several blocks of threads share the rows of a column; and of each of these
-parts, which the last block adds. Measured on an H200."""
 _FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
 _CAUSAL = {
@@ -180,6 +177,8 @@ def vector_flops(name: str, args: Args, out: torch.Tensor, precision: str) -> fl
             filters_flops = DEPTHWISE_GRADIENT * depthwise_flops(gradient.numel(), window, precision)
         return of_input * input_flops + of_filters * filters_flops
     backward = name == "native_batch_norm_backward" and args[7]
+    if channels_last(args[0]):  # threads beside each other read the channels of a position: memory bounds a batch norm
+        return 0.0
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
         return batch_norm_flops(args[0].numel(), args[0].element_size(), bool(backward))
     return 0.0
@@ -212,25 +211,18 @@ def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
         if not args[10][2]:
             return 0.0
         gradient, filters = args[0], args[0].shape[1]
-        return _column_sum_us(gradient.numel() // filters, filters) if channels_last(gradient) else POSITIONS_SUM_US
+        return (
+            arithmetic.column_sum_us(gradient.numel() // filters, filters)
+            if channels_last(gradient)
+            else POSITIONS_SUM_US
+        )
     if name not in ("sum", "mean") or len(args) < 2 or not args[1] or not args[0].numel():
         return 0.0
     dims = {int(d) % _dims(args[0]) for d in args[1]}
     columns = out.numel()
     if dims != set(range(len(dims))) or columns == 1:
         return 0.0
-    return _column_sum_us(args[0].numel() // columns, columns)
-
-
-def _column_sum_us(rows: int, columns: int) -> float:
-    """Returns the `Kernel.wait_us` of sums of columns.
-
-    A block of 128 threads sums four columns per thread. Each thread takes every `height`-th row, and no fewer than 16.
-    """
-    height = max(4, 512 // columns)
-    if rows < 64 * height:
-        return SHORT_SUM_US
-    return SHORT_SUM_US + SPLIT_SUM_US + PART_US * min(rows / (16 * height), 2**18 / columns)
+    return arithmetic.column_sum_us(args[0].numel() // columns, columns)
 
 
 def next_kernel(name: str, args: Args, out: torch.Tensor) -> Kernel | None:
@@ -257,7 +249,8 @@ def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
     if channels_last(tensor):
         return 0.0
     strides = [_of(stride, k) for k in range(_dims(weight) - 2)]
-    input_bytes = float(tensor.numel() * tensor.element_size())
+    reads_input = name in _CONVOLUTIONS or args[10][1]  # the gradient of the input writes all of its positions
+    input_bytes = float(reads_input * tensor.numel() * tensor.element_size())
     return convolution_layout_bytes(moved_bytes, weight.shape[2:], strides, input_bytes)
 
 

@@ -47,6 +47,10 @@ _TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "slic
 _WRITES_PART = frozenset(
     "index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ masked_scatter_".split()
 )
+_READS_NOTHING = frozenset(
+    "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full".split()
+)
+"""Operators that are given a tensor for its shape and type."""
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
 _MOVES = frozenset(
     """
@@ -54,6 +58,14 @@ _MOVES = frozenset(
         alias_copy view_copy expand_copy
     """.split()
 )
+_READS_GRADIENT_ONLY = frozenset(
+    """
+        avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
+    """.split()
+)
+"""Gradients whose operator is also given the input, of which they use the shape."""
+_LOSSES_PER_NUMBER = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"})
+"""Losses that are written per number before they are reduced."""
 _DRAWN = frozenset({"rand", "randn", "randint", "normal"})
 _REDUCTIONS = frozenset(
     """
@@ -96,7 +108,7 @@ def kernel_of(
     product = name.removesuffix("_")  # `addmm_` is the product of `addmm`
     count = _flops(getattr(torch.ops.aten, product, packet) if product != name else packet, product, args, kwargs, out)
     products = () if count is None else products_of(product, args)
-    moved_bytes, precision = float(_moved_bytes(name, inputs, outputs, size)), _precision(inputs)
+    moved_bytes, precision = float(_moved_bytes(name, args, inputs, outputs, size)), _precision(inputs)
     kernel = Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=moved_bytes,
@@ -112,6 +124,7 @@ def kernel_of(
         crossed=has_crossed_operands(product, args),
         multiprocessor_us=multiprocessor_us(name, args, outputs[0]) or _index_us(func, name, inputs, outputs[0]),
         wait_us=wait_us(name, args, outputs[0]),
+        steps=max(sum(args[10][:2]), 1) if name == "convolution_backward" else 1,
         followed_by=next_kernel(name, args, outputs[0]),
     )
     if kernel.matrix and any(t.is_complex() for t in inputs):
@@ -250,9 +263,17 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
 
 
 def _moved_bytes(
-    name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], size: Callable[[torch.Tensor], int]
+    name: str, args: Args, inputs: list[torch.Tensor], outputs: list[torch.Tensor], size: Callable[[torch.Tensor], int]
 ) -> int:
     written_bytes = sum(map(size, outputs))
+    if name == "convolution_backward":  # each gradient is a convolution, of three tensors
+        return max(sum(args[10][:2]) * sum(map(size, args[:3])), size(args[0]))
+    if name in _READS_NOTHING:
+        return written_bytes
+    if name in _READS_GRADIENT_ONLY:
+        return size(inputs[0]) + written_bytes
+    if name in _LOSSES_PER_NUMBER and not outputs[0].dim():
+        return sum(map(size, inputs)) + 2 * size(inputs[0])  # a loss per number is written, then read and summed
     if name in _TOUCHES_PART:
         return 2 * written_bytes + sum(size(t) for t in inputs[1:])
     if name in _WRITES_PART:

@@ -45,6 +45,17 @@ def test_a_convolution_and_its_gradients():
     assert strided.products == (Product(1, 4 * 3 * 3, 5, 27),), "no Winograd"
 
 
+def test_gradients_of_a_convolution_in_three_dimensions_are_marked():
+    """Kernels for them are slower: of the input and of the filters, not of the output."""
+    x = torch.empty(2, 4, 8, 8, 8, device="meta", requires_grad=True)
+    layer = torch.nn.Conv3d(4, 6, 3, bias=False, device="meta")
+    forward, backward = kernels_of(layer, x, mode="training")
+    assert [product.of_volume for product in (*forward.products, *backward.products)] == [False, True, True]
+    flat = torch.empty(2, 4, 8, 8, device="meta", requires_grad=True)
+    forward, backward = kernels_of(torch.nn.Conv2d(4, 6, 3, bias=False, device="meta"), flat, mode="training")
+    assert not any(product.of_volume for product in (*forward.products, *backward.products))
+
+
 def test_a_depthwise_convolution_is_no_product_and_computes_an_index_per_output():
     """8 images of 256 channels of 28 x 28, windows of 9: 300 + 9 * 40 FLOPs per output in all readers, in full float32."""
     depthwise = torch.nn.Conv2d(256, 256, 3, padding=1, groups=256, bias=False, device="meta")
@@ -112,12 +123,16 @@ def test_convolutions_whose_channels_come_last_change_no_layouts():
 
 
 def test_a_pointwise_convolution_with_strides_copies_the_positions_that_it_uses():
-    """In bytes: 4096 of the input and of its gradient, 512 of the output, 256 of filters; strides use a quarter of the input."""
+    """In bytes: 4096 of the input and of its gradient, 512 of the output, 256 of filters; strides use a quarter of the input.
+
+    The gradient of the input has all positions. Both gradients read that of the output.
+    """
     layer = torch.nn.Conv2d(16, 8, 1, stride=2, bias=False, device="meta", dtype=torch.bfloat16)
     x = torch.empty(2, 16, 8, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
     forward, backward = kernels_of(layer, x, mode="training")
     assert forward.layout_bytes == 2 * (4096 / 4 + 256 + 512)
-    assert backward.layout_bytes == 2 * (4096 / 4 + 256 + 512 + 4096 + 256)
+    assert backward.moved_bytes == 2 * (4096 + 256 + 512)
+    assert backward.layout_bytes == 2 * ((4096 + 256 + 512) + (4096 / 4 + 256 + 512))
     assert [product.has_gaps for product in (*forward.products, *backward.products)] == [False, True, False]
     assert {product.channels for product in (*forward.products, *backward.products)} == {16}
 
@@ -210,6 +225,9 @@ def test_a_batch_norm_runs_channel_by_channel_and_a_convolution_changes_layouts(
     x = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
     flops = [k.vector_flops for k in kernels_of(torch.nn.BatchNorm2d(3, device="meta"), x, mode="training") if k.rows]
     assert flops == [280 * 96, 600 * 96]
+    last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    norms = [k for k in kernels_of(torch.nn.BatchNorm2d(3, device="meta"), last, mode="training") if k.rows]
+    assert [k.vector_flops for k in norms] == [0, 0], "memory bounds a batch norm whose channels come last"
     (kernel,) = kernels_of(torch.nn.Conv2d(3, 8, 3, device="meta"), x.detach())
     assert kernel.layout_bytes == 2 * kernel.moved_bytes
     assert kernel.followed_by == Kernel(moved_bytes=2 * 4 * 64, multiprocessor_us=INDEX_US * 64)

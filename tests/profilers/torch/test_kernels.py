@@ -111,6 +111,37 @@ def test_writes_in_place():
     assert [kernel_of[name].moved_bytes for name in ("add_", "copy_", "fill_")] == [72, 48, 24]
 
 
+def test_each_gradient_of_a_convolution_reads_its_operands():
+    """In bytes: 2 x 4 x 8 x 8 numbers of the input, 2 x 4 x 8 x 8 of the output and 4 x 4 x 9 of filters, of 4 bytes each."""
+    image, weight = torch.ones(2, 4, 8, 8), torch.ones(4, 4, 3, 3)
+
+    def moved_bytes(of_input, of_filters):
+        image.requires_grad_(of_input), weight.requires_grad_(of_filters)
+        out = torch.nn.functional.conv2d(image, weight, padding=1)
+        kernel = kernels(lambda: out.backward(torch.ones_like(out)))["convolution_backward"]
+        assert kernel.steps == of_input + of_filters
+        return kernel.moved_bytes
+
+    of_one = 4 * (512 + 512 + 144)
+    assert [moved_bytes(True, False), moved_bytes(False, True), moved_bytes(True, True)] == [of_one, of_one, 2 * of_one]
+
+
+def test_tensors_that_are_given_for_their_shape_are_not_read():
+    """The gradient of 2 x 2 means of 64 numbers reads 16 numbers and writes 64; zeros are written only."""
+    x = torch.ones(1, 1, 8, 8, requires_grad=True)
+    out = torch.nn.functional.avg_pool2d(x, 2)
+    assert kernels(lambda: out.backward(torch.ones(1, 1, 4, 4)))["avg_pool2d_backward"].moved_bytes == 4 * (16 + 64)
+    assert kernels(lambda: torch.zeros_like(x))["zeros_like"].moved_bytes == 4 * 64
+
+
+def test_losses_are_written_per_number_before_they_are_summed():
+    """1000 numbers of prediction and target are read, 1000 losses are written and read again."""
+    prediction, target = torch.ones(10, 100), torch.ones(10, 100)
+    mean = kernels(lambda: torch.nn.functional.mse_loss(prediction, target))["mse_loss"]
+    each = kernels(lambda: torch.nn.functional.mse_loss(prediction, target, reduction="none"))["mse_loss"]
+    assert (mean.moved_bytes, each.moved_bytes) == (4 * 4 * 1000, 3 * 4 * 1000)
+
+
 def test_looked_up_rows():
     """Two rows of 4 floats out of a table of a thousand: read and written, and two indices of 8 bytes."""
     table, index = torch.ones(1000, 4), torch.tensor([1, 2])
