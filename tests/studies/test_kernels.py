@@ -8,7 +8,9 @@ import pytest
 from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.estimate_record import expected_error
 from baechi_lab.profilers.generations import GENERATIONS, Generation
+from studies.csv_records import read_records
 from studies.kernels.fit import TARGETS, fit_generation
+from studies.kernels.images import ImageRun, estimate_of
 from studies.kernels.measurements import KINDS, Measurements, read_measurements
 from studies.kernels.models import ModelRun, right_orders
 from studies.kernels.products import errors as errors_of_products
@@ -65,6 +67,39 @@ def test_training_steps_are_as_stored():
             if (run.device, run.model, run.precision) == (device, name, precision)
         ]
         assert f"| `{device}` | {' | '.join(cells)} |" in page
+
+
+def test_convolutional_networks_are_as_stored():
+    """The rows, their mean, and the cells of the page; training with channels last was up to 56 % too long."""
+    stored = result("kernel_images")
+    rows = [{name: row[name] for name in ImageRun._fields} for row in stored["rows"]]
+    assert rows == [run._asdict() for run in read_records(DATA.parent / "training" / "images.csv", ImageRun)]
+    percents_off = [100 * row["error"] for row in stored["rows"]]
+    assert (
+        np.abs(percents_off).mean() == pytest.approx(100 * stored["mean_error"], abs=0.01)
+        and stored["mean_error"] < 0.11
+    )
+    page = PAGE.read_text(encoding="utf-8")
+    for row, percent in zip(stored["rows"], percents_off, strict=True):
+        (line,) = (
+            x for x in page.splitlines() if x.startswith(f"| {row['model']} | {row['phase']} | `{row['device']}` |")
+        )
+        cell = line.split(" | ")[3 + ("fp16" in row["precision"])].rstrip(" |")
+        assert f"{percent:+.0f}" + " (last)" * row["channels_last"] in cell.split(", ")
+
+
+@pytest.mark.slow
+def test_bug_channels_last_made_training_too_long():
+    """A network whose batch norms were counted channel by channel, 56 % too long on an A100; 14 % too short now."""
+    (stored,) = (
+        row
+        for row in result("kernel_images")["rows"]
+        if (row["device"], row["model"], row["channels_last"]) == ("a100", "resnet-50", 1)
+    )
+    estimate = estimate_of("resnet-50", "training", "mixed-fp16", 1, stored["batch"])
+    us = sum(float(part.sum()) for part in estimate.microseconds(Hardware.named("a100")))
+    error = us * stored["per_second"] / (1e6 * stored["batch"]) - 1
+    assert error == pytest.approx(stored["error"], abs=0.002) and abs(error) < 0.16
 
 
 @pytest.mark.slow
