@@ -265,6 +265,7 @@ def _gradient_kernels(
             vector_flops=vector_share * k.vector_flops,
             wait_us=POSITIONS_SUM_US if summed_bytes and _is_convolution(k) else 0.0,
             layout_bytes=2.0 * k.moved_bytes if k.layout_bytes and side == "left_gradient" else k.layout_bytes,
+            crossed=side == "right_gradient" and not _is_convolution(k),
             followed_by=None,
         )
         for k in op.kernels

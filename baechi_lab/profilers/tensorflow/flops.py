@@ -265,6 +265,14 @@ def multiprocessor_us(node: NodeDef, inputs: Shapes, outputs: Shapes, number_byt
     return arithmetic.multiprocessor_us(node.op, number_bytes, window * prod((outputs if of_outputs else inputs)[0]))
 
 
+def has_crossed_operands(node: NodeDef) -> bool:
+    """Whether neither operand of a product lies in memory along the summed dimension, as in gradients of weights."""
+    if not node.op.startswith(("MatMul", "BatchMatMul")):
+        return False
+    left, right = ("adj_x", "adj_y") if node.op.startswith("Batch") else ("transpose_a", "transpose_b")
+    return bool(node.attr[left].b and not node.attr[right].b)
+
+
 def wait_us(node: NodeDef, inputs: Shapes) -> float:
     """Returns the `Kernel.wait_us` of a bias' gradient: of a layer of images, or of rows; 0 for other ops."""
     if node.op != "BiasAddGrad" or not prod(inputs[0]):

@@ -20,6 +20,7 @@ from .float_types import complex_types, product_precisions
 from .flops import (
     METADATA_OPS,
     flops,
+    has_crossed_operands,
     is_convolution,
     is_matrix_product,
     layout_bytes,
@@ -163,6 +164,7 @@ def _kernel(
         vector_flops=vector_flops(node, inputs, outputs, number_bytes, precision),
         layout_bytes=layout_bytes(node, inputs, outputs, moved_bytes),
         row_alignment=row_alignment(node, inputs, outputs, number_bytes),
+        crossed=has_crossed_operands(node),
         multiprocessor_us=multiprocessor_us(node, inputs, outputs, number_bytes),
         wait_us=wait_us(node, inputs),
     )
