@@ -250,18 +250,18 @@ class Cluster:
     def names(self) -> tuple[str, ...]:
         return tuple(d.name for d in self.devices)
 
-    def index(self, device: str | int) -> int:
-        """Returns the position of a device, which is given by its name or already by its position.
+    def index(self, name: str | int) -> int:
+        """Returns the position of the device with this name. A position is returned as it is.
 
         Raises:
             UnknownNameError: no device has this name.
             InvalidInput: no device has this position.
         """
-        if isinstance(device, Integral) and not isinstance(device, bool):
-            return check_position("device", device, self.n, "devices")
-        if not isinstance(device, str) or device not in self.names:
-            raise UnknownNameError.of("device", device, self.names)
-        return self.names.index(device)
+        if isinstance(name, Integral) and not isinstance(name, bool):
+            return check_position("device", name, self.n, "devices")
+        if not isinstance(name, str) or name not in self.names:
+            raise UnknownNameError.of("device", name, self.names)
+        return self.names.index(name)
 
     def link_between(self, source: int, target: int) -> Link:
         """Returns the link from device `source` to `target`. Raises `InvalidInput` unless both are positions of devices."""

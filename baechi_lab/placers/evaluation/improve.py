@@ -9,9 +9,7 @@ from ...graph import Placement
 from .anneal import Schedule, anneal
 from .cost import Objective, evaluate_current
 from .moves import Units, back_to_best, make_state
-
-HEAT, COOLING = 0.01, 0.02
-"""First temperature as a share of the step time, and the last as a share of the first."""
+from .parameters import EVALUATION
 
 
 def improve(
@@ -34,7 +32,7 @@ def improve(
     state = make_state(device, rank)
     evaluate_current(objective, state)
     back_to_best(state)
-    heat = max(float(state.cost[2]) * HEAT, 1e-9)
-    anneal(objective, state, units, Schedule(heat, heat * COOLING, steps), rng)
+    hot = max(float(state.cost[2]) * EVALUATION.improving_heat, 1e-9)
+    anneal(objective, state, units, Schedule(hot, hot * EVALUATION.improving_cooling, steps), rng)
     order = state.best_position.astype(np.float64) if state.by_rank else None
     return Placement(device=state.best_device, order=order)
