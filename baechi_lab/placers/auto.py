@@ -165,29 +165,12 @@ class Auto(Placer):
                 for name, form_name, count in candidates
             ]
             attempts = [pair for job_attempts in self._run(jobs) for pair in job_attempts]
-        if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
-            # All placements and orders of a small graph are searched for one that is faster.
-            began = working_seconds()
-            is_op_graph = graph.original is None  # groups are simulated as their ops, which is not what is searched
-            known_us = [a.makespan_us for a, placement in attempts if placement and a.feasible]
-            known_bound_us = min(known_us, default=np.inf) if is_op_graph else np.inf
-            best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
-            us, is_feasible = known_bound_us, True
-            if best.placement is not None:
-                keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-                ordered_placement = best.placement.replace(**keys)
-                us, peak, is_feasible = simulate_ops(graph.original or graph, cluster, ordered_placement)
-                form_name, seconds = "raw" if graph.group_of is None else "given", working_seconds() - began
-                attempt = Attempt(
-                    EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, seconds
-                )
-                attempts.append((attempt, ordered_placement))
-            if is_op_graph and best.complete and is_feasible and np.isfinite(us):
-                proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
-        if self.objective == "latency" and graph.original is not None:
-            attempts += self._schedule_ops(attempts, graph.original, cluster)
-        if whole_portfolio and HAS_NUMBA and not proof:
-            attempts += _anneal_attempts(attempts, graph, cluster, simulations)
+            if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
+                proof = _try_every_schedule(attempts, graph, cluster)
+            if self.objective == "latency" and graph.original is not None:
+                attempts += self._schedule_ops(attempts, graph.original, cluster)
+            if whole_portfolio and HAS_NUMBA and not proof:
+                attempts += _anneal_attempts(attempts, graph, cluster, simulations)
         table = tuple(asdict(attempt) for attempt, _ in attempts)
         if self.objective != "latency":  # a period or a step has a column of its own name instead of `makespan_us`
             goal_key = self._goal.key
@@ -293,25 +276,47 @@ class Auto(Placer):
         raise infeasible_placement(first_fitting(graph, cluster)[1] or why, graph, cluster)
 
 
-def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simulations: SimulationCache) -> Attempts:
-    """Anneals the fastest placements that fit, and simulates the results. Groups are annealed as one op each."""
-    steps = _annealing_simulations(graph)
-    if steps == 0:
-        return []
-    fits = [(attempt, placement) for attempt, placement in attempts if placement is not None and attempt.feasible]
-    starts: dict[bytes, tuple[Attempt, Placement]] = {}  # one for each assignment of devices
-    for attempt, placement in sorted(fits, key=lambda pair: pair[0].makespan_us):
-        starts.setdefault(placement.device.tobytes(), (attempt, placement))
-    units = make_units(groups_of(graph), graph.position, allowed_devices(graph, cluster))
-    objective, rng = make_objective(make_model(graph, cluster)), np.random.default_rng(0)
+def _try_every_schedule(attempts: Attempts, graph: OpGraph, cluster: Cluster) -> dict[str, object]:
+    """Searches all placements and orders of a small graph for one that is faster than all attempts, and adds it to them.
 
-    def annealed(attempt: Attempt, start: Placement, simulation_count: int) -> tuple[Attempt, Placement]:
+    Returns the entries of `Placement.info` that say that the fastest one is optimal; none if the search did not end.
+    """
+    began = working_seconds()
+    is_op_graph = graph.original is None  # groups are simulated as their ops, which is not what is searched
+    known_us = [a.makespan_us for a, placement in attempts if placement and a.feasible]
+    known_bound_us = min(known_us, default=np.inf) if is_op_graph else np.inf
+    best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
+    us, is_feasible = known_bound_us, True
+    if best.placement is not None:
+        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+        ordered_placement = best.placement.replace(**keys)
+        us, peak, is_feasible = simulate_ops(graph.original or graph, cluster, ordered_placement)
+        form_name, seconds = "raw" if graph.group_of is None else "given", working_seconds() - began
+        attempt = Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, seconds)
+        attempts.append((attempt, ordered_placement))
+    if is_op_graph and best.complete and is_feasible and np.isfinite(us):
+        return {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
+    return {}
+
+
+class _Annealing:
+    """Improves attempts of `auto` on the first devices of its cluster, each result simulated."""
+
+    def __init__(self, graph: OpGraph, devices: Cluster, simulations: SimulationCache, rng: np.random.Generator):
+        self.units = make_units(groups_of(graph), graph.position, allowed_devices(graph, devices))
+        self.objective = make_objective(make_model(graph, devices))
+        self.simulations, self.rng = simulations, rng
+
+    def improve(self, attempt: Attempt, start: Placement, simulation_count: int) -> tuple[Attempt, Placement]:
+        """Returns the attempt and its placement after so many simulations. Groups are annealed as one op each."""
         began = working_seconds()
-        plan = improve(objective, units, start.device, start.rank, simulation_count, rng)
+        plan = improve(
+            self.objective, self.units, start.device, start.rank, attempt.makespan_us, simulation_count, self.rng
+        )
         scheduler = "fifo" if plan.order is None else "planned"
         placement = start.replace(device=plan.device, order=plan.order, priority=None, member_order=None)
-        simulated, placement = simulations.simulate(placement, scheduler)
-        row = replace(
+        simulated, placement = self.simulations.simulate(placement, scheduler)
+        improved_attempt = replace(
             attempt,
             placer=attempt.placer.removesuffix(ANNEALED) + ANNEALED,
             scheduler=scheduler,
@@ -320,12 +325,29 @@ def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simul
             feasible=simulated.feasible,
             place_seconds=working_seconds() - began,
         )
-        return row, placement
+        return improved_attempt, placement
 
-    rows = [annealed(*start, steps // (2 * STARTS)) for start in list(starts.values())[:STARTS]]
-    if best := min((pair for pair in rows if pair[0].feasible), key=lambda pair: pair[0].makespan_us, default=None):
-        rows.append(annealed(*best, steps // 2))
-    return list(rows)
+
+def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simulations: SimulationCache) -> Attempts:
+    """Anneals the fastest placements that fit: those on the first two devices there, then those on the first three, and so on.
+
+    The results of fewer devices are among the starts; otherwise one more device would often make the step longer.
+    """
+    steps, rng = _annealing_simulations(graph), np.random.default_rng(0)
+    rows: Attempts = []
+    for count in range(2, cluster.n + 1) if cluster.n <= ALL_COUNTS else [cluster.n]:
+        if steps == 0:
+            break
+        annealing = _Annealing(graph, cluster.resized(count), simulations, rng)
+        starts: dict[bytes, tuple[Attempt, Placement]] = {}  # the fastest one for each assignment of devices
+        for attempt, placement in sorted([*attempts, *rows], key=lambda pair: pair[0].makespan_us):
+            if placement is not None and attempt.feasible and placement.device.max() < count:
+                starts.setdefault(placement.device.tobytes(), (attempt, placement))
+        results = [annealing.improve(*start, steps // (2 * STARTS)) for start in list(starts.values())[:STARTS]]
+        if fits := [pair for pair in results if pair[0].feasible]:
+            results.append(annealing.improve(*min(fits, key=lambda pair: pair[0].makespan_us), steps // 2))
+        rows += results
+    return rows
 
 
 def _annealing_simulations(graph: OpGraph) -> int:

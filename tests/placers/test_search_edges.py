@@ -9,8 +9,9 @@ from fewer import fast
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.passes import contraction
+from baechi_lab.placers.evaluation.anneal import NO_STEPS, anneal
 from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment
-from baechi_lab.placers.evaluation.cost import evaluate_current, make_objective
+from baechi_lab.placers.evaluation.cost import make_objective
 from baechi_lab.placers.evaluation.edges import mark_needed_edges
 from baechi_lab.placers.evaluation.evaluate import evaluate
 from baechi_lab.placers.evaluation.model import make_model
@@ -84,7 +85,7 @@ def _subproblem(instance, rng, by_rank, unit_count):
     device = rng.integers(0, instance.cluster.n, graph.n).astype(np.int32)[instance.along(20)]
     rank = instance.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
     objective, state = instance.objective(), make_state(device, rank)
-    evaluate_current(objective, state)
+    anneal(objective, state, instance.groups, NO_STEPS, rng)
     return Subproblem(objective, state, instance.units(device, unit_count, rng))
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import baechi_lab
 from baechi_lab.graph import Cluster, generators
-from baechi_lab.placers.evaluation.anneal import Schedule, anneal
-from baechi_lab.placers.evaluation.cost import evaluate_current, make_objective
+from baechi_lab.placers.evaluation.anneal import NO_STEPS, Schedule, anneal
+from baechi_lab.placers.evaluation.cost import make_objective
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.moves import make_state, make_units
 from baechi_lab.placers.evaluation.parameters import EVALUATION
@@ -40,7 +40,7 @@ def test_no_other_module_of_the_rooms_holds_a_number():
                     numbers_in_code |= {
                         name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
                     }
-    assert numbers_in_code - {"_ONE", "NO_BITS"} == NOT_TUNED
+    assert numbers_in_code - {"_ONE", "NO_BITS", "NO_STEPS"} == NOT_TUNED
 
 
 def test_scratch_space_has_room_for_as_many_checkpoints_as_asked():
@@ -55,7 +55,7 @@ def annealed(parameters, steps=300):
     objective = make_objective(model, track=False)._replace(work=make_work(model, parameters))
     state = make_state(np.zeros(graph.n, dtype=np.int32), np.arange(graph.n), parameters)
     units = make_units(np.arange(graph.n), np.arange(graph.n), np.ones((graph.n, 3), dtype=bool))
-    evaluate_current(objective, state)
+    anneal(objective, state, units, NO_STEPS, np.random.default_rng(0))
     time = float(state.cost[0])
     anneal(
         objective,

@@ -8,7 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
-from baechi_lab.placers.evaluation.cost import evaluate_current
+from baechi_lab.placers.evaluation.anneal import NO_STEPS, anneal
 from baechi_lab.placers.evaluation.moves import Units, make_state
 from baechi_lab.placers.evaluation.orders import measure
 from baechi_lab.placers.evaluation.work import make_work
@@ -24,7 +24,7 @@ SMALL = SEARCH.runs_from_ops
 def _evaluated(instance, device, rank, unit_count, rng):
     """The candidate, simulated, with about `unit_count` units to move."""
     objective, state = instance.objective(), make_state(device, rank)
-    evaluate_current(objective, state)
+    anneal(objective, state, instance.groups, NO_STEPS, rng)
     return Subproblem(objective, state, instance.units(device, unit_count, rng))
 
 
@@ -66,7 +66,7 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     subproblem = _evaluated(instance, placement.device, placement.rank, 48, np.random.default_rng(0))
     short, state = with_runs(instance, subproblem), subproblem.state
     assert len(short.model.degree) < 0.5 * graph.n
-    evaluate_current(short.objective, short.state)
+    anneal(short.objective, short.state, short.units, NO_STEPS, np.random.default_rng(0))
     before = float(state.cost[2])
     assert short.state.cost[2] == pytest.approx(before, rel=0.03)
     for device, line in project_to_ops(short, state.position):

@@ -33,17 +33,25 @@ class Schedule(NamedTuple):
     moves: Moves = EVALUATION.moves
 
 
+NO_STEPS = Schedule(0.0, 0.0, 0)
+"""The current candidate is simulated, and remembered if it is the best. A kernel of its own would take seconds to compile."""
+
+
 @njit(cache=True, nogil=True)
 def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng: np.random.Generator) -> int:
-    """Anneal the state `s` in place, moving `units`; returns the number of simulations."""
+    """Anneal the state `s` in place, moving `units`; returns the number of moves.
+
+    The current candidate is simulated first, so that a state may be new; without steps that is all.
+    """
     m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
     accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
     keeps_prefix = len(objective.samples.table) == 0 and not objective.track
     begin_position, skipped_ops, move_count = -1, 0, 0
+    s.cost[0], time, overflow_bytes = candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
+    remember_better(prices, s, s.cost[0], time, overflow_bytes)
     if keeps_prefix:
-        candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
         accept_checkpoints(w, begin_position)
     while accepted_moves < steps:
         if schedule.until_feasible and s.cost[3] <= 0.0:

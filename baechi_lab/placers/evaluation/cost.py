@@ -106,7 +106,13 @@ def _sampled_cost(objective: Objective, s: State, cutoff: float, overflow_limit:
             return np.inf, np.inf
         if objective.track:
             worst = max(worst, overflow(m, w))
-    return np.sort(times)[samples.place], worst
+    for k in range(count):  # sorting would take a second more to compile
+        before = 0
+        for j in range(count):
+            before += times[j] < times[k] or (times[j] == times[k] and j < k)
+        if before == samples.place:
+            return times[k], worst
+    return np.inf, worst
 
 
 @njit(cache=True, nogil=True)
@@ -129,14 +135,6 @@ def candidate_cost(
         return np.inf, time, np.inf
     overflow_bytes = overflow(m, w) if track else 0.0
     return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
-
-
-@njit(cache=True, nogil=True)
-def evaluate_current(objective: Objective, s: State) -> None:
-    """Evaluate the current candidate of the state `s` from the beginning, and remember it if it is the best."""
-    cost, time, overflow_bytes = candidate_cost(objective, s, np.inf, -1, False)
-    s.cost[0] = cost
-    remember_better(objective.prices, s, cost, time, overflow_bytes)
 
 
 @njit(cache=True, nogil=True)

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ...graph import Placement
 from .anneal import Schedule, anneal
-from .cost import Objective, evaluate_current
-from .moves import Units, back_to_best, make_state
+from .cost import Objective
+from .moves import Units, make_state
 from .parameters import EVALUATION
 
 
@@ -17,6 +17,7 @@ def improve(
     units: Units,
     device: NDArray[np.int32],
     rank: NDArray[np.number] | None,
+    step_us: float,
     steps: int,
     rng: np.random.Generator,
 ) -> Placement:
@@ -26,13 +27,12 @@ def improve(
         objective: the cost of a placement.
         units: the sets of ops that move together.
         device, rank: the devices and the planned rank of every op. Without a rank, ops run by readiness, here and in the result.
+        step_us: the step time of this placement.
         steps: simulations.
         rng: the source of random moves.
     """
     state = make_state(device, rank)
-    evaluate_current(objective, state)
-    back_to_best(state)
-    hot = max(float(state.cost[2]) * EVALUATION.improving_heat, 1e-9)
+    hot = max(step_us * EVALUATION.improving_heat, 1e-9)
     anneal(objective, state, units, Schedule(hot, hot * EVALUATION.improving_cooling, steps), rng)
     order = state.best_position.astype(np.float64) if state.by_rank else None
     return Placement(device=state.best_device, order=order)

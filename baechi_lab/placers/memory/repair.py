@@ -20,7 +20,7 @@ from ...graph import Cluster, OpGraph, Placement, allowed_devices
 from ...graph.kernels.csr import Integers, grouped_sum
 from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
-from ..evaluation.cost import PROHIBITIVE, Prices, evaluate_current, make_objective
+from ..evaluation.cost import PROHIBITIVE, Prices, make_objective
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.improve import improve
 from ..evaluation.model import make_model
@@ -106,7 +106,6 @@ class _Repair:
                 state = make_state(attempt.device, attempt.order)
                 # Bytes first; of two candidates with the same overflow the faster is better.
                 objective = self.objective._replace(prices=Prices(1.0 / max(attempt.time_us, 1e-9), 1.0, 1.0))
-                evaluate_current(objective, state)
                 heat = max(attempt.overflow_bytes * 0.05, 2.0)
                 anneal(objective, state, self.units, Schedule(heat, heat * 1e-3, steps, until_feasible=True), self.rng)
                 if not state.cost[3] > 0:
@@ -116,7 +115,7 @@ class _Repair:
             remaining = remaining // 4
         if best is None:
             return None
-        return improve(self.objective, self.units, best.device, best.order, remaining, self.rng)
+        return improve(self.objective, self.units, best.device, best.order, best.time_us, remaining, self.rng)
 
     def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[np.number] | None]]:
         """Yields devices per op, each group on one allowed device, and a planned rank if there is one."""

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...graph.kernels.csr import inverse
-from ..evaluation.anneal import Schedule, anneal
+from ..evaluation.anneal import NO_STEPS, Schedule, anneal
 from ..evaluation.assignment import make_assignment
-from ..evaluation.cost import evaluate_current
 from ..evaluation.moves import Units, back_to_best, make_state
 from ..evaluation.orders import Candidate
 from .budget import Budget, Window
@@ -132,7 +131,7 @@ class Chain:
 
     def evaluate(self, subproblem: Subproblem) -> None:
         """Simulates the subproblem's current candidate; its cost is then in the state."""
-        evaluate_current(subproblem.objective, subproblem.state)
+        anneal(subproblem.objective, subproblem.state, subproblem.units, NO_STEPS, self.rng)
         self.used += 1
 
     def _anneal(self, subproblem: Subproblem, heat: tuple[float, float], window: Window) -> None:
