@@ -183,6 +183,7 @@ UNMEASURED = {
         ),
         "of searches with a time limit",
     ),
+    **dict.fromkeys(("improving_heat", "improving_cooling"), "of repairs and `auto`"),
     "search_seconds": "as search_ops",
     "search_ops": "as searches",
     "kept_start": "before the starts, of the time of the rules",

@@ -252,10 +252,10 @@ def test_a_server_that_closes_an_idle_connection_is_not_lost():
 
 
 def test_address_that_does_not_answer(step, placement):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{port}' does not answer"):
-        bl.execute(step, placement, workers=[f"127.0.0.1:{port}"] * 2)
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [server.getsockname()[1] for server in (free, other)]
+    with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{ports[0]}' does not answer"):
+        bl.execute(step, placement, workers=[f"127.0.0.1:{port}" for port in ports])
 
 
 def test_a_port_that_is_taken_is_an_error():
