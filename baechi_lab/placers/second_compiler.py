@@ -82,8 +82,7 @@ def compile_for_advice(ops: int) -> None:
 def compile_in_second_process(placers: Sequence[str], annealing: bool = False) -> Iterator[None]:
     """Within this context a second process compiles kernels of `placers`, if they are missing and a core is free.
 
-    With `annealing` it also compiles what improves placements: first, as that takes longest, and at the end once more, in case
-    this process was compiling a part of it.
+    With `annealing` it first compiles what improves placements, which this process needs last.
     """
     if not (placers and jit.is_missing(evaluate) and _has_free_core()):  # the largest kernel, for all of them
         yield
@@ -92,8 +91,6 @@ def compile_in_second_process(placers: Sequence[str], annealing: bool = False) -
     if annealing:
         pool.submit(compile_annealing)
     pool.submit(compile_kernels, *reversed(placers))  # where no process more is allowed, this one compiles alone
-    if annealing:
-        pool.submit(compile_annealing)
     try:
         yield
     finally:
@@ -129,12 +126,11 @@ def compile_kernels(*placers: str) -> None:
 
 
 def compile_annealing() -> None:
-    """Compiles what improves the best placements of `auto`, unless another process is compiling it."""
-    jit.become_second_compiler()
+    """Compiles what improves the best placements of `auto`, and waits for the parts that another process is compiling."""
     graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
     units = make_units(groups_of(graph), graph.position, allowed_devices(graph, cluster))
     device, rank = np.arange(graph.n, dtype=np.int32) % cluster.n, graph.position.astype(np.float64)
-    with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
+    with contextlib.suppress(BaechiLabError):
         improve(make_objective(make_model(graph, cluster)), units, device, rank, 1.0, 1, np.random.default_rng(0))
 
 
