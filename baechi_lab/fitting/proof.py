@@ -12,7 +12,7 @@ from ..graph import Cluster, OpGraph
 from ..graph.units import format_bytes
 from ..memory.peak import bytes_while_running
 from ..placers.memory.exhaustive import first_fitting
-from ..placers.memory.packing import describe_op, needed_bytes, packing_proof, when_it_runs
+from ..placers.memory.packing import describe_op, needed_bytes, packing_proof, runs_in_words
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     if ops.n and int(alone.max()) > capacity_bytes:
         op = int(alone.argmax())
         whatever = (
-            f"{describe_op(ops, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it {when_it_runs(ops, op)}, "
+            f"{describe_op(ops, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it {runs_in_words(ops, op)}, "
             f"and no device has more than {format_bytes(capacity_bytes)}"
         )
     return Proof(

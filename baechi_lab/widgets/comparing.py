@@ -128,10 +128,10 @@ def order_name(setting: Setting, placement: Placement) -> str:
     '1f1b, 8 micro-batches'
     """
     chosen_by_auto = str(placement.info.get("winner", "")).partition(", scheduler ")[2].partition(" ")[0]
-    own = chosen_by_auto or ("fifo" if placement.rank is None else "planned")
+    order_of_placement = chosen_by_auto or ("fifo" if placement.rank is None else "planned")
     count = setting.micro_batches
     micro_batches = [] if count is None else [f"{count:,} {plural('micro-batch', count)}"]
-    return ", ".join([setting.schedule or setting.scheduler or own, *micro_batches])
+    return ", ".join([setting.schedule or setting.scheduler or order_of_placement, *micro_batches])
 
 
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:

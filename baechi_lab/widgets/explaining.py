@@ -178,22 +178,24 @@ def rule_in_words(placement: Placement) -> str:
     'scotch looks at the graph as a whole: few bytes between devices, and on none more than 5% above its share of the work.'
     """
     name = placement.placer
-    winner = str(placement.info.get("winner", "")).partition(" ")[0].rstrip(",")
-    if winner in placer_names():
-        name = winner
+    winner, _, after_winner = str(placement.info.get("winner", "")).partition(" ")
+    if winner.rstrip(",") in placer_names():
+        name = winner.rstrip(",")
+    if after_winner.startswith("annealed"):
+        return f"auto annealed the placement of {name}: it moved ops at random and kept what made the step shorter."
     params = placement.params if name == placement.placer else {}
-    whole = f"{name} looks at the graph as a whole: "
+    beginning = f"{name} looks at the graph as a whole: "
     if name in ("metis", "scotch"):
         imbalance = params.get("imbalance", placer_class(name).__dataclass_fields__["imbalance"].default)
-        chosen = re.search(r"imbalance ([\d.]+)", str(placement.info.get("partition", "")))
-        if chosen:
-            imbalance = float(chosen[1])
-        most = max(imbalance) if isinstance(imbalance, Sequence) else float(imbalance)
-        return f"{whole}few bytes between devices, and on none more than {most:.0%} above its share of the work."
+        match = re.search(r"imbalance ([\d.]+)", str(placement.info.get("partition", "")))
+        if match:
+            imbalance = float(match[1])
+        share = max(imbalance) if isinstance(imbalance, Sequence) else float(imbalance)
+        return f"{beginning}few bytes between devices, and on none more than {share:.0%} above its share of the work."
     if name == "contiguous":
-        chosen = re.search(r"cap ([\d.]+)", str(placement.info.get("split", "")))
-        cap = f", and no device has more than {float(chosen[1]):g} times its share of the work" if chosen else ""
-        return f"{whole}each device has consecutive ops, cut where few bytes cross{cap}."
+        match = re.search(r"cap ([\d.]+)", str(placement.info.get("split", "")))
+        cap = f", and no device has more than {float(match[1]):g} times its share of the work" if match else ""
+        return f"{beginning}each device has consecutive ops, cut where few bytes cross{cap}."
     if name not in placer_names():
         return ""
     summary = re.sub(r" \([^)]*(=|needs)[^)]*\)", "", list_placers()[name])

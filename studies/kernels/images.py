@@ -116,11 +116,11 @@ class UNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         levels = [self.first(x)]
-        for down in self.down:
-            levels.append(down(levels[-1]))
+        for block in self.down:
+            levels.append(block(levels[-1]))
         x = levels.pop()
-        for up, join in zip(self.up, self.join, strict=True):
-            x = join(torch.cat([up(x), levels.pop()], 1))
+        for upsample, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat([upsample(x), levels.pop()], 1))
         scores: torch.Tensor = self.head(x)
         return scores
 
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for run in read_records(options.data / "images.csv", ImageRun):
         estimate = estimate_of(run.model, run.phase, run.precision, run.channels_last, run.batch)
-        us = sum(float(part.sum()) for part in estimate.microseconds(Hardware.named(run.device)))
+        us = sum(float(kernel_us.sum()) for kernel_us in estimate.microseconds(Hardware.named(run.device)))
         rows.append({**run._asdict(), "error": round(us * run.per_second / (1e6 * run.batch) - 1, 4)})
         print(*rows[-1].values(), flush=True)
     errors = [row["error"] for row in rows]

@@ -252,8 +252,8 @@ def test_a_server_that_closes_an_idle_connection_is_not_lost():
 
 
 def test_address_that_does_not_answer(step, placement):
-    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [server.getsockname()[1] for server in (free, other)]
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [server.getsockname()[1] for server in (first, second)]
     with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{ports[0]}' does not answer"):
         bl.execute(step, placement, workers=[f"127.0.0.1:{port}" for port in ports])
 

@@ -113,8 +113,8 @@ def test_device_that_is_not_attached():
 
 
 def test_worker_that_does_not_answer(local):
-    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [server.getsockname()[1] for server in (free, other)]
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [server.getsockname()[1] for server in (first, second)]
     with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{ports[0]}' does not answer"):
         bl.measure_link(0, 1, cluster=local.cluster, workers=[f"127.0.0.1:{port}" for port in ports], progress=False)
 

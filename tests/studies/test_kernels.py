@@ -97,7 +97,7 @@ def test_bug_channels_last_made_training_too_long():
         if (row["device"], row["model"], row["channels_last"]) == ("a100", "resnet-50", 1)
     )
     estimate = estimate_of("resnet-50", "training", "mixed-fp16", 1, stored["batch"])
-    us = sum(float(part.sum()) for part in estimate.microseconds(Hardware.named("a100")))
+    us = sum(float(kernel_us.sum()) for kernel_us in estimate.microseconds(Hardware.named("a100")))
     error = us * stored["per_second"] / (1e6 * stored["batch"]) - 1
     assert error == pytest.approx(stored["error"], abs=0.002) and abs(error) < 0.16
 

@@ -807,12 +807,12 @@ def test_bug_cancelling_a_comparison_ended_the_search_for_advice(monkeypatch):
     """It never resumed; what it finds after the cancel is shown."""
     from baechi_lab.widgets import model as model_module
 
-    gate, found = threading.Event(), (Advice("another order", "Use it", {"scheduler": "pct"}, 2.0, 1.0),)
+    gate, advice = threading.Event(), (Advice("another order", "Use it", {"scheduler": "pct"}, 2.0, 1.0),)
 
     def search(outcome, subject, memo, report, on_advice):
         assert gate.wait(30)
         report("", 0.5)  # a cancelled search ends here
-        return found
+        return advice
 
     monkeypatch.setattr(model_module, "all_advice", search)
     bench = bl.Workbench(bl.generators.random_dag(30, seed=1), passes=(), placer="m-etf")
@@ -822,7 +822,7 @@ def test_bug_cancelling_a_comparison_ended_the_search_for_advice(monkeypatch):
     assert not bench.tasks.worker.busy and bench.model.worker.busy
     gate.set()
     assert bench.model.worker.wait(30)
-    assert bench.model.advice == found and "another order" in bench.header.advice_rows[0].sentence.value.lower()
+    assert bench.model.advice == advice and "another order" in bench.header.advice_rows[0].sentence.value.lower()
 
 
 def controls_of(tree):

@@ -10,6 +10,7 @@ import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.memo import Memo
 from baechi_lab.widgets import advice
+from baechi_lab.widgets.explaining import rule_in_words
 from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
@@ -759,11 +760,16 @@ def test_numbers_beside_each_other_have_the_unit_of_the_largest():
     bench = bl.Workbench(graph.replace(duration_us=np.array([8e5, 1e5])), cluster, placer="single", passes=())
     facts = dict(facts_of(bench.outcome))
     assert (facts["step time"], facts["lower bound"]) == ("900.00 ms", "900.00 ms")
-    apart = bl.OpGraph.from_edges([9e5, 9e5])
-    bench = bl.Workbench(apart, cluster, placer="single", passes=())
+    two_ops = bl.OpGraph.from_edges([9e5, 9e5])
+    bench = bl.Workbench(two_ops, cluster, placer="single", passes=())
     facts = dict(facts_of(bench.outcome))
     assert (facts["step time"], facts["lower bound"]) == ("1.80 s", "0.90 s")
     assert bench.header.verdict.bound_text == "lower bound 0.90 s"
+
+
+def test_bug_an_annealed_placement_was_said_to_follow_the_rule_of_its_start():
+    placement = bl.Placement(device=[0], placer="auto", info={"winner": "scotch, annealed on the ops, scheduler fifo"})
+    assert rule_in_words(placement).startswith("auto annealed the placement of scotch: it moved ops")
 
 
 def test_the_order_stands_beside_the_placer(diamond, pair):
@@ -777,8 +783,8 @@ def test_the_order_stands_beside_the_placer(diamond, pair):
     assert dict(facts_of(bench.outcome))["order"] == "planned"
     bench.tasks.compare(["m-etf", "hash", "auto"])
     orders = dict(zip(bench.tasks.table["placer"], bench.tasks.table["order"], strict=True))
-    taken = bl.place(diamond, pair, "auto").info["winner"].partition(", scheduler ")[2].partition(" ")[0]
-    assert orders == {"m-etf": "planned", "hash": "fifo", "auto": taken or "planned"}
+    scheduler = bl.place(diamond, pair, "auto").info["winner"].partition(", scheduler ")[2].partition(" ")[0]
+    assert orders == {"m-etf": "planned", "hash": "fifo", "auto": scheduler or "planned"}
     pills = {row["cells"][0]: [note["text"] for note in row["notes"]] for row in bench.compare.rows.rows}
     assert "planned" in pills["m-etf"] and "fifo" in pills["hash"]
     pipeline = bl.Workbench(diamond, pair, placer="single", passes=(), micro_batches=4, schedule="gpipe")

@@ -250,7 +250,7 @@ def _draw_batches(step: TorchStep, count: int, counter: _Counter) -> list[_Drawn
             inputs, targets = map_tensors((step.inputs, step.targets), drawn)
             batch = replace(step, inputs=inputs, targets=targets)
             halves = batch.micro_batches(2)
-            divisors = [counter.divisors(part) for part in (batch, *halves)]
+            divisors = [counter.divisors(batch_step) for batch_step in (batch, *halves)]
             tables: Sequence[Replacements] = ({}, {})
             if None not in divisors:
                 tables = replacements(divisors[0], divisors[1:]) or tables  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ def is_grouped(graph: OpGraph) -> bool:
     return has_groups or graph.original is not None
 
 
-def when_it_runs(graph: OpGraph, op: int) -> str:
+def runs_in_words(graph: OpGraph, op: int) -> str:
     """Says that an op runs; of several ops in a group, that they are counted as one op. In turns they may hold less."""
     count = 1 if graph.group_of is None else int((graph.group_of == op).sum())
     return "runs as one op" if count > 1 else "runs"
@@ -168,7 +168,7 @@ def _prove_op_too_large(
             f"together {format_bytes(total)},"
         )
     return (
-        f"{describe_op(graph, worst)} needs {format_bytes(total - other_bytes)} while it {when_it_runs(graph, worst)} "
+        f"{describe_op(graph, worst)} needs {format_bytes(total - other_bytes)} while it {runs_in_words(graph, worst)} "
         f"(persistent bytes, inputs, outputs and temporaries){other_text} and the largest device that it may use has {limit}"
     )
 
@@ -202,7 +202,7 @@ def _prove_cluster_too_small(
     if total <= memory:
         return None
     return (
-        f"while {describe_op(graph, op)} {when_it_runs(graph, op)}, {format_bytes(total)} are held in any order and on any "
+        f"while {describe_op(graph, op)} {runs_in_words(graph, op)}, {format_bytes(total)} are held in any order and on any "
         "devices (persistent bytes, and what ops before it made and it or ops behind it read), and the devices have "
         f"{format_bytes(memory)} together"
     )

@@ -85,7 +85,7 @@ def add_backward_and_updates(
     needs = {value for value, is_trained in program.parameters.items() if is_trained}
     for op in program.ops:
         if normalize_type(op.op_type) == "broadcast_tensors":  # each output is a view of one input
-            needs |= {made for read, made in zip(op.reads, op.makes, strict=False) if read in needs}
+            needs |= {view for base, view in zip(op.reads, op.makes, strict=False) if base in needs}
         elif _passes_gradients(op) and needs & set(op.reads):
             needs |= set(op.makes)
     builder = _BackwardBuilder(program, needs, precision or Precision())

@@ -140,9 +140,9 @@ def _fullest_column(options: Sequence[FitOption]) -> Column:
     after = [max(option.peaks_of_devices_and_hosts[0], default=None) for option in options]
     before = [unsaved_peak_bytes(option, options[0]) for option in options]
     hint = "peak of the fullest device; with an arrow: of this placement without -> with the option"
-    both = quantity("fullest device", [*before, *after], BYTES, hint, most_decimals=2)
-    pairs = zip(both.texts[: len(options)], both.texts[len(options) :], strict=True)
-    return replace(both, texts=[f"{x}\xa0→\xa0{y}" if x else y for x, y in pairs], values=after)
+    peaks = quantity("fullest device", [*before, *after], BYTES, hint, most_decimals=2)
+    pairs = zip(peaks.texts[: len(options)], peaks.texts[len(options) :], strict=True)
+    return replace(peaks, texts=[f"{x}\xa0→\xa0{y}" if x else y for x, y in pairs], values=after)
 
 
 def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Column:

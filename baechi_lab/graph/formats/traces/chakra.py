@@ -170,7 +170,8 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     control = [[d for d in n.control if (n.rank, d) in index] for n in every]
     left_out = sum(len(n.control) for n in every) - sum(map(len, control))
     reads = [
-        [_resolve_dependency(index, n, d) for d in (*n.data, *known)] for n, known in zip(every, control, strict=True)
+        [_resolve_dependency(index, n, d) for d in (*n.data, *controls)]
+        for n, controls in zip(every, control, strict=True)
     ]
     number = {k: e for e, k in enumerate(k for k, n in enumerate(every) if n.works)}
     data = _through_notes(every, [[_resolve_dependency(index, n, d) for d in n.data] for n in every])
