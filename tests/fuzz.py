@@ -13,13 +13,17 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES_PER_TURN = 25
-"""Cases of a kind before the next kind has its turn."""
+CASES_PER_TURN = {"graphs": 200, "files": 100, "commands": 4, "configs": 4, "layouts": 10, "arguments": 100}
+"""Cases of a kind before the next kind has its turn: more of the cheap ones, so that no kind takes most of the time."""
+CASES_OF_OTHERS = 20
+MEMORY_FOLDER = Path("/dev/shm")
+"""Cases write files of a few kilobytes and replace them at once: on a disk, every such write waits for the disk."""
 ENDLESS = 10**9
 
 
@@ -32,7 +36,7 @@ def fuzz(kinds, seed, seconds, folder):
     running = {kind: CASES[kind](ENDLESS, seed) for kind in kinds}
     while time.monotonic() < until:
         for kind, cases in running.items():
-            for _ in range(CASES_PER_TURN):
+            for _ in range(CASES_PER_TURN.get(kind, CASES_OF_OTHERS)):
                 case = next(cases)
                 answer = tried(case)
                 answers[kind][answer if answer in ("taken", "refused") else "failed"] += 1
@@ -71,6 +75,8 @@ def main(argv=None):
     sys.stdout.reconfigure(errors="backslashreplace")
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     options.output.mkdir(parents=True, exist_ok=True)
+    if MEMORY_FOLDER.is_dir() and "TMPDIR" not in os.environ:
+        tempfile.tempdir = str(MEMORY_FOLDER)
     print(f"seed {seed}, {options.hours:g} hours, failures go to {options.output}", flush=True)
     began = time.time()
     answers, failures = fuzz(options.kinds.split(","), seed, options.hours * 3600, options.output)

@@ -1,5 +1,6 @@
 """Mutated files: small valid ones of every kind, and random damage to their trees, their text and their bytes."""
 
+import functools
 import gzip
 import json
 
@@ -73,6 +74,7 @@ VALUES = [
 ]
 
 
+@functools.cache
 def graphs():
     """Graphs with every column, small."""
     rich = bl.OpGraph.from_edges(
@@ -98,6 +100,7 @@ def graphs():
     ]
 
 
+@functools.cache
 def clusters():
     """A uniform cluster, and one with a matrix of links."""
     link = bl.Link(1.0, 0.5, overhead_us=2.0)
