@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .checks import check_text, check_whole, is_list
 from .errors import InvalidInput, UnknownNameError, in_short
-from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
+from .graph import Cluster, OpGraph, Placement, Run, Step, Timeline
 from .passes.optimize import PASSES
 from .pipeline import Stage
 
@@ -114,9 +114,11 @@ class Optimize(Stage):
         if not isinstance(self.forward_only, (bool, str)) or self.forward_only not in (True, False, "auto"):
             raise InvalidInput(f"forward_only is {in_short(self.forward_only)}; it must be True, False or 'auto'")
 
-    def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, Cluster]:
-        """Returns the inputs that the result depends on: passes read devices and memory, never links."""
-        return graph, cluster.replace(link=Link(0.0, 0.0), comm="parallel")
+    def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, bool]:
+        """Returns what the result depends on: of the cluster, whether every device holds the whole model, if that decides."""
+        from .passes.optimize import fits_everywhere
+
+        return graph, self.forward_only == "auto" and fits_everywhere(graph, cluster)
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> OpGraph:
         from .passes import optimize

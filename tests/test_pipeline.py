@@ -110,6 +110,18 @@ def test_link_recomputes_what_reads_the_cluster(graph, cluster):
     assert set(recomputed) == {"place", "simulate", "bounds"}
 
 
+def test_ops_are_grouped_again_where_no_device_holds_the_whole_model_any_more(graph, cluster):
+    """Four ops of 20 bytes and at most three tensors of one: 83 bytes at most."""
+    graph = graph.replace(persistent_bytes=np.full(4, 20))
+    pipe = bl.Optimize() | bl.Place("m-etf") | bl.Simulate()
+    pipe.run(graph, cluster)
+    assert "optimize" not in pipe.run(graph, cluster.resized(3).with_memory(90)).recomputed
+    assert "optimize" in pipe.run(graph, cluster.with_memory(70)).recomputed
+    always = pipe.replace(optimize=bl.Optimize(forward_only=False))
+    always.run(graph, cluster)
+    assert "optimize" not in always.run(graph, cluster.with_memory(70)).recomputed
+
+
 def test_again_computes_on_request(graph, cluster):
     pipe = bl.Place("single") | bl.Simulate()
     pipe.run(graph, cluster)

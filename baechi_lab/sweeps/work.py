@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from ..comparison import ROW_ERRORS, summary
@@ -12,6 +14,10 @@ from ..memo import Memo
 from ..pipeline import place_in_groups
 from ..stages import Optimize
 from .grid import Cell, Placing, Profiling
+
+_decoded = functools.lru_cache(maxsize=2)(decode_graph)
+_groups = Memo(4)
+"""Rows of one graph follow each other in a process: it is decoded once, and passes group its ops once."""
 
 
 def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGraph:
@@ -54,7 +60,7 @@ def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
     """
     row: dict[str, object] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
-        row |= _compute_columns(decode_graph(data), cell, placing)
+        row |= _compute_columns(_decoded(data), cell, placing)
     except ROW_ERRORS as error:
         row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         row["passing"] = is_transient(error)
@@ -84,10 +90,10 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
     share = cluster.resized(cluster.n // cell.replicas)
     optimize = Optimize(placing.passes, placing.forward_only)
     if placing.passes:
-        coarse = optimize(graph, share)
+        coarse, _ = _groups.recall("optimize", optimize, graph, share)
     params = {**cell.placer_arguments, **placing.of(cell.placer)}
     coarse, placement = place_in_groups(
-        graph, coarse, share, optimize, lambda groups, devices: place(groups, devices, cell.placer, **params), Memo()
+        graph, coarse, share, optimize, lambda groups, devices: place(groups, devices, cell.placer, **params), _groups
     )
     if cell.replicas > 1:
         placement = side_by_side(placement, share.n, cell.replicas)

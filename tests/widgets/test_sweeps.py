@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab import passes
 from baechi_lab.errors import ExecutionError, InvalidInput, MissingPackage, UnknownNameError
 from baechi_lab.graph.step import BuiltFrom
 from baechi_lab.placers.m_etf import METF
@@ -86,6 +87,18 @@ def test_bug_all_devices_were_like_the_first_and_had_the_link_of_the_first_pair(
             copies = [(d, d + share.n) for d in sorted(set(placement.device.tolist()))]
             placement = placement.replace(replicas=copies)
         assert row.makespan_us == bl.simulate(graph, smaller, placement, micro_batches=4).makespan_us
+
+
+def test_the_ops_of_a_graph_are_grouped_once_for_all_of_its_rows(monkeypatch):
+    """A device of 60 bytes holds the whole model, as one of 100 does."""
+    batch_us = []
+    optimize = bl.optimize
+    monkeypatch.setattr(
+        passes, "optimize", lambda graph, *a, **k: batch_us.append(graph.duration_us[0]) or optimize(graph, *a, **k)
+    )
+    options = {**GRID, "batch_size": [6, 8], "memory_bytes": [60, 100], "passes": ("coplacement",)}
+    table = bl.sweep(graph_of, executor="here", **options)
+    assert table.feasible.all() and len(table) == 8 and batch_us == [6.0, 8.0]
 
 
 def test_one_device_is_the_sum_of_the_work():
