@@ -47,16 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace:
         timeline.to_chrome_trace(arguments.trace)
     if arguments.figure:
-        _write_figure(timeline, arguments.figure, "device" if "schedule" not in pipeline else "micro-batch")
+        from ..graph.formats.files import write_atomically
+        from ..viz import gantt
+
+        figure = gantt(timeline, color_by="device" if "schedule" not in pipeline else "micro-batch")
+        write_atomically(arguments.figure, figure.to_html(include_plotlyjs=True, full_html=True).encode())
     if arguments.output:
         save(timeline, arguments.output)
     output.print_json(facts) if arguments.json else output.print_timeline(facts)
     return 0
-
-
-def _write_figure(timeline: object, path: str, color_by: str) -> None:
-    from ..graph.formats.files import write_atomically
-    from ..viz import gantt
-
-    page = gantt(timeline, color_by=color_by).to_html(include_plotlyjs=True, full_html=True)  # type: ignore[arg-type]
-    write_atomically(path, page.encode())

@@ -160,7 +160,16 @@ def read_transformer(model: object) -> Transformer:
                 f"layers of these sizes has {transformer.parameters:,} parameters: compare that with the model"
             )
     if count is not None:
-        _compare_parameters(transformer, count)
+        # Sizes that make a tenth more or fewer parameters than the model has are refused; a hundredth is worth a warning.
+        difference = abs(transformer.parameters - count)
+        sentence = (
+            f"the model has {count:,} parameters, and the sizes in its configuration make {transformer.parameters:,} in a "
+            "stack of equal layers"
+        )
+        if difference > count / 10:
+            raise InvalidInput(f"{sentence}; layouts are for such stacks")
+        if difference > count / 100:
+            warn(sentence)
     return transformer
 
 
@@ -172,19 +181,6 @@ def _parameters_in_transformers(fields: Mapping[str, object], source: str) -> in
         return count_parameters(fields, source)
     except (ImportError, BaechiLabError):
         return None
-
-
-def _compare_parameters(transformer: Transformer, count: int) -> None:
-    """Refuses sizes that make a tenth more or fewer parameters than the model has, and warns of a hundredth."""
-    difference = abs(transformer.parameters - count)
-    sentence = (
-        f"the model has {count:,} parameters, and the sizes in its configuration make {transformer.parameters:,} in a stack of "
-        "equal layers"
-    )
-    if difference > count / 10:
-        raise InvalidInput(f"{sentence}; layouts are for such stacks")
-    if difference > count / 100:
-        warn(sentence)
 
 
 def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:

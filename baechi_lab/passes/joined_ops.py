@@ -24,7 +24,12 @@ class JoinedOps:
         member = np.flatnonzero(graph.colocation >= 0)
         first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
         np.minimum.at(first, graph.colocation[member], member)
-        self._join_colocated(member, first[graph.colocation[member]])
+        # Ops of a colocation group must share a device, whatever their allowed lists and work.
+        for a, b in zip(member.tolist(), first[graph.colocation[member]].tolist(), strict=True):
+            a, b = self.root(a), self.root(b)
+            if a != b:
+                meet_code = self.meets.meet(self.code[a], self.code[b])
+                self._merge(a, b, UNCLEAR if meet_code is None else meet_code)
 
     def root(self, op: int) -> int:
         """Returns the smallest member of an op's set."""
@@ -37,14 +42,6 @@ class JoinedOps:
         """Joins the pairs in order, as `join` does."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             self.join(a, b, limit)
-
-    def _join_colocated(self, first: Ints, second: Ints) -> None:
-        """Joins pairs that must share a device, whatever their allowed lists and work."""
-        for a, b in zip(first.tolist(), second.tolist(), strict=True):
-            a, b = self.root(a), self.root(b)
-            if a != b:
-                meet_code = self.meets.meet(self.code[a], self.code[b])
-                self._merge(a, b, UNCLEAR if meet_code is None else meet_code)
 
     def join(self, a: int, b: int, limit: float | None = None) -> bool:
         """Joins the sets of two ops, unless neither list contains the other or the work would exceed `limit`.

@@ -156,7 +156,11 @@ def _runs_with_updates(graph: OpGraph, update: Bools, batch: Bools, descends: Bo
     after_gradients = descends & (graph.forward_of < 0)
     is_output = np.array([t == "Identity" for t in graph.op_types], dtype=np.bool_)
     is_output &= after_gradients & (np.diff(graph.successors[0]) == 0)
-    may_be_update, is_returned = (~batch | after_gradients | _compares_scalars(graph)).tolist(), is_output.tolist()
+    # Comparisons whose inputs are scalars.
+    compares = np.array([t in _COMPARISONS for t in graph.op_types], dtype=np.bool_)
+    large = graph.tensor_bytes[graph.edge_tensor] > _SCALAR_BYTES
+    compares[graph.consumers[large]] = False
+    may_be_update, is_returned = (~batch | after_gradients | compares).tolist(), is_output.tolist()
     is_update = update.tolist()
     for op in graph.order[::-1].tolist():
         if may_be_update[op] and not is_update[op]:
@@ -172,11 +176,3 @@ def _runs_with_updates(graph: OpGraph, update: Bools, batch: Bools, descends: Bo
             is_update[op] = any(is_update[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     # A variable that is only updated is read before its update, so it stays SETUP.
     return np.array(is_update, dtype=np.bool_) & (graph.persistent_bytes == 0)
-
-
-def _compares_scalars(graph: OpGraph) -> Bools:
-    """Returns bool[n]: comparisons whose inputs are scalars."""
-    compares = np.array([t in _COMPARISONS for t in graph.op_types], dtype=np.bool_)
-    large = graph.tensor_bytes[graph.edge_tensor] > _SCALAR_BYTES
-    compares[graph.consumers[large]] = False
-    return compares

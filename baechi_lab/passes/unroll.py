@@ -130,7 +130,14 @@ class Unroll(Pass):
         role = roles(graph)
         if self.micro_batches > 1:
             _warn_of_batch_statistics(graph, role)
-            _warn_of_groups_with_several_roles(graph)
+            # The copies of such a group hold, or repeat, more or less than its members would.
+            group = group_with_several_roles(graph)
+            if group is not None:
+                warn(
+                    f"group {graph.names[group]!r} joins ops of several passes (forward, backward, update): as a group it runs "
+                    "once per micro-batch, so times and peaks differ from those of its ops; take the graph that was optimized, "
+                    "on which the placement holds as well"
+                )
         return role
 
 
@@ -144,35 +151,19 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
         if (_STATISTICS.search(op_type) or _STATISTICS.search(name)) and not op_type.startswith("Frozen")
     ]
     if any(graph.op_types[i] == "Rsqrt" for i in normalizing):  # of a variance, which may be a variable
-        varies = _depend_on_inputs(graph)
+        # Whether each op depends on more than variables and constants.
+        first, producers = graph.predecessors
+        is_constant = np.isin(np.array(graph.op_types), ["Const", *_HANDLES])
+        varies = np.zeros(graph.n, dtype=bool)
+        for i in graph.order:
+            inputs = producers[first[i] : first[i + 1]]
+            varies[i] = varies[inputs].any() if len(inputs) else not is_constant[i]
         normalizing = [i for i in normalizing if graph.op_types[i] == "Rsqrt" and varies[i]]
     for i in normalizing[:1]:
         warn(
             f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
             "not that of the undivided batch",
         )
-
-
-def _warn_of_groups_with_several_roles(graph: OpGraph) -> None:
-    """Warns of groups whose copies hold, or repeat, more or less than their members would."""
-    group = group_with_several_roles(graph)
-    if group is not None:
-        warn(
-            f"group {graph.names[group]!r} joins ops of several passes (forward, backward, update): as a group it runs once per "
-            "micro-batch, so times and peaks differ from those of its ops; take the graph that was optimized, on which the "
-            "placement holds as well"
-        )
-
-
-def _depend_on_inputs(graph: OpGraph) -> NDArray[np.bool_]:
-    """Returns bool[n]: whether each op depends on more than variables and constants."""
-    first, producers = graph.predecessors
-    is_constant = np.isin(np.array(graph.op_types), ["Const", *_HANDLES])
-    varies = np.zeros(graph.n, dtype=bool)
-    for i in graph.order:
-        inputs = producers[first[i] : first[i + 1]]
-        varies[i] = varies[inputs].any() if len(inputs) else not is_constant[i]
-    return varies
 
 
 def micro_batch_size(batch_size: int, micro_batches: int) -> int:
@@ -204,12 +195,12 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     origin[numbering.copies] = numbering.repeated_ops[None, :]
     batch[numbering.copies] = np.arange(numbering.count, dtype=np.int32)[:, None]
     micro, tensor = np.nonzero(numbering.additions >= 0)
-    number = numbering.additions[micro, tensor]
-    origin[number], batch[number] = graph.tensor_producer[numbering.tensors_to_sum[tensor]], micro
+    addition = numbering.additions[micro, tensor]
+    origin[addition], batch[addition] = graph.tensor_producer[numbering.tensors_to_sum[tensor]], micro
     ring = slice(numbering.ring_start, numbering.ring_start + numbering.rings.ops)
     origin[ring], batch[ring] = numbering.rings.origin, -1 - numbering.rings.replica
     is_added = np.zeros(numbering.total, dtype=np.bool_)
-    is_added[number] = True
+    is_added[addition] = True
     is_added[ring] = True
     batch_bytes, persistent = np.zeros(graph.n, dtype=np.int64), graph.persistent_bytes
     for op, size in bytes_of_ops(graph.info, BATCH_BYTES, graph.index).items():

@@ -266,22 +266,18 @@ _ROLES: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
     """Returns int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
     if graph not in _ROLES:
-        _ROLES[graph] = _find_roles_in_stages(graph)
+        role = roles(graph)
+        # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
+        pointer, predecessor = (a.tolist() for a in graph.predecessors)
+        is_constant = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
+        for i in graph.order.tolist():
+            is_constant[i] = is_constant[i] and all(
+                role[k] == SETUP or is_constant[k] for k in predecessor[pointer[i] : pointer[i + 1]]
+            )
+        role[np.array(is_constant, dtype=np.bool_)] = SETUP
+        role.setflags(write=False)
+        _ROLES[graph] = role
     return _ROLES[graph]
-
-
-def _find_roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
-    role = roles(graph)
-    # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
-    pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    is_constant = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
-    for i in graph.order.tolist():
-        is_constant[i] = is_constant[i] and all(
-            role[k] == SETUP or is_constant[k] for k in predecessor[pointer[i] : pointer[i + 1]]
-        )
-    role[np.array(is_constant, dtype=np.bool_)] = SETUP
-    role.setflags(write=False)
-    return role
 
 
 class _Adjacency:

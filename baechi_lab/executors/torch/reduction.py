@@ -373,7 +373,7 @@ class _Trials(DivisorHandler):
                 self.compared_parameters.append(parameter)
 
     def verdict(self, fixed_draws: bool, single: bool) -> str | None:
-        """How the losses add up: "mean", "sum", or the words for neither; None if one fails or draws random numbers."""
+        """Returns how the losses add up: "mean", "sum", or the words for neither; None if one fails or draws random numbers."""
         self.half, self.single = False, single
         results = self._run(self.tables, fixed_draws)
         if results is None:
@@ -408,7 +408,14 @@ class _Trials(DivisorHandler):
                         return None
                     if k == 0:
                         batch = values
-                        self._warn_if_second_differs(batch, snapshot)
+                        # The first pass has changed attributes: does a second one compute something else?
+                        changes = [] if self.has_warned else snapshot.changes()
+                        if changes and not _agree(batch, self._loss_and_gradients(self.step, {}), SAME):
+                            self.has_warned = True
+                            place = min(changes[0].places)
+                            _warn_about_state(
+                                self.step, f"attributes of module {place!r}" if place else "attributes of the model"
+                            )
                     elif len(values) < len(batch):
                         raise InvalidInput(
                             f"the loss of micro-batch {k - 1} of step {step.name!r} has no gradient, perhaps because none of "
@@ -418,14 +425,6 @@ class _Trials(DivisorHandler):
                         total = [a + b for a, b in zip(total, values, strict=True)] if total else values
                 snapshot.restore()
         return batch, total
-
-    def _warn_if_second_differs(self, batch: list[torch.Tensor], snapshot: ModelSnapshot) -> None:
-        """Warns if a second pass over the batch computes something else than the first, which has changed attributes."""
-        changes = [] if self.has_warned else snapshot.changes()
-        if changes and not _agree(batch, self._loss_and_gradients(self.step, {}), SAME):
-            self.has_warned = True
-            place = min(changes[0].places)
-            _warn_about_state(self.step, f"attributes of module {place!r}" if place else "attributes of the model")
 
     def _loss_and_gradients(self, step: TorchStep, replacements: Replacements) -> list[torch.Tensor]:
         self.instead = replacements

@@ -24,7 +24,7 @@ from ..evaluation.cost import PROHIBITIVE, Prices, make_objective
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.improve import improve
 from ..evaluation.model import make_model
-from ..evaluation.moves import State, make_state, make_units
+from ..evaluation.moves import make_state, make_units
 from ..problem import allowed_group_devices, groups_of
 from .depth_first import depth_first_order
 from .exhaustive import first_fitting
@@ -110,7 +110,8 @@ class _Repair:
                 anneal(objective, state, self.units, Schedule(heat, heat * 1e-3, steps, until_feasible=True), self.rng)
                 if not state.cost[3] > 0:
                     time_us, device = float(state.cost[2]), state.best_device.copy()
-                    best = _Attempt(0.0, time_us, attempt.start, device, _best_rank(state))
+                    rank = state.best_position.astype(np.float64) if state.by_rank else None
+                    best = _Attempt(0.0, time_us, attempt.start, device, rank)
                     break
             remaining = remaining // 4
         if best is None:
@@ -158,8 +159,3 @@ class _Repair:
             group_device = np.empty(len(weight), dtype=np.int64)
             group_device[order] = np.searchsorted(share, middle_bytes / max(middle_bytes[-1], 1), side="right")
             yield self._with_whole_groups(np.minimum(group_device, self.cluster.n - 1)[self.group])
-
-
-def _best_rank(state: State) -> NDArray[np.float64] | None:
-    """Returns the rank of the best candidate, or None if ops run by readiness."""
-    return state.best_position.astype(np.float64) if state.by_rank else None

@@ -274,7 +274,7 @@ def _unfused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention operator by operator, in float32."""
+    """Computes attention operator by operator, in float32."""
     number_type, scale = query.dtype, query.shape[-1] ** -0.5 if scale is None else scale
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
@@ -479,7 +479,10 @@ class OperatorObserver(TorchDispatchMode):
             self.values.propagate(func, args, kwargs, out)
             self.routing.observe(func, args, kwargs, out)
         if self.on_cpu and func in _DENSE_LIKE and out[0] is not None:
-            out = (_dense_like(args[_DENSE_LIKE[func]], out[0]), *out[1:])
+            # Such a result is contiguous, or has channels last if its source has.
+            source = args[_DENSE_LIKE[func]]
+            memory_format = channels_last_format(source) if channels_come_last(source) else torch.contiguous_format
+            out = (out[0].contiguous(memory_format=memory_format), *out[1:])
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
             # A sparse sum has the entries of all terms, none of them merged, as in a real backward pass.
             out = _with_entries(out, sum(t._values().shape[0] for t in args if isinstance(t, torch.Tensor)))
@@ -530,12 +533,6 @@ def channels_come_last(tensor: torch.Tensor) -> bool:
 def channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
     """Returns the format with channels last, of tensors that have one; else the contiguous one."""
     return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-
-
-def _dense_like(source: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor such as `output` that is contiguous, or has channels last if `source` has."""
-    memory_format = channels_last_format(source) if channels_come_last(source) else torch.contiguous_format
-    return output.contiguous(memory_format=memory_format)
 
 
 def _common_answer(answers: Any, *args: Any) -> bool | None:

@@ -103,7 +103,9 @@ def kernel_of(
     inputs, outputs = list(tensors((args, kwargs))), list(tensors(out))
     if name in _ALLOCATE or not outputs:
         return Kernel(metadata=True)
-    if not _mutates(func) and {storage_key(t) for t in outputs} <= {storage_key(t) for t in inputs}:
+    schema = getattr(func, "_schema", None)
+    is_mutable = schema is not None and schema.is_mutable
+    if not is_mutable and {storage_key(t) for t in outputs} <= {storage_key(t) for t in inputs}:
         return Kernel(metadata=True)
     product = name.removesuffix("_")  # `addmm_` is the product of `addmm`
     count = _flops(getattr(torch.ops.aten, product, packet) if product != name else packet, product, args, kwargs, out)
@@ -300,8 +302,3 @@ def _precision(inputs: list[torch.Tensor]) -> str:
     if kinds and kinds <= {torch.int8, torch.uint8}:
         return "int8"
     return "fp64" if kinds & {torch.float64, torch.complex128} else "fp32"
-
-
-def _mutates(func: OpOverload) -> bool:
-    schema = getattr(func, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)

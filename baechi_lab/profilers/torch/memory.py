@@ -196,7 +196,11 @@ class MemoryWatch(Handler):
         with saved_tensors_hooks(partial(self.record_saved, op, saved_tensors), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
         if key != LOSS_KEY:
-            self._list_outputs(op, arguments, outputs)
+            passed_on = {storage_key(t) for t in arguments}
+            for position, tensor in enumerate(tensors(outputs)):
+                if has_one_storage(tensor) and storage_key(tensor) not in passed_on:
+                    storage = StorageWeakRef(tensor.untyped_storage())
+                    self.outputs.append(CallOutput(op, position, storage_bytes(tensor), storage))
         self._classify(op, arguments, list(tensors(outputs)), saved_tensors)
         saved_tensors.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         if self.training:
@@ -215,13 +219,6 @@ class MemoryWatch(Handler):
                 self._hook(node, op)
             _set_owner((outputs, written_tensors), op)
         return outputs
-
-    def _list_outputs(self, op: int, arguments: list[torch.Tensor], outputs: object) -> None:
-        passed_on = {storage_key(t) for t in arguments}
-        for position, tensor in enumerate(tensors(outputs)):
-            if has_one_storage(tensor) and storage_key(tensor) not in passed_on:
-                storage = StorageWeakRef(tensor.untyped_storage())
-                self.outputs.append(CallOutput(op, position, storage_bytes(tensor), storage))
 
     def find_attribute_outputs(self) -> None:
         """Finds what attributes of the model hold after the step, besides parameters, gradients and buffers."""
