@@ -108,19 +108,25 @@ class Chain:
             stage_number = np.maximum(np.cumsum(highest >= 0), 1)
             self.stages = max(int(np.count_nonzero(highest >= 0)), 1)
             self.stage = self.stages - stage_number
-        self.own, self.input_read = is_read_by_backward_op(training)[self.ops], np.zeros(self.count, dtype=np.bool_)
+        self.is_read_by_backward, self.input_read = (
+            is_read_by_backward_op(training)[self.ops],
+            np.zeros(self.count, dtype=np.bool_),
+        )
         self.is_pinned = np.zeros(len(self.ops), dtype=np.bool_)
         for stage, positions in zip(self.stage.tolist() if self.pin else [], read, strict=False):
             for p in positions:
                 self.is_pinned[p] |= self.group[p] < stage - 1
                 self.input_read[stage] |= self.group[p] == stage - 1
-        self.own &= ~self.is_pinned
+        self.is_read_by_backward &= ~self.is_pinned
         self.read = read
         self._bytes_of_backward_ops()
         if self.pin:
             # Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds.
             m = self.count
-            self.live_bytes, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
+            self.live_bytes, self.run_peak_bytes = (
+                np.zeros((3, m, m), dtype=np.int64),
+                np.zeros((3, m, m), dtype=np.int64),
+            )
             self.cost = np.zeros((3, m, m))
             self.runs_by_mode: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
             self._is_pinned_list, self._size, self._us = self.is_pinned.tolist(), self.size.tolist(), self.us.tolist()
@@ -193,7 +199,7 @@ class Chain:
         end = int(self.group_ends[k])
         crosses_end = self.reach[:end] >= end if mode < 2 else np.zeros(end, dtype=np.bool_)
         if mode:
-            crosses_end |= self.own[:end] & (self.group[:end] == k)
+            crosses_end |= self.is_read_by_backward[:end] & (self.group[:end] == k)
         return crosses_end & ~self.is_pinned[:end]
 
     def needed_ops(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
@@ -224,7 +230,7 @@ class Chain:
                     cost += self._us[p]
             running = (temp[start:] + np.cumsum(grows[start:end]))[np.array(is_needed[start:], dtype=np.bool_)]
             self.live_bytes[mode, first, k], self.cost[mode, first, k] = live_bytes, cost
-            self.under_way[mode, first, k] = running.max(initial=0)
+            self.run_peak_bytes[mode, first, k] = running.max(initial=0)
             top = start
         self.runs_by_mode[mode].append(np.array(is_needed, dtype=np.bool_))
 
@@ -242,16 +248,16 @@ class Table:
     def __init__(self, chain: Chain):
         self.chain, m = chain, chain.count
         everything = int(chain.size.sum()) + int(chain.backward.max(initial=0)) + int(chain.due.max(initial=0))
-        self.most = everything + int(chain.training.graph.temp_bytes[chain.ops].max(initial=0))
-        sizes = np.concatenate([chain.live_bytes.ravel(), chain.under_way.ravel(), chain.due, chain.backward])
+        self.most_bytes = everything + int(chain.training.graph.temp_bytes[chain.ops].max(initial=0))
+        sizes = np.concatenate([chain.live_bytes.ravel(), chain.run_peak_bytes.ravel(), chain.due, chain.backward])
         common = int(np.gcd.reduce(sizes)) if len(sizes) else 1
         allowed = min(max(CELLS * 6 // max(m, 1) ** 3, 20), MOST_UNITS)
-        self.unit = max(common, 1) if self.most // max(common, 1) <= allowed else -(-self.most // allowed)
-        self.units = -(-self.most // self.unit)
+        self.unit = max(common, 1) if self.most_bytes // max(common, 1) <= allowed else -(-self.most_bytes // allowed)
+        self.units = -(-self.most_bytes // self.unit)
         in_units = lambda sizes: -(-sizes // self.unit)  # noqa: E731
-        self.live_bytes, self.under_way = in_units(chain.live_bytes), in_units(chain.under_way)
+        self.live_bytes, self.run_peak_bytes = in_units(chain.live_bytes), in_units(chain.run_peak_bytes)
         self.due, self.backward = in_units(chain.due), in_units(chain.backward)
-        self.own = self.live_bytes[KEEP_OWN].diagonal()
+        self.own_bytes = self.live_bytes[KEEP_OWN].diagonal()
         self.memory = np.arange(self.units + 1)
         # [j, i, M], so that the parts that end at one j lie side by side
         self.C = np.full((m, m, self.units + 1), np.inf)
@@ -291,7 +297,7 @@ class Table:
     ) -> Floats:
         """Returns float64[k - i, M] for k in i..j-1: run i..k, then k+1..j by the first table, then i..k by the second."""
         ks, (inner, outer) = slice(i, j), tables
-        enough = memory[None, :] >= (self.under_way[mode, i, ks] + self.due[j] + extra_units)[:, None]
+        enough = memory[None, :] >= (self.run_peak_bytes[mode, i, ks] + self.due[j] + extra_units)[:, None]
         first = j == self.chain.count - 1 and inner is self.C  # the forward pass, which is no repeated work
         remaining = memory[None, :] - self.live_bytes[mode, i, ks][:, None]
         inner_cost = np.take_along_axis(inner[j, i + 1 : j + 1], np.maximum(remaining, 0), axis=1)
@@ -302,7 +308,7 @@ class Table:
         """Returns (code, float64[memory]) of every alternative in the equation of C(i, j); `_PlanReader` decodes them."""
         chain = self.chain
         cost = 0.0 if j == chain.count - 1 else float(chain.cost[KEEP_OWN, i, j])
-        enough = memory >= self.under_way[KEEP_OWN, i, j] + self.due[j]
+        enough = memory >= self.run_peak_bytes[KEEP_OWN, i, j] + self.due[j]
         costs = [(self.RUN_FORWARD, np.where(enough, cost + self._at(self.D[j, i], memory), np.inf))]
         if j > i:
             by_cut = self._split_costs(i, j, KEEP_GROUP, (self.C, self.D), 0, memory)
@@ -317,12 +323,12 @@ class Table:
 
     def costs_with_own_held(self, i: int, j: int, memory: Ints) -> list[tuple[int, Floats]]:
         """Returns (code, float64[memory]) of every alternative in the equation of D(i, j); `_PlanReader` decodes them."""
-        backward_cost = np.where(memory >= self.own[j] + self.backward[j], 0.0, np.inf)
+        backward_cost = np.where(memory >= self.own_bytes[j] + self.backward[j], 0.0, np.inf)
         if j == i:
             return [(self.RUN_BACKWARD, backward_cost)]
         if not self.chain.input_read[j]:
             return [(self.RUN_BACKWARD, backward_cost + self._at(self.C[j - 1, i], memory))]
-        rows = self._split_costs(i, j, KEEP_GROUP, (self.D, self.D), int(self.own[j]), memory)
+        rows = self._split_costs(i, j, KEEP_GROUP, (self.D, self.D), int(self.own_bytes[j]), memory)
         return [(2 * (i + d), row) for d, row in enumerate(rows)]
 
     def levels(self) -> list[int]:

@@ -78,7 +78,7 @@ class OrderSearch:
         self.reads, self.makes = (read, read_by_copies), (made_tensors, data)  # of first runs, of copies
         self.readers = [frozenset(graph.tensor_consumers(t).tolist()) for t in range(graph.tensor_count)]
         self.read_again = {t for op in self.repeatable_ops for t in read_by_copies[op]}
-        self.made_again = {t for op in self.repeatable_ops for t in data[op]}
+        self.repeatable_tensors = {t for op in self.repeatable_ops for t in data[op]}
 
     @cached_property
     def least_bytes(self) -> int | None:
@@ -145,7 +145,9 @@ class OrderSearch:
         }
         not_droppable = finished_tensors if self.reuse[op] == OVERWRITES else finished_tensors.union(read)
         may = [
-            t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed_ops or t in self.made_again
+            t
+            for t in sorted(live_tensors - not_droppable)
+            if self.readers[t] <= executed_ops or t in self.repeatable_tensors
         ]
         other_bytes = self.persistent + sum(self.grows[k] for k in executed_ops) + self.temporary[op]
         attempts: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, dropped tensors

@@ -13,12 +13,12 @@ class History:
     def __init__(self, first: Setting):
         self._past: list[Setting] = []
         self._future: list[Setting] = []
-        self.now = first
+        self.current = first
 
     def push(self, setting: Setting) -> None:
-        self._past = [*self._past[1 - LONGEST :], self.now]
+        self._past = [*self._past[1 - LONGEST :], self.current]
         self._future = []
-        self.now = setting
+        self.current = setting
 
     @property
     def can_undo(self) -> bool:
@@ -32,14 +32,14 @@ class History:
         """Goes back by one setting; returns False at the first."""
         if not self._past:
             return False
-        self._future.append(self.now)
-        self.now = self._past.pop()
+        self._future.append(self.current)
+        self.current = self._past.pop()
         return True
 
     def redo(self) -> bool:
         """Goes forward by one setting; returns False at the last."""
         if not self._future:
             return False
-        self._past.append(self.now)
-        self.now = self._future.pop()
+        self._past.append(self.current)
+        self.current = self._future.pop()
         return True

@@ -189,7 +189,7 @@ class WorkbenchModel:
     @property
     def setting(self) -> Setting:
         """The present setting; the first outcome for it may still be computed."""
-        return self.history.now
+        return self.history.current
 
     def change(self, **changes: Any) -> None:
         """Changes fields of the setting; stages that depend on them are computed again, the others are cached.

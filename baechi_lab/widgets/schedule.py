@@ -54,27 +54,31 @@ class _Walk:
         self.transfer = {
             (t, d): k for k, (t, d) in enumerate(zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True))
         }
-        self.seen = np.zeros(len(order), dtype=bool)
+        self.is_visited = np.zeros(len(order), dtype=bool)  # zero durations could lead back to a row
 
     def cause(self, row: int) -> tuple[int, int]:
         """Returns the row for which `row` waited, and the transfer between them; -1 for none."""
-        self.seen[row] = True
+        self.is_visited[row] = True
         graph, timeline = self.graph, self.timeline
         pointer, tensors = graph.inputs
         op, device = int(timeline.op[row]), int(timeline.device[row])
-        best = (0.0, -1, -1)
+        latest_us, latest_row, latest_transfer = 0.0, -1, -1
         for t in tensors[pointer[op] : pointer[op + 1]].tolist():
             producer = int(self.row_of[graph.tensor_producer[t]])
-            if producer < 0 or self.seen[producer]:
+            if producer < 0 or self.is_visited[producer]:
                 continue
             transfer = self.transfer.get((t, device), -1)
             arrival_us = float(timeline.transfers.end_us[transfer] if transfer >= 0 else timeline.end_us[producer])
-            if best[1] < 0 or arrival_us > best[0]:
-                best = (arrival_us, producer, transfer)
+            if latest_row < 0 or arrival_us > latest_us:
+                latest_us, latest_row, latest_transfer = arrival_us, producer, transfer
         previous = int(self.before[row])
-        if previous >= 0 and not self.seen[previous] and (best[1] < 0 or timeline.end_us[previous] > best[0]):
-            best = (float(timeline.end_us[previous]), previous, -1)
-        return best[1], best[2]
+        if (
+            previous >= 0
+            and not self.is_visited[previous]
+            and (latest_row < 0 or timeline.end_us[previous] > latest_us)
+        ):
+            return previous, -1
+        return latest_row, latest_transfer
 
 
 @dataclass(frozen=True)
@@ -126,5 +130,6 @@ def _idle_of(timeline: Timeline, on_device: NDArray[np.bool_]) -> Idle:
         # Rounding of a sum of durations is no bubble.
         gaps = gaps[gaps > 1e-9 * max(span, 1.0)]
     busy_us = float((timeline.end_us[rows] - timeline.start_us[rows]).sum())
-    free = max(span - busy_us, 0.0)  # a sum of durations may exceed the span by rounding
-    return Idle(free, free / span if span > 0 else 0.0, len(gaps), float(gaps.sum()), float(gaps.max(initial=0.0)))
+    idle_us = max(span - busy_us, 0.0)  # a sum of durations may exceed the span by rounding
+    share = idle_us / span if span > 0 else 0.0
+    return Idle(idle_us, share, len(gaps), float(gaps.sum()), float(gaps.max(initial=0.0)))

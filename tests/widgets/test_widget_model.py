@@ -214,11 +214,11 @@ def test_history_forgets_what_was_undone_when_something_new_comes(pair):
     one, two, three = (Setting(pair, scheduler=s) for s in (None, "fifo", "planned"))
     history = History(one)
     history.push(two)
-    assert history.undo() and history.now is one and not history.undo()
-    assert history.redo() and history.now is two
+    assert history.undo() and history.current is one and not history.undo()
+    assert history.redo() and history.current is two
     history.undo()
     history.push(three)
-    assert not history.can_redo and history.now is three
+    assert not history.can_redo and history.current is three
 
 
 def test_undo_and_redo_of_a_move(diamond, pair):

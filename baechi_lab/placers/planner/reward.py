@@ -40,7 +40,7 @@ class SimulatedReward:
     def __init__(self, graph: OpGraph, cluster: Cluster, workers: int | None = None):
         self.workers = workers or os.cpu_count() or 1
         self.batch = Batch(graph, cluster)
-        self.own = threading.local()  # of each thread, since scratch space must not be shared
+        self.of_thread = threading.local()  # of each thread, since scratch space must not be shared
         self.pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
 
     def __call__(self, devices: Integers) -> NDArray[np.float64]:
@@ -51,9 +51,9 @@ class SimulatedReward:
         return np.concatenate(list(self.pool.map(self._simulate_part, row_blocks)))
 
     def _simulate_part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        if not hasattr(self.own, "batch"):
-            self.own.batch = self.batch.for_another_thread()
-        seconds: NDArray[np.float64] = self.own.batch.seconds(rows)
+        if not hasattr(self.of_thread, "batch"):
+            self.of_thread.batch = self.batch.for_another_thread()
+        seconds: NDArray[np.float64] = self.of_thread.batch.seconds(rows)
         return seconds
 
 
@@ -124,11 +124,11 @@ class ExecutorReward:
     """
 
     def __init__(self, executor: Executor, job: Job, part_count: int | None):
-        self.executor, self.job, self.parts = executor, job, part_count
+        self.executor, self.job, self.part_count = executor, job, part_count
 
     def __call__(self, devices: Integers) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
-        row_blocks = np.array_split(rows, min(self.parts or len(rows), len(rows)))
+        row_blocks = np.array_split(rows, min(self.part_count or len(rows), len(rows)))
         futures = [self.executor.submit(answer, self.job, block) for block in row_blocks]
         try:
             return np.concatenate([future.result() for future in futures])

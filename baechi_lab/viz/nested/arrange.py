@@ -101,7 +101,7 @@ class _Frame:
 
     def __init__(self, boxes: Boxes, column: Ints, band: Ints, is_mirrored: bool):
         self.boxes, self.column, self.band, self.mirrored = boxes, column, band, is_mirrored
-        self.both = bool(boxes.backward.any() and not boxes.backward.all())
+        self.has_both_directions = bool(boxes.backward.any() and not boxes.backward.all())
         self.x, self.y = np.zeros(len(column)), np.zeros(len(column))
         self.left: dict[int, Floats] = {}
         self.right: dict[int, Floats] = {}
@@ -112,14 +112,14 @@ class _Frame:
         """Positions the boxes, band below band, and routes the arrows between them."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
-            in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band
+            in_band = np.ones(len(self.band), np.bool_) if self.has_both_directions else self.band == band
             wide = np.zeros(int(self.column[in_band].max()) + 1)
             np.maximum.at(wide, self.column[in_band], width[in_band])
             end = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
             spans[band] = (end - wide, end)
         self.total = max(float(end[-1]) for _, end in spans.values())
         for band, (start, end) in spans.items():
-            is_mirrored = self.mirrored != (band % 2 == 1 and not self.both)
+            is_mirrored = self.mirrored != (band % 2 == 1 and not self.has_both_directions)
             self.left[band], self.right[band] = (self.total - end, self.total - start) if is_mirrored else (start, end)
         top = 0.0
         for band in range(int(self.band.max()) + 1):
