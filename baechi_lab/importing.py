@@ -33,7 +33,7 @@ def without_modules(*names: str) -> Iterator[None]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Within the block, garbage collection is off.
+    """Turns garbage collection off within the block.
 
     With it, importing TensorFlow or compiling kernels takes a sixth longer, and making many objects half as long again.
 

@@ -54,7 +54,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Within this context, `warn` in this thread appends its message to the list.
+    """Appends the messages of `warn` in this thread, within this context, to the list.
 
     >>> with collected_warnings() as messages:
     ...     warn("recomputing saves nothing here")

@@ -121,7 +121,7 @@ def extra_of(package: str) -> Extra | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are no options."""
+    """Adds nothing: the command has no options."""
 
 
 def run(arguments: argparse.Namespace) -> int:

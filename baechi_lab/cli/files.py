@@ -19,7 +19,7 @@ TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--inference, --optimizer-states, --gradients, --execution-trace."""
+    """Adds --inference, --optimizer-states, --gradients, --execution-trace."""
     group = parser.add_argument_group("exported programs, models by configuration and traces")
     group.add_argument(
         "--inference", action="store_true", help="profile the forward pass alone (programs, configurations)"

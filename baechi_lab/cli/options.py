@@ -22,7 +22,7 @@ GRAPH = "graph file: .json, .json.gz, .stg, a trace, or PipeDream's graph.txt"
 
 
 def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
-    """--devices, --memory, --speed, --cluster, --kind, --link, --link-latency, --link-us-per-byte, --comm."""
+    """Adds --devices, --memory, --speed, --cluster, --kind, --link, --link-latency, --link-us-per-byte, --comm."""
     group = parser.add_argument_group("cluster")
     group.add_argument("--devices", default=str(devices), metavar="N", help="number of devices (default %(default)s)")
     group.add_argument(
@@ -45,7 +45,7 @@ def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
 
 
 def add_transfers(parser: argparse.ArgumentParser) -> None:
-    """--kind, --link, --link-latency, --link-us-per-byte, --comm."""
+    """Adds --kind, --link, --link-latency, --link-us-per-byte, --comm."""
     group = parser.add_argument_group("devices and links")
     group.add_argument(
         "--kind",
@@ -240,7 +240,7 @@ def passes_from(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def add_parameters(parser: argparse._ActionsContainer, owner: str) -> None:
-    """-p KEY=VALUE, repeatable."""
+    """Adds -p KEY=VALUE, which may be repeated."""
     parser.add_argument(
         "-p",
         "--param",
@@ -252,7 +252,10 @@ def add_parameters(parser: argparse._ActionsContainer, owner: str) -> None:
 
 
 def parameters(pairs: Sequence[str], exact: bool = False) -> dict[str, Any]:
-    """`["threshold=0.2", "solver=HIGHS"]` -> `{"threshold": 0.2, "solver": "HIGHS"}`; `exact` names keep their hyphens."""
+    """Returns the parameters that `KEY=VALUE` texts name; `exact` names keep their hyphens.
+
+    `["threshold=0.2", "solver=HIGHS"]` -> `{"threshold": 0.2, "solver": "HIGHS"}`.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -269,7 +272,7 @@ def parameters(pairs: Sequence[str], exact: bool = False) -> dict[str, Any]:
 
 
 def names(text: str, option: str) -> list[str]:
-    """`"a,b"` -> `["a", "b"]`."""
+    """Returns the names in a list: `"a,b"` -> `["a", "b"]`."""
     stripped_names = [name.strip() for name in text.split(",") if name.strip()]
     if not stripped_names:
         raise InvalidInput(f"{option} is {text!r}; name at least one")
@@ -299,7 +302,7 @@ def with_time_limit(placer: str, text: str | None, params: dict[str, object]) ->
 
 
 def add_time_limit(parser: argparse.ArgumentParser) -> None:
-    """--time-limit."""
+    """Adds --time-limit."""
     parser.add_argument(
         "--time-limit", metavar="S", help="seconds, for placers that go on improving (their own default)"
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --batch-size and -p."""
+    """Adds MODEL, --batch-size and -p."""
     parser.add_argument(
         "model",
         metavar="MODEL",

@@ -96,7 +96,7 @@ class Executor(Protocol):
     def native_runners(
         self, step: object, placement: Placement | None, cluster: Cluster | None, kind: str, inputs: object
     ) -> Mapping[str, NativeRunner]:
-        """Name -> how the framework itself runs the undivided step."""
+        """Returns name -> how the framework itself runs the undivided step."""
 
     def execute(self, step: object, placement: Placement, steps: int, **options: object) -> Run:
         """Runs the placed step; the options of `bl.execute` but `native`, and those of the framework."""

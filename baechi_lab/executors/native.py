@@ -51,7 +51,7 @@ def timed_steps(
     failures: tuple[type[BaseException], ...],
     info: dict[str, object],
 ) -> NativeRun:
-    """Run `call(k)`, which returns outputs and seconds, for every step. An exception in `failures` ends the run with a status."""
+    """Runs `call(k)`, which returns outputs and seconds, for every step. Exceptions in `failures` end the run with a status."""
     seconds: list[float] = []
     outputs: list[tuple[object, ...]] = []
     status, message = "ok", ""

@@ -60,7 +60,7 @@ class Comparison:
 def summarize(
     seconds: ArrayLike, *, drop: int = 0, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Summary:
-    """Median, bootstrap interval and drift of step times.
+    """Returns median, bootstrap interval and drift of step times.
 
     Args:
         seconds: float[k], one per step in the order in which they ran.
@@ -80,7 +80,7 @@ def summarize(
 
 
 def mean_of_rounds(rounds: Sequence[ArrayLike], *, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
-    """Mean of the rounds' medians, and its 95 % bootstrap interval (low, high) from steps resampled within each round.
+    """Returns the mean of the rounds' medians, and its 95 % bootstrap interval (low, high) of steps resampled within rounds.
 
     Where cores change their pace from round to round the median of all steps would be the time of one pace.
 
@@ -95,7 +95,7 @@ def mean_of_rounds(rounds: Sequence[ArrayLike], *, resamples: int = 2000, seed: 
 
 
 def drift(seconds: ArrayLike) -> float:
-    """Change from the first to the last step along a Theil-Sen line, as a share of the median; O(k^2)."""
+    """Returns the change from the first to the last step along a Theil-Sen line, as a share of the median; O(k^2)."""
     series = _series(seconds, 0, "seconds")
     if len(series) < 2:
         return 0.0

@@ -77,7 +77,7 @@ def execution_of(
     share: float = 1.0,
     in_turns: bool = True,
 ) -> Execution:
-    """When the ops of `extended_graph` run: `kernels` ops, then one that sends per message, then one that receives it.
+    """Returns when the ops of `extended_graph` run: `kernels` ops, then one that sends per message, then one that receives it.
 
     Op types are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two ends, negative if
     receiving starts before sending has ended. `start_order`: order of the tasks without inputs. `share`, `in_turns`: see `Core`.

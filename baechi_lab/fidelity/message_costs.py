@@ -91,7 +91,7 @@ def predicted_us(
 def with_shared_caches(
     graph: OpGraph, placement: Placement, calibration: Calibration, beside_us: NDArray[np.float64] | None = None
 ) -> tuple[OpGraph, Placement]:
-    """As `with_messages`, plus the extra time of messages after kernels and of kernels while other devices work."""
+    """Adds what `with_messages` adds, and the extra time of messages after kernels and of kernels while other devices work."""
     warm_graph, extended_placement = with_messages(graph, placement, calibration)
     extended_graph, message_wire_us = warm_graph, wire_us(warm_graph, graph.n, calibration)
     longer = np.zeros(warm_graph.n)

@@ -77,7 +77,7 @@ def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
 
 
 def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED) -> OpGraph:
-    """As `measured_graph`, while worker 1 runs the step as well: two independent micro-batches, one per worker.
+    """Profiles the step as `measured_graph` does, while worker 1 runs it as well: two micro-batches, one per worker.
 
     Raises `ExecutionError` when the step does not run.
     """

@@ -158,7 +158,7 @@ class Report:
         return {"from_compute": row.compute_error, "from_runtime": runtime, "from_transfers": row.rest_error - runtime}
 
     def to_dict(self) -> dict[str, object]:
-        """Everything, ready for JSON."""
+        """Returns everything, ready for JSON."""
         rows = [{**asdict(row), "error": row.error, "where": row.largest_error_part} for row in self.rows]
         summary = self.summary
         return {
@@ -168,7 +168,7 @@ class Report:
         }
 
     def to_json(self) -> str:
-        """Everything, as JSON text."""
+        """Returns everything, as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
     def _single_us(self, model: str) -> float:

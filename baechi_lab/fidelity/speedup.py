@@ -50,7 +50,7 @@ class SpeedUp:
         return 1.0 / self.measured.ratio
 
     def to_dict(self) -> dict[str, object]:
-        """Everything, ready for JSON."""
+        """Returns everything, ready for JSON."""
         return {**asdict(self), "times_faster": self.times_faster}
 
     def __str__(self) -> str:

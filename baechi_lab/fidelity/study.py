@@ -95,7 +95,7 @@ def study(
     wait: float | None = WAIT,
     trusted_users: bool = False,
 ) -> Report:
-    """Predicted against measured step times of placements on a `bl.LocalCluster`.
+    """Compares predicted with measured step times of placements on a `bl.LocalCluster`.
 
     Args:
         cases: models to study, as traced steps or as names with their parameters (default `MODELS`).

@@ -192,7 +192,7 @@ class Collectives:
             )
 
     def pair_cost(self, source: int, target: int) -> tuple[float, float]:
-        """Latency and microseconds per byte of sending from one device to another."""
+        """Returns latency and microseconds per byte of sending from one device to another."""
         per_byte = float(self.cluster.us_per_byte[source, target])
         return float(self.cluster.latency_us[source, target]), per_byte / self._share(per_byte)
 

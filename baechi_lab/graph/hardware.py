@@ -183,7 +183,7 @@ class Hardware(Params):
         return self.peak_flops / (2 * self.multiprocessors * self.float32_units)
 
     def product_flops(self, precision: str) -> float:
-        """FLOP/s of matrix products of operands in one of `PRECISIONS`.
+        """Returns the FLOP/s of matrix products of operands in one of `PRECISIONS`.
 
         >>> a100 = Hardware.named("a100")    # has no units for 8-bit floats
         >>> [a100.product_flops(p) / 1e12 for p in PRECISIONS]
@@ -223,7 +223,7 @@ HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | 
 
 
 def by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
-    """Device kind -> hardware, the reference first.
+    """Returns device kind -> hardware, the reference first.
 
     One device has its durations under `gpu`, `cpu` or `tpu` and under its own name, several under their names; a mapping
     says so itself.

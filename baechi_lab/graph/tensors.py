@@ -130,7 +130,7 @@ class TensorTable:
         self.rows: dict[tuple[int, str], tuple[int, set[int]]] = {}
 
     def add(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
-        """A tensor, or more readers of one (whose size stays the first that was given)."""
+        """Adds a tensor, or more readers of one (whose size stays the first that was given)."""
         self.rows.setdefault((producer, label), (size, set()))[1].update(readers)
 
     def columns(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
 
 
 def format_bytes(value: float) -> str:
-    """`1234567` -> `1.23 MB`."""
+    """Returns bytes as text: `1234567` -> `1.23 MB`."""
     size = float(value)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 1000:

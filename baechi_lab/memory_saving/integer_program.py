@@ -227,7 +227,7 @@ class Program:
         }
 
     def _solve_rounded(self, budget: int, answer: Answer, time_limit: float | None) -> ProgramPlan:
-        """Round the relaxation to a plan (section 5 of the paper), for budgets that leave some bytes free.
+        """Rounds the relaxation to a plan (section 5 of the paper), for budgets that leave some bytes free.
 
         Groups whose share exceeds a threshold are dropped, and run again when they are due. Half of the time is for the whole
         budget, which gives the bound."""

@@ -52,7 +52,7 @@ def offload(
     lead: float = 2.0,
     placement: Placement | None = None,
 ) -> OpGraph:
-    """Rewrite the graph of a step so that outputs of forward ops wait on a host until the backward pass reads them.
+    """Rewrites the graph of a step so that outputs of forward ops wait on a host until the backward pass reads them.
 
     Args:
         graph: the profile of a training step, not coarsened.

@@ -37,7 +37,7 @@ def recompute(
     ordered: bool = False,
     time_limit: float | None = None,
 ) -> OpGraph:
-    """Rewrite the graph of a step so that dropped outputs of forward ops are computed again before the backward pass reads them.
+    """Rewrites the graph of a step so that dropped outputs of forward ops are computed again before the backward pass reads them.
 
     Some outputs are always kept: those of variables, constants and reads of them, sources, random ops (the backward pass
     needs the same mask), batch statistics, ops with side effects, and ops that an update reads. A copy is named `name/again`,

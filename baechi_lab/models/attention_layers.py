@@ -27,7 +27,7 @@ class Network:
         self.kernel = make.matrix("projection/kernel", model.units, model.vocabulary)
 
     def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
-        """Mean cross entropy per word; all inputs int32[batch, steps]."""
+        """Returns the mean cross entropy per word; all inputs int32[batch, steps]."""
         memory = self._embed("source", source)
         for layer in self.encoder:
             memory = layer(memory)

@@ -73,7 +73,7 @@ class _Network:
         self.projection = Projection(make, "projection", units, vocabulary, model.projection)
 
     def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
-        """Mean cross entropy per word; all inputs int32[steps, batch]."""
+        """Returns the mean cross entropy per word; all inputs int32[steps, batch]."""
         memory, state = self._bidirectional(self.source(source))
         states = [state]
         for k, layer in enumerate(self.encoder, start=1):

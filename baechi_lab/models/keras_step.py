@@ -25,7 +25,7 @@ _AUTOMATIC = re.compile(r"_\d+$")
 
 
 def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> TrainingStep:
-    """Forward in training mode, softmax cross entropy, backward and update of the Keras model that `make()` returns.
+    """Returns a step of the Keras model that `make()` returns: forward in training mode, cross entropy, backward and update.
 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].
     """

@@ -47,7 +47,7 @@ class _Network:
         self.projection = Projection(make, "projection", units, vocabulary, model.projection)
 
     def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
-        """Mean cross entropy per word; all inputs int32[steps, batch]."""
+        """Returns the mean cross entropy per word; all inputs int32[steps, batch]."""
         memory, states = self.source(source), []
         for layer in self.encoder:
             memory, state = layer.unroll(memory, self.batch)

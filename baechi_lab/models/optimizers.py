@@ -49,7 +49,7 @@ class Optimizer(ABC):
                 self.update(variable, slots, gradient)
 
     def prepare_step(self) -> None:  # noqa: B027 - most rules have none
-        """Work that is done once per step."""
+        """Adds the work that is done once per step."""
 
     @abstractmethod
     def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:

@@ -42,7 +42,7 @@ class LstmLayer:
     def step(
         self, t: int, inputs: Sequence[tf.Tensor], state: State, residual: bool = False
     ) -> tuple[tf.Tensor, State]:
-        """Output and new state at time `t`; `residual` adds the first input to the output."""
+        """Returns output and new state at time `t`; `residual` adds the first input to the output."""
         kernel, bias = self.weights
         cell, hidden = state
         with tf.name_scope(f"{self.scope}/t{t}"):

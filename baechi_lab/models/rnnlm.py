@@ -54,6 +54,6 @@ class RnnLm(SequenceModel):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Layer k on device k, embedding with the first, projection with the last (papers B 5.3, H 4)."""
+        """Places layer k on device k, embedding with the first, projection with the last (papers B 5.3, H 4)."""
         rule = layered_rule(layer_count(graph), devices, ("embedding",), ("projection",))
         return assign_by_scope(graph, devices, rule)

@@ -57,7 +57,7 @@ def layer_count(graph: OpGraph) -> int:
 
 
 def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[str, ...]) -> Rule:
-    """One device per layer, `first` scopes with the first layer and `last` scopes with the last one.
+    """Returns a rule of one device per layer, `first` scopes with the first layer and `last` scopes with the last one.
 
     With fewer devices than layers, neighbouring layers share a device; further devices stay empty.
 
@@ -79,7 +79,7 @@ def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[
 
 
 def translation_rule(layers: int, devices: int, attention: str) -> Rule:
-    """`layered_rule` with the embedding first, the projection last, and the attention as asked."""
+    """Returns `layered_rule` with the embedding first, the projection last, and the attention as asked."""
     if attention == "first":
         return layered_rule(layers, devices, ("embedding", "attention"), ("projection",))
     if attention == "last":

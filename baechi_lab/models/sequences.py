@@ -60,7 +60,7 @@ class TranslationModel(SequenceModel):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Encoder and decoder layer k on device k, embedding with the first, projection with the last (papers B and H).
+        """Places encoder and decoder layer k on device k, embedding with the first, projection with the last (papers B and H).
 
         The attention is with the last as in H, or with the first.
         """

@@ -85,7 +85,7 @@ def activation_bytes(graph: OpGraph) -> int:
 
 
 def table() -> pandas.DataFrame:
-    """Ops, parameters, FLOPs and activation bytes of the benchmark models, one row each, as stored.
+    """Returns ops, parameters, FLOPs and activation bytes of the benchmark models, one row each, as stored.
 
     They were traced with TensorFlow 2.21, for the default and for the papers' parameters; `describe(name, **params)`
     traces a model anew.

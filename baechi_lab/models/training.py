@@ -77,7 +77,7 @@ def make_step(
     optimizer: str,
     clip_norm: float | None = None,
 ) -> TrainingStep:
-    """Wire loss, gradients and update into one `tf.function` of fixed input shapes.
+    """Wires loss, gradients and update into one `tf.function` of fixed input shapes.
 
     `loss(*batch)` returns a scalar. `clip_norm` scales all gradients so that their global norm stays below it.
     """

@@ -63,7 +63,7 @@ class Transformer(Model):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Encoder and decoder layer k on one device, embedding with the first, projection with the last.
+        """Places encoder and decoder layer k on one device, embedding with the first, projection with the last.
 
         Papers B and H have no Transformer; this is their rule for layered models.
         """

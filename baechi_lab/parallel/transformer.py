@@ -166,7 +166,7 @@ class Transformer(Params):
         return bool(self.experts) and layer >= self.dense_layers
 
     def attended_share(self, length: int) -> float:
-        """Mean share of `length` keys that a query attends to, in the mean of all layers.
+        """Returns the mean share of `length` keys that a query attends to, in the mean of all layers.
 
         >>> gemma = Transformer(hidden=64, layers=6, heads=4, vocabulary=100, window=1024, windowed_layers=5)
         >>> gemma.attended_share(1024), gemma.attended_share(4096)    # 5 layers with 0.25 * (1 - 0.25 / 2), one with 0.5

@@ -59,6 +59,6 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     compile_ahead(rule.name, graph.n)
     if not getattr(rule, "give_up", ()):
         return place_directly(graph, cluster, rule)
-    began = working_seconds()
+    start_seconds = working_seconds()
     placement = place_with_memory_trades(graph, cluster, rule)
-    return placement.replace(placer=rule.name, params=rule.get_params(), seconds=working_seconds() - began)
+    return placement.replace(placer=rule.name, params=rule.get_params(), seconds=working_seconds() - start_seconds)

@@ -200,7 +200,7 @@ def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.
 
 
 def source_graph(v: Vertices) -> str:
-    """Scotch's graph format: version, sizes, base 0 with edge and vertex weights, then a row per vertex."""
+    """Returns a graph in Scotch's format: version, sizes, base 0 with edge and vertex weights, then a row per vertex."""
     off = ~np.eye(len(v.share), dtype=bool)
     latency, per_byte = (float(x[off].mean()) if off.any() else 0.0 for x in (v.latency, v.per_byte))
     transfer_us = latency * v.sends + per_byte * v.bytes

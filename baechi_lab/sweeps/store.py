@@ -15,9 +15,11 @@ from ..internal_warnings import outer_stacklevel
 APPLICATION_ID = 0x6261_6C62
 """Identifies sweep files in SQLite's header."""
 VERSION = 3
+"""Version of the tables; files of version 2, which lack a column, are extended when they are opened."""
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs", "checks"}
+"""Tables of a file; `checks` has the digests of what was written into the other two."""
 _COLUMN_TYPES = (
     "batch_size:INTEGER micro_batches:INTEGER schedule:TEXT replicas:INTEGER devices:INTEGER "
     "memory_bytes:INTEGER placer:TEXT makespan_us:REAL samples_per_second:REAL bubble:REAL lower_bound_us:REAL "
@@ -69,8 +71,8 @@ class Store:
         try:
             yield
         except (sqlite3.Error, UnicodeError) as error:  # names of files and tables are coded outside SQLite
-            by_whom = f" (for more than {LOCK_SECONDS} s, by another program)" if "locked" in str(error) else ""
-            raise FormatError(f"{self.path} cannot be used for a sweep: {error}{by_whom}") from error
+            waiting = f" (for more than {LOCK_SECONDS} s, by another program)" if "locked" in str(error) else ""
+            raise FormatError(f"{self.path} cannot be used for a sweep: {error}{waiting}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -84,6 +86,7 @@ class Store:
                 self._database.execute("ROLLBACK")
 
     def _prepare(self) -> None:
+        """Makes the tables of a new file, extends those of version 2, and rejects files that are damaged or of other kinds."""
         if not self._tables() >= TABLES:
             with self._transaction():  # so that a second program finds all tables
                 if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
@@ -188,7 +191,10 @@ class Store:
 
 
 def as_stored(row: Mapping[str, object]) -> dict[str, object]:
-    """Returns a row as SQLite returns it: all columns, each of its type, None for NaN, zero without a sign."""
+    """Returns a row as SQLite returns it, so that a computed row equals its stored one.
+
+    It has all columns, each of its type, None for NaN, and zero without a sign.
+    """
     types: dict[str, Callable[..., object]] = {"INTEGER": int, "REAL": lambda value: float(value) + 0.0, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}
     return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}

@@ -93,7 +93,7 @@ def equal_parts(weight: NDArray[np.float64], count: int) -> NDArray[np.int32]:
 def device_map(
     model: nn.Module, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()
 ) -> dict[str, int]:
-    """accelerate's map of module names to device indices. Raises `InfeasiblePlacement` if it would offload."""
+    """Returns accelerate's map of module names to device indices. Raises `InfeasiblePlacement` if it would offload."""
     try:
         from accelerate import infer_auto_device_map
         from accelerate.utils import get_balanced_memory
@@ -142,7 +142,7 @@ def split_points(graph: OpGraph, model: nn.Module, count: int) -> list[str]:
 
 
 def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
-    """Parameter name -> stage, as `torch.distributed.pipelining` cuts the model. Raises `ExecutionError` if it cannot."""
+    """Returns parameter name -> stage, as `torch.distributed.pipelining` cuts the model. Raises `ExecutionError` if it cannot."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     model = step.model()

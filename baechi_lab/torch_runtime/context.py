@@ -116,7 +116,9 @@ def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 def ambient() -> tuple[object, ...]:
-    """State beyond `Context` that a region of code may have set. A call that finds it changed must run where the code has it.
+    """Returns the state beyond `Context` that a region of code may have set.
+
+    A call that finds it changed must run where the code has it.
 
     It covers hooks on saved tensors (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode
     derivatives, the default dtype and the choice of kernels. It also covers autocast, because its cache of casts ends with

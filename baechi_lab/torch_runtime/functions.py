@@ -52,7 +52,7 @@ def _lend(*args: object, **kwargs: object) -> object:
 
 
 def watch() -> None:
-    """Intercept `apply` and `functional_call` until `unwatch` was called as often as this."""
+    """Intercepts `apply` and `functional_call` until `unwatch` was called as often as this."""
     global _users
     with _lock:
         if _users == 0:

@@ -271,7 +271,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module, bool]]:
-    """`(qualified name, module, is a layer)` of every layer and container; modules inside a layer are left out.
+    """Returns `(qualified name, module, is a layer)` of every layer and container; modules inside a layer are left out.
 
     A module with several names appears under the first one.
     """

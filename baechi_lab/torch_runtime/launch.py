@@ -19,19 +19,28 @@ def launch(
     transport: HostTransport | None = None,
     always: bool = False,
 ) -> tuple[Session, Interceptor | None]:
-    """Distribute `model` as planned. The interceptor is None if nothing needs to be intercepted.
+    """Distributes `model` as planned, in place.
 
     A plan with one device, code order and no recomputation needs no interception: the model runs as it is, at no cost, and
-    takes inputs on its device like any PyTorch model. `always` intercepts it all the same.
+    takes inputs on its device like any PyTorch model.
+
+    Args:
+        model: the model that the plan was made for; its parameters stay the same objects.
+        plan: the device and the order of every call.
+        output_device: where the caller gets the outputs; None for the device of the first input.
+        transport: how tensors get from device to device; None for the one that suits the devices.
+        always: intercept the calls even if nothing needs it, for example to observe them.
+
+    Returns:
+        The session that runs the calls, and the interceptor that gives them to it, or None if the model runs as it is.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    parameter_devices = {
-        name: plan.parameters.get(name, 0) for name in names
-    }  # unused parameters go to the first device
+    # Parameters that no call uses go to the first device.
+    parameter_devices = {name: plan.parameters.get(name, 0) for name in names}
     move(model, {name: torch.device(plan.devices[d]) for name, d in parameter_devices.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
-    plain = len(set(plan.device)) <= 1 and not plan.activation_rows and not plan.order.waiting
-    if plain and output_device is None and transport is None and not always:
+    follows_code = len(set(plan.device)) <= 1 and not plan.activation_rows and not plan.order.waiting
+    if follows_code and output_device is None and transport is None and not always:
         return session, None
     return session, Interceptor(model, plan.layers, session).install()
 

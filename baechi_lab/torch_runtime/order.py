@@ -16,7 +16,7 @@ Parents = Sequence[Sequence[int]]
 
 
 def submission_order(parents: Parents, rank: Sequence[float] | None) -> list[int]:
-    """Order all ops: parents first, then the lowest `rank` among the ready ops, ties by op index. O((n + e) log n).
+    """Orders all ops: parents first, then the lowest `rank` among the ready ops, ties by op index. O((n + e) log n).
 
     A placer's order is followed as far as dependencies allow. Without a rank, the order is that of the code.
 
@@ -45,7 +45,7 @@ def submission_order(parents: Parents, rank: Sequence[float] | None) -> list[int
 
 
 def topo_parents(order: Sequence[int], device: Sequence[int], criterion: str) -> list[int]:
-    """Per op, the op submitted right before it on its device (`gpu`) or on any device (`global`); -1 for none."""
+    """Returns, per op, the op submitted right before it on its device (`gpu`) or on any device (`global`); -1 for none."""
     before = [-1] * len(order)
     if criterion == "none":
         return before

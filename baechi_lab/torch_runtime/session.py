@@ -125,7 +125,7 @@ class Session(Handler):
         return bool(hooked_names)
 
     def _warn_once(self, text: str) -> None:
-        """Issue a warning, each text once."""
+        """Issues a warning, each text once."""
         if text not in self.issued_warnings:
             self.issued_warnings.add(text)
             warnings.warn(text, CodeOrderKept, stacklevel=_stacklevel_of_user())

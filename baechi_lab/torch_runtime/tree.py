@@ -34,7 +34,7 @@ T = TypeVar("T")
 def as_arguments(
     sample_inputs: object, model: torch.nn.Module | None = None
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
+    """Returns positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
 
     A list of tensors is one argument if the model's `forward` says that it takes a list, as detectors do.
 
@@ -132,7 +132,7 @@ def map_tensors(value: T, change: Callable[[torch.Tensor], object]) -> T:
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
-    """Every tensor in `value`, in a fixed order. A tensor that occurs twice is yielded twice."""
+    """Yields every tensor in `value`, in a fixed order. A tensor that occurs twice is yielded twice."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

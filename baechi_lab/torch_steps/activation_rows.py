@@ -27,7 +27,7 @@ def recomputes_or_offloads(graph: OpGraph | None) -> bool:
 
 
 def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow, ...]:
-    """What the calls of `trace` read from a later run or from the host; see `runtime.activation_policy.ActivationSources`.
+    """Returns what the calls of `trace` read from a later run or from the host; see `activation_policy.ActivationSources`.
 
     The outputs of calls that cannot run twice are kept. An `ActivationsKept` warning says which and why.
     """
@@ -86,7 +86,7 @@ def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
 
 
 def offloaded_state_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Each op of the graph that has state on a host, with the parameters of that state, in the order of their updates.
+    """Returns each op of the graph that has state on a host, with the parameters of that state, in the order of their updates.
 
     Raises `InvalidInput` for state of what is no call of the model.
     """

@@ -42,7 +42,7 @@ class Distribution:
     __reduce__ = __deepcopy__  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """One line per device: how many calls, parameters and buffers it has."""
+        """Returns one line per device: how many calls, parameters and buffers it has."""
         lines = [f"<Distribution of {len(self.plan.keys)} calls over {len(self.plan.devices)} devices"]
         for device, name in enumerate(self.plan.devices[:_SHOWN]):
             calls = self.plan.device.count(device)
@@ -65,7 +65,7 @@ def assign(
     transport: HostTransport | None = None,
     always: bool = False,
 ) -> nn.Module:
-    """Distribute `model` as placed and return the same object, as `nn.Module.to` does.
+    """Distributes `model` as placed and returns the same object, as `nn.Module.to` does.
 
     Its `hf_device_map` says where its modules are, so Hugging Face's Trainer leaves them there.
 

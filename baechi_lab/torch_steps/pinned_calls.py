@@ -117,7 +117,7 @@ def plainly(run: object, args: Args, kwargs: Kwargs) -> object:
 
 
 def describe_reasons(reasons: dict[int, str], keys: Sequence[str]) -> str:
-    """Each reason with the number of its calls and the key of the first."""
+    """Returns each reason with the number of its calls and the key of the first."""
     groups: dict[str, list[str]] = {}
     for call, why in sorted(reasons.items()):
         groups.setdefault(why, []).append(keys[call])

@@ -57,7 +57,7 @@ class State:
         return set(earlier[-2:-1])
 
     def pin_unseen_writes(self, written_tensors: Iterable[torch.Tensor], modules: list[str | None]) -> None:
-        """After the forward, pin calls because of writes that no call was seen to make. `modules` has the layer of every call."""
+        """Pins calls because of writes that no call was seen to make; `modules` has the layer of every call."""
         for storage in (s for s in map(storage_key, written_tensors) if s not in self.seen_writes):
             # some kernels do not raise the version, for example for running statistics of a batch norm
             if storage not in self.latest:

@@ -196,7 +196,7 @@ class TorchStep:
         return [replace(self, inputs=x, targets=y) for x, y in zip(inputs, targets, strict=True)]
 
     def run(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:
-        """One step on `model`; returns the loss."""
+        """Runs one step on `model`; returns the loss."""
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
         args, kwargs = self.arguments(model)

@@ -137,7 +137,7 @@ _CHAINS: WeakKeyDictionary[Timeline, Chain] = WeakKeyDictionary()
 
 
 def silent(text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> None:
-    """A report that does nothing."""
+    """Reports nothing."""
 
 
 def is_torch_step(subject: object) -> TypeGuard[TorchStep]:

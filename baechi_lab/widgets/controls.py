@@ -21,7 +21,7 @@ _SHARED: ContextVar[dict[type, ipywidgets.Widget] | None] = ContextVar("shared m
 
 @contextmanager
 def sharing_models() -> Iterator[None]:
-    """Within this context, `shared` returns one model of each class: a page takes a millisecond for every model it makes."""
+    """Makes `shared` return one model of each class within this context: a page takes a millisecond for every model."""
     token = _SHARED.set({})
     try:
         yield

@@ -333,7 +333,7 @@ class Tasks:
     # -- sweeping --------------------------------------------------------------------------------------
 
     def sweep(self, grid: dict[str, Any], path: str | None = None) -> None:
-        """`bl.sweep` of the current source with the current passes; `sweep` is emitted with every row."""
+        """Runs `bl.sweep` of the current source with the current passes; `sweep` is emitted with every row."""
         from ..sweeps import sweep
 
         setting, subject, memo = self.model.setting, self.model.subject, self.model.memo

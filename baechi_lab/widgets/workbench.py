@@ -235,7 +235,7 @@ class Workbench(PicturedBox):
         ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
     def _zoom(self, start_us: float, end_us: float) -> None:
-        """Zoom the timeline to an interval, with the critical path marked."""
+        """Zooms the timeline to an interval, with the critical path marked."""
         margin = 0.15 * (end_us - start_us)
         self.tabs.choose("Timeline")
         self.timeline.critical = True

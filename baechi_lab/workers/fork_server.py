@@ -47,18 +47,19 @@ def main() -> None:
 
 def _wait_for_request(control: socket.socket) -> dict[str, Any]:
     """Waits for requests and forks a worker for each; returns the request, in the worker only."""
-    awake, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
+    # When a worker ends, its signal writes into a pipe, so that one `select` waits for requests and for ended workers.
+    ended, end_of_worker = os.pipe()
+    os.set_blocking(end_of_worker, False)
+    signal.set_wakeup_fd(end_of_worker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     status_files: dict[int, int] = {}  # process id of a worker -> the file for its exit code
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
-        selector.register(awake, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj == awake:
-                    os.read(awake, 4096)
+                if key.fileobj == ended:
+                    os.read(ended, 4096)
                     _report_exit_codes(status_files)
                     continue
                 request, files, *_ = socket.recv_fds(control, MAX_REQUEST_BYTES, 4)
@@ -67,7 +68,7 @@ def _wait_for_request(control: socket.socket) -> dict[str, Any]:
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    return _set_up_worker(json.loads(request), files, (awake, wake, *status_files.values()))
+                    return _set_up_worker(json.loads(request), files, (ended, end_of_worker, *status_files.values()))
                 status_files[pid] = files.pop()
                 for file in files:
                     os.close(file)

@@ -51,7 +51,7 @@ def isolated_command(module: str, *arguments: str, network: int | None = None) -
 
 
 def child_path(paths: Sequence[str] | None = None) -> list[str]:
-    """`sys.path` (or `paths`) without the current folder, the standard library first."""
+    """Returns `sys.path` (or `paths`) without the current folder, the standard library first."""
     folder_to_skip = current_folder()
     absolute = [
         p for p in (sys.path if paths is None else paths) if p and (folder_to_skip is not None or os.path.isabs(p))

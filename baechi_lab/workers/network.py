@@ -102,7 +102,7 @@ def _call(name: str, *arguments: int) -> int:
 
 
 def _go_on_in_child() -> None:
-    """Return in a child of one thread; this process waits for it, hands signals on, and ends as it ends."""
+    """Returns in a child of one thread; this process waits for it, hands signals on, and ends as it ends."""
     parent, child = os.getpid(), os.fork()
     if not child:
         _call("prctl", _PARENT_DEATH_SIGNAL, signal.SIGKILL)

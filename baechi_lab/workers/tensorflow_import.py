@@ -19,7 +19,10 @@ OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 
 
 def import_tensorflow() -> Any:
-    """Returns the module `tensorflow`. Its first import does not import OPTIONAL; they can be imported afterwards."""
+    """Returns the module `tensorflow`, for worker processes. Its first import leaves out OPTIONAL, which may be imported later.
+
+    `load_tensorflow` is for the user's own process, which may need all of TensorFlow.
+    """
     with without_modules(*OPTIONAL), without_garbage_collection(), in_existing_folder():
         import tensorflow
     return tensorflow

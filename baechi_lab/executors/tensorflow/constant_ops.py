@@ -1,4 +1,8 @@
-"""Evaluation of ops whose inputs are constants or sizes, such as numbers of entries."""
+"""Evaluation of ops whose inputs are constants or sizes, such as numbers of entries.
+
+The analysis of a step's batch needs the values: a sum that is divided by the number of its entries is a mean, and micro-batches
+must treat it as one. Only ops that compute sizes and shapes are here, in NumPy, because the graph must not run for it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def _slice(
     end_indices: NDArray[np.generic],
     steps: NDArray[np.generic],
 ) -> NDArray[Any] | None:
-    """`x[begin:end]` or `x[begin]` of one axis."""
+    """Returns `x[begin:end]` or `x[begin]` of one axis; None for any other slice."""
     if len(begin_indices) != 1 or np.ndim(x) == 0 or node.attr["new_axis_mask"].i or node.attr["ellipsis_mask"].i:
         return None
     if node.attr["shrink_axis_mask"].i:

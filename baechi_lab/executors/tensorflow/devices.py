@@ -216,7 +216,7 @@ def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str,
 
 
 def serve(request: Message, send: Callable[..., object]) -> None:
-    """The `devices` request: sends (name, memory bytes) of the attached devices."""
+    """Answers the `devices` request: sends (name, memory bytes) of the attached devices."""
     options = request.header["options"]
     gpus = gpu_memory() if options.get("kind") != "cpu" else []
     if options.get("kind") == "gpu" and not gpus:

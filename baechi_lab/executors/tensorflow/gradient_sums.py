@@ -134,9 +134,12 @@ class Sums:
     """Adds ops to a GraphDef that add up one tensor over all micro-batches. Every tensor is added up once.
 
     Args:
+        graph: the unrolled graph, to which ops are added.
+        rows: the tensors that are joined instead of added up, as `rows_tensors` returns them.
         divisor: floating-point sums are divided by it if `is_averaged(tensor)`.
         name_of_sum: (op, output, k) -> the name in the unrolled graph of the op that adds micro-batch k, or None.
         logical: op -> the type of op that combines its boolean outputs over micro-batches, or None.
+        prefix: the name scope of the added ops.
     """
 
     def __init__(

@@ -19,7 +19,10 @@ __all__ = ["attached_cluster", "execute", "native_runners", "step_timer"]
 def execute(
     step: TorchStep, placement: Placement, steps: int, *, cluster: Cluster | None, kind: str = "auto", **options: Any
 ) -> Run:
-    """`bl.torch.execute`, which needs no worker process, no trace and no progress bar; `kind` where no `cluster` is given."""
+    """Runs a step by `bl.torch.execute`, which needs no worker process, no trace and no progress bar.
+
+    `kind` counts where no `cluster` is given.
+    """
     if not (cluster is None or isinstance(cluster, Cluster)):
         raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
     if cluster is None and kind != "auto":

@@ -29,7 +29,7 @@ EAGER, COMPILED = "eager", "torch.compile"
 def native_runners(
     step: TorchStep, placement: Placement | None, cluster: Cluster | None, kind: str = "auto", inputs: object = None
 ) -> Mapping[str, NativeRunner]:
-    """Both runners, on the torch device of the placement's device 0. They share one model.
+    """Returns both runners, on the torch device of the placement's device 0. They share one model.
 
     Without a `cluster` the device is of `kind`. The step has its batch: `inputs` is TensorFlow's.
     """

@@ -27,7 +27,10 @@ class PlannedPipeline(PipelineModule):
 
 
 def write(request: Request) -> Written:
-    """`{"parts": [0, 5, 9], "num_stages": 2, "layers": [...]}`, and a subclass of `PipelineModule` that follows it."""
+    """Returns the division of the layers, and a subclass of `PipelineModule` that follows it.
+
+    The division is such as `{"parts": [0, 5, 9], "num_stages": 2, "layers": [...]}`.
+    """
     stack = find_stack(request)
     stages = split_into_stages(request, stack.units)
     names = [u.name for u in stack.units]

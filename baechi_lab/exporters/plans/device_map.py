@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def write(request: Request) -> Written:
-    """`{"embed": 0, "layers.0": 0, "layers.1": 1}`.
+    """Returns the map as JSON, such as `{"embed": 0, "layers.0": 0, "layers.1": 1}`.
 
     Raises:
         InvalidInput: no `model`, or one whose modules do not occur among the graph's ops.

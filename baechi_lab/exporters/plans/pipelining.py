@@ -10,7 +10,7 @@ from .records import Request, Written, check_modules, is_call, stem
 
 
 def write(request: Request) -> Written:
-    """`{"layers.2": "BEGINNING"}`: the outermost modules that begin where the stage changes.
+    """Returns the split points, such as `{"layers.2": "BEGINNING"}`: the outermost modules that begin where the stage changes.
 
     Stages may go through the devices several times in one order (0, 1, 0, 1), which needs one of torch's looped schedules: those
     that run several stages per rank, as `ScheduleInterleaved1F1B` does.

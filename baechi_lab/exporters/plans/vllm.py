@@ -10,7 +10,7 @@ from .records import Request, Written
 
 
 def write(request: Request) -> Written:
-    """`VLLM_PP_LAYER_PARTITION=4,8`, with the number of stages."""
+    """Returns the environment variable, such as `VLLM_PP_LAYER_PARTITION=4,8`, with the number of stages."""
     stack = find_stack(request)
     stages = split_into_stages(request, stack.layers)
     value = ",".join(str(s.stop - s.start) for s in stages)

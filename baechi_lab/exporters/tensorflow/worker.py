@@ -12,7 +12,7 @@ from network import leave_network
 def serve(
     address: str, trusted_network: bool, secret: str | None, threads: int = 1, trusted_users: bool = False
 ) -> None:
-    """Be the worker at `address`: with a secret behind TLS and in a network of its own, else for this machine alone.
+    """Runs the worker at `address`: with a secret behind TLS and in a network of its own, else for this machine alone.
 
     TensorFlow does not authenticate clients. `trusted_users` says that all users of this machine may reach it.
     """

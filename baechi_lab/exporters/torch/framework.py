@@ -16,7 +16,7 @@ from .export import folder_files
 def export(
     step: TorchStep, placement: Placement, folder: str | os.PathLike[str], *, cluster: Cluster | None, **options: Any
 ) -> Path:
-    """`bl.torch.export`, for the devices of a `Cluster`."""
+    """Exports by `bl.torch.export`, for the devices of a `Cluster`."""
     if not (cluster is None or isinstance(cluster, Cluster)):
         raise InvalidInput(f"cluster is {cluster!r}; the script of a PyTorch step runs on the devices of a bl.Cluster")
     return export_folder(step, placement, folder, cluster=cluster, **options)

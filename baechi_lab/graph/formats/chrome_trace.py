@@ -86,7 +86,7 @@ def _lanes(
     labels: list[str],
     details: list[dict[str, object]],
 ) -> Iterator[dict[str, object]]:
-    """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
+    """Returns complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
     # For each event the lowest lane of its device that is free when it starts. O(events log events).
     lane = [0] * len(device)
     free: dict[int, list[int]] = {}

@@ -205,7 +205,7 @@ def _dumps(value: object) -> str:
 
 
 def gzip_bytes(data: bytes) -> bytes:
-    """Gzip data, the same bytes each time."""
+    """Returns compressed data, the same bytes each time."""
     # No name and no time in the header: the same record must give the same bytes.
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0, compresslevel=6) as stream:

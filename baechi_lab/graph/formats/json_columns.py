@@ -26,7 +26,7 @@ def list_field(document: Mapping[str, object], field: str, path: str) -> list[An
 
 
 def place(path: str, field: str) -> str:
-    """`ops.duration_us` from `ops` and `duration_us`."""
+    """Returns the place of a column, such as `ops.duration_us` from `ops` and `duration_us`."""
     return f"{path}.{field}" if path else field
 
 
@@ -36,7 +36,7 @@ def integers(document: Mapping[str, object], field: str, path: str = "") -> NDAr
 
 
 def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
-    """As `integers`, for a list already in hand."""
+    """Checks a list as `integers` checks a column."""
     if not set(map(type, values)) <= {int}:
         bad = [k for k, x in enumerate(values) if type(x) is not int and not (type(x) is float and x.is_integer())]
         if bad:
@@ -94,7 +94,7 @@ def text_rows(document: Mapping[str, object], field: str) -> tuple[tuple[str, ..
 
 
 def codes(document: Mapping[str, object], field: str, table: int, path: str = "", lowest: int = 0) -> NDArray[np.int64]:
-    """Whole numbers from `lowest` to `table - 1`."""
+    """Returns whole numbers from `lowest` to `table - 1`."""
     values = integers(document, field, path)
     bad = np.flatnonzero((values < lowest) | (values >= table))
     if len(bad):

@@ -150,7 +150,7 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
 
 
 def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequence[str]) -> dict[str, Any]:
-    """Tensor columns: per producer its outputs in order, and their readers."""
+    """Returns the columns of tensors: per producer its outputs in order, and their readers."""
     producer: list[int] = []
     labels: list[str] = []
     sizes: list[int] = []
@@ -262,7 +262,7 @@ def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, objec
 
 
 def _code(value: object, table: dict[Any, int], convert: Any) -> int:
-    """Index of `value` in `table`, added to it when new; -1 for None."""
+    """Returns the index of `value` in `table`, added to it when new; -1 for None."""
     if value is None:
         return -1
     return table.setdefault(convert(value), len(table))

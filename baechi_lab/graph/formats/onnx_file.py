@@ -106,7 +106,7 @@ def opset_version(model: ModelProto) -> int:
 
 
 def _names(graph: GraphProto) -> Iterator[str | bytes]:
-    """Everything that refers to something; the decoder leaves what is no text as bytes."""
+    """Returns everything that refers to something; the decoder leaves what is no text as bytes."""
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
     for tensor in graph.initializer:

@@ -82,7 +82,7 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
 
 
 def _number(fields: dict[str, str], key: str, line: int) -> float:
-    """One number; a list (of the sizes of several outputs) counts as its sum."""
+    """Reads one number; a list (of the sizes of several outputs) counts as its sum."""
     if key not in fields:
         raise FormatError(f"line {line}: field {key} is missing")
     try:

@@ -20,7 +20,7 @@ _BYTES_PER_US = 4e5
 
 
 def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> OpGraph:
-    """The training graph of `forward`, in the shape that TensorFlow gives it.
+    """Returns the training graph of `forward`, in the shape that TensorFlow gives it.
 
     A variable is an op that holds persistent bytes and reads nothing; a gradient is needed for every tensor that does
     not come from an op that reads nothing (unless that is a variable; a graph without variables counts all as such).
@@ -152,7 +152,7 @@ def _names_and_types(forward: OpGraph, plan: _Plan) -> tuple[list[str], list[str
 
 
 def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
-    """Producer and bytes of every tensor, and (tensor, reader) of every edge."""
+    """Returns producer and bytes of every tensor, and (tensor, reader) of every edge."""
     first = forward.tensor_count
     one, total_of = plan.sum[plan.tensor] < 0, first + len(plan.gradient)
     producer = np.concatenate([forward.tensor_producer, plan.gradient, plan.sum[plan.tensors_to_sum]])

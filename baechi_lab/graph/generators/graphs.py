@@ -29,7 +29,7 @@ __all__ = ["chain", "fork_join", "layered_dag", "random_dag"]
 
 
 def chain(n: int, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_BYTES, seed: int = 0) -> OpGraph:
-    """`n` ops, each reading the one before it.
+    """Returns `n` ops, each reading the one before it.
 
     >>> chain(3, duration_us=5.0).edge_count
     2
@@ -43,7 +43,7 @@ def chain(n: int, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_
 def fork_join(
     width: int, length: int = 1, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_BYTES, seed: int = 0
 ) -> OpGraph:
-    """A source, `width` parallel chains of `length` ops, and a sink: `width * length + 2` ops.
+    """Returns a source, `width` parallel chains of `length` ops, and a sink: `width * length + 2` ops.
 
     >>> fork_join(2, duration_us=5.0).n
     4
@@ -70,7 +70,7 @@ def layered_dag(
     persistent_bytes: Range = 0,
     seed: int = 0,
 ) -> OpGraph:
-    """`n` ops in layers of 1 to `2 * width - 1` ops (default `width`: the square root of `n`).
+    """Returns `n` ops in layers of 1 to `2 * width - 1` ops (default `width`: the square root of `n`).
 
     Every op below the first layer reads `degree` ops on average, at least one of them from the layer above; each
     further one comes with probability `skip` from any earlier layer.
@@ -110,7 +110,7 @@ def random_dag(
     persistent_bytes: Range = 0,
     seed: int = 0,
 ) -> OpGraph:
-    """`n` ops and about `degree * n` random edges from lower to higher index (as an Erdos-Renyi graph, oriented).
+    """Returns `n` ops and about `degree * n` random edges from lower to higher index (as an Erdos-Renyi graph, oriented).
 
     `window` bounds how far an edge reaches; `second_output` is the share of ops that produce two tensors;
     a share `grouped` of the ops is spread over `colocation_groups` groups.

@@ -34,7 +34,7 @@ class Homework(NamedTuple):
 
 
 def homework(seed: int) -> Homework:
-    """The instance of one student: about 40 ops for three devices of too little memory for all of them.
+    """Returns the instance of one student: about 40 ops for three devices of too little memory for all of them.
 
     Every instance has a placement that takes 60 us, the work bound, and none takes less. One byte takes one microsecond to
     another device; transfers do not wait for each other.
@@ -54,7 +54,7 @@ def homework(seed: int) -> Homework:
 
 
 def planted_instance(seed: int) -> tuple[OpGraph, Cluster, np.ndarray, np.ndarray]:
-    """The instance, and its optimum: the device of every op, and the time at which it starts."""
+    """Returns an instance, and its optimum: the device of every op, and the time at which it starts."""
     check_whole("seed", seed, low=0)
     rng = np.random.default_rng(seed)
     lengths = [_filling(rng) for _ in range(DEVICES)]
@@ -80,7 +80,7 @@ def planted_instance(seed: int) -> tuple[OpGraph, Cluster, np.ndarray, np.ndarra
 
 
 def _filling(rng: np.random.Generator) -> np.ndarray:
-    """Random durations that add up to `STEP_US`."""
+    """Returns random durations that add up to `STEP_US`."""
     lengths: list[int] = []
     while (remaining_us := STEP_US - sum(lengths)) > LONGEST_US:
         lengths.append(int(rng.integers(SHORTEST_US, min(LONGEST_US, remaining_us - SHORTEST_US) + 1)))

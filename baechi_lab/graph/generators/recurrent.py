@@ -117,7 +117,7 @@ def unrolled_rnn(
     jitter: float = 0.05,
     seed: int = 0,
 ) -> OpGraph:
-    """An LSTM language model unrolled over `steps`, `layers` deep; with `training`, its backward pass and updates.
+    """Returns an LSTM language model unrolled over `steps`, `layers` deep; with `training`, its backward pass and updates.
 
     `ops`: choose `steps` so that the graph has at least that many ops. Sizes follow from `batch`, `hidden` and
     `vocabulary` (float32); `jitter` is the standard deviation of the logarithm of each duration.
@@ -141,7 +141,7 @@ def gnmt(
     jitter: float = 0.05,
     seed: int = 0,
 ) -> OpGraph:
-    """An encoder-decoder with attention after Google's NMT: `layers` LSTM layers on each side, `length` positions.
+    """Returns an encoder-decoder with attention after Google's NMT: `layers` LSTM layers on each side, `length` positions.
 
     The decoder attends to the encoder's states from its first layer, residual connections join the upper layers.
     `ops` and the other parameters as in `unrolled_rnn`.
@@ -177,7 +177,7 @@ def _finish(
 def _steps_for(
     build: Callable[[int, int, _Shape], _Net], steps: int, ops: int | None, training: bool, arguments: dict[str, Any]
 ) -> int:
-    """`steps`, or the fewest that give `ops` ops: their number is linear in the steps."""
+    """Returns `steps`, or the fewest that give `ops` ops: their number is linear in the steps."""
     counts = {"steps": steps, **{k: arguments[k] for k in ("layers", "batch", "hidden", "vocabulary")}}
     counts |= {} if ops is None else {"ops": ops}
     for key, value in counts.items():
@@ -271,7 +271,7 @@ def _embed(net: _Net, name: str, steps: int, shape: _Shape) -> Ops:
 def _stack(
     net: _Net, name: str, inputs: Ops, steps: int, layers: int, shape: _Shape, context: tuple[Ops, Ops] | None = None
 ) -> Ops:
-    """LSTM layers over all steps; returns the top layer's outputs. `context` is the attention to the first layer."""
+    """Adds LSTM layers over all steps; returns the top layer's outputs. `context` is the attention to the first layer."""
     current = inputs
     for layer in range(layers):
         cell = _cells(net, f"{name}/layer{layer}", current, steps, shape)
@@ -291,7 +291,7 @@ def _stack(
 
 
 def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict[str, Ops]:
-    """One LSTM layer: concat, matmul, bias, split into four gates, and the element-wise state update."""
+    """Adds one LSTM layer: concat, matmul, bias, split into four gates, and the element-wise state update."""
     wide, state = 4 * shape.state, shape.state
     kernel = _variable(net, f"{name}/kernel", 4 * 2 * shape.hidden * 4 * shape.hidden)
     bias = _variable(net, f"{name}/bias", 4 * 4 * shape.hidden)
@@ -330,7 +330,7 @@ def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict
 
 
 def _loss(net: _Net, top: Ops, steps: int, shape: _Shape) -> None:
-    """Projection to the vocabulary, cross entropy per step, and their sum."""
+    """Adds the projection to the vocabulary, cross entropy per step, and their sum."""
     logits = 4 * shape.batch * shape.vocabulary
     kernel = _variable(net, "projection/kernel", 4 * shape.hidden * shape.vocabulary)
     product = net.ops(

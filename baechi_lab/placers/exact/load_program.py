@@ -89,7 +89,7 @@ def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int
 def _step_request(
     graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Callable[[object], list[object]]
 ) -> dict[str, object]:
-    """Work of all micro-batches, time before and after it, and the pairs of units that a chain of pipeline stages orders."""
+    """Returns the work of all micro-batches, time before and after it, and the pairs of units that pipeline stages order."""
     unrolled_graph = unroll(graph, objective.micro_batches)
     unit, count = m.unit[unrolled_graph.copy_of], len(m.persistent_bytes)
     table = durations(unrolled_graph, cluster)

@@ -38,7 +38,7 @@ class Times:
 
 
 def longest_chain(graph: OpGraph, cluster: Cluster) -> int:
-    """Most ops and transfers that can follow one another. Each loses less than a unit by rounding down."""
+    """Returns the most ops and transfers that can follow one another. Each loses less than a unit by rounding down."""
     return graph.n + graph.tensor_count * (cluster.n - 1)
 
 

@@ -42,7 +42,7 @@ def add_transfers(m: ExactModel) -> None:
 
 
 def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> None:
-    """A transfer takes place if a group that reads the tensor is on the device and its producer is not."""
+    """Adds the rule that a transfer takes place if a group that reads the tensor is on the device and its producer is not."""
     t, d = key
     present, produced_here = m.bool(f"sent{t},{d}"), m.on(producer, d)
     m.model.add_implication(present, ~produced_here)

@@ -85,7 +85,7 @@ class ExactModel:
                 self.model.add(row[d] == 0)
 
     def on(self, op: int, d: int) -> IntVar:
-        """Literal: `op` is on device `d`."""
+        """Returns the literal: `op` is on device `d`."""
         return self.x[int(self.group[op])][d]
 
     def add_ops(self) -> None:
@@ -105,7 +105,7 @@ class ExactModel:
             self.model.add(sum(table[i][d] * self.on(i, d) for i in range(n)) <= self.makespan)
 
     def together(self, i: int, k: int) -> IntVar:
-        """Literal (or a constant): `i` and `k` are on one device."""
+        """Returns the literal (or a constant): `i` and `k` are on one device."""
         a, b = sorted((int(self.group[i]), int(self.group[k])))
         if a == b:
             return self.model.new_constant(1)
@@ -118,7 +118,7 @@ class ExactModel:
         return self._same[a, b]
 
     def before(self, i: int, k: int) -> LiteralT:
-        """Literal: `i` ends before `k`, or together with it and i < k. It is fixed if a path leads from `i` to `k`."""
+        """Returns the literal: `i` ends before `k`, or together with it and i < k. A path from `i` to `k` fixes it."""
         if i > k:
             return ~self.before(k, i)
         if (i, k) not in self._first:

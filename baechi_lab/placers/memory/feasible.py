@@ -26,7 +26,7 @@ _REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
 
 @contextmanager
 def without_repairs() -> Iterator[None]:
-    """Within this context placers only plan. They raise at once instead of repairing or trying other limits.
+    """Lets placers only plan within this context. They raise at once instead of repairing or trying other limits.
 
     `bl.fit` asks many placers about many graphs and repairs one plan at the end.
     """

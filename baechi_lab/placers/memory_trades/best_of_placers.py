@@ -170,7 +170,7 @@ def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimelin
 
 
 def preference(placed_timeline: PlacedTimeline) -> tuple[bool, float]:
-    """Sort key: placements that fit with the margin of their peaks first, then the fastest."""
+    """Returns the sort key: placements that fit with the margin of their peaks first, then the fastest."""
     return bool(placed_timeline.timeline.devices_in_doubt), placed_timeline.timeline.makespan_us
 
 

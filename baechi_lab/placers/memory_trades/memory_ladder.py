@@ -68,7 +68,7 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
 
 
 def _largest_peak(pair: Pair, computing: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """Peak bytes of the fullest computing device."""
+    """Returns the peak bytes of the fullest computing device."""
     return int(pair[1].peak_bytes[computing].max(initial=0))
 
 

@@ -111,7 +111,7 @@ def _recompute_in_turns(
     start: PlacedTimeline,
     description: str,
 ) -> list[PlacedVariant]:
-    """Recomputes, of the ops that the variant recomputes, those on overfull devices; places again; repeats."""
+    """Recomputes those of the variant's ops that are on overfull devices, places again, and repeats."""
     dropped_ops = np.unique(recomputed_graph.forward_of[graph.n :])
     placement, timeline = start.placement, start.timeline
     full = np.zeros(cluster.n, dtype=np.bool_)

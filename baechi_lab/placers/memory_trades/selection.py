@@ -108,7 +108,7 @@ def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -
 
 
 def _cost(placement: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:
-    """Sort key: feasible placements first, then by step time."""
+    """Returns the sort key: feasible placements first, then by step time."""
     timeline = simulate(placement.graph or graph, cluster, placement)
     return not timeline.feasible, timeline.makespan_us
 

@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, obje
 
 
 def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, object]) -> None:
-    """Continue from `path`: replaces the state of a fresh `trainer`.
+    """Continues from `path`: replaces the state of a fresh `trainer`.
 
     Raises `FormatError` for a file that is missing, damaged or foreign, `InvalidInput` for one of another run.
     """

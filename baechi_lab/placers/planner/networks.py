@@ -46,7 +46,7 @@ def tensorflow() -> ModuleType:
 def grouper_weights(
     rng: np.random.Generator, features: int, types: int, groups: int, hidden: int, embedding: int
 ) -> Weights:
-    """Random weights of the Grouper."""
+    """Returns random weights of the Grouper."""
     shapes = {
         "grouper/types": (types, embedding),
         "grouper/hidden": (embedding + features, hidden),
@@ -58,7 +58,7 @@ def grouper_weights(
 
 
 def placer_weights(rng: np.random.Generator, embedding: int, devices: int, hidden: int) -> Weights:
-    """Random weights of the Placer; `h` is the LSTM size and the size of a device embedding."""
+    """Returns random weights of the Placer; `h` is the LSTM size and the size of a device embedding."""
     h = hidden
     shapes = {
         "placer/encoder_input": (2, embedding, 4 * h),
@@ -100,7 +100,7 @@ def times(tf: ModuleType, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def lstm_cell(tf: ModuleType, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """One LSTM step (Hochreiter and Schmidhuber 1997): output and memory cell."""
+    """Runs one LSTM step (Hochreiter and Schmidhuber 1997): output and memory cell."""
     i, f, g, o = tf.split(gates, 4, axis=-1)
     memory = tf.sigmoid(f) * memory + tf.sigmoid(i) * tf.tanh(g)
     return tf.sigmoid(o) * tf.tanh(memory), memory
@@ -121,7 +121,9 @@ def lstm(tf: ModuleType, inputs: Tensor, weights: Tensor, out: Tensor, memory: T
 
 
 def make_scores(tf: ModuleType) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Content attention, `(keys[m, 1, M, h], query[m, k, 1, h], score[h, 1]) -> [m, k, M]`: `tanh(keys + query) @ score`.
+    """Returns the function of the scores of content attention, `tanh(keys + query) @ score`.
+
+    Its shapes are `(keys[m, 1, M, h], query[m, k, 1, h], score[h, 1]) -> [m, k, M]`.
 
     Most of an update is spent here: it is compiled as a whole, and computed again for its derivative, so that nothing of
     size M x h is kept between.
@@ -136,7 +138,7 @@ def make_scores(tf: ModuleType) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 @cache
 def functions() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor, Tensor]]]:
-    """`(group, place)`: the two networks, compiled once per shape.
+    """Returns `(group, place)`: the two networks, compiled once per shape.
 
     `group(weights, types[U, V], features[U, F], noise[U, G], uniform[m, U])` -> groups int32[m, U], log p float32[m],
     mean entropy. `place(weights, embedding[M, m, E], noise[M, m, k, D], gumbel[M, m, k, D], temperature, tanh_constant)`
@@ -222,7 +224,7 @@ class _Decoder:
         return self.scores(self.keys, query[:, :, None], self.w["placer/score"])
 
     def _log_p(self, out: Tensor, score: Tensor, noise: Tensor) -> Tensor:
-        """log p [m, k, D] from LSTM outputs [m, k, h] and scores [m, k, M]."""
+        """Returns log p [m, k, D] from LSTM outputs [m, k, h] and scores [m, k, M]."""
         tf = self.tf
         context = tf.linalg.matmul(tf.nn.softmax(score), self.memory)
         logits = times(tf, tf.concat([context, out], axis=-1), self.w["placer/output"])
@@ -251,7 +253,7 @@ class _Decoder:
         return tf.scan(step, (noise, gumbel), (first[0], first[1], first_input, tf.zeros([m, k], tf.int32)))[3]
 
     def log_p(self, first: Tensor, noise: Tensor, sampled_devices: Tensor) -> Tensor:
-        """log p [m, M * k, D] of every device at every step of the samples `sampled_devices`."""
+        """Returns log p [m, M * k, D] of every device at every step of the samples `sampled_devices`."""
         tf, w = self.tf, self.w
         count, m, k, devices = noise.shape
         before = times(
@@ -270,6 +272,6 @@ class _Decoder:
 
 
 def _by_grouping(tf: ModuleType, x: Tensor) -> Tensor:
-    """[m, M * k, ...] of `x` [M, m, k, ...]."""
+    """Returns [m, M * k, ...] of `x` [M, m, k, ...]."""
     count, m, k, width = x.shape
     return tf.reshape(tf.transpose(x, [1, 0, 2, 3]), [m, count * k, width])

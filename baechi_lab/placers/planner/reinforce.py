@@ -157,7 +157,7 @@ class Trainer:
         return {name: value.numpy() for name, value in gradients.items()}, draw
 
     def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""
+        """Returns the noise of H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""
         if self.updates >= self.params.noise_updates or self.params.noise_amplitude == 0:
             return np.zeros(shape, dtype=np.float32)
         noise = rng.standard_normal(shape, dtype=np.float32)
@@ -166,7 +166,7 @@ class Trainer:
     def sample_groups(
         self, tensors: object, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], Tensor | None, Tensor | float]:
-        """`m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
+        """Samples `m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
         p, count = self.params, self.units.total
         if self.fixed is not None:
             return np.repeat(self.fixed[None], p.group_samples, axis=0), None, 0.0
@@ -183,7 +183,7 @@ class Trainer:
     def sample_devices(
         self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], Tensor, Tensor]:
-        """`k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
+        """Samples `k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
         p = self.params
         read = np.stack([group_embeddings(self.units, g, self.groups) for g in group], axis=1)
         shape = (self.groups, len(group), p.placement_samples, self.devices)
@@ -193,7 +193,7 @@ class Trainer:
         return group_device.numpy().transpose(1, 2, 0), log_p, entropy
 
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:
-        """`R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""
+        """Returns `R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""
         p = self.params
         valid = np.isfinite(seconds)
         reward = np.where(valid, -np.sqrt(np.where(valid, seconds, 0.0)), p.invalid_reward)
@@ -250,13 +250,13 @@ Credit = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], baseline: float) -> Credit:
-    """`reward - baseline` per placement, and its mean per grouping; 0 where `counts` bool[m, k] is false."""
+    """Returns `reward - baseline` per placement, and its mean per grouping; 0 where `counts` bool[m, k] is false."""
     placement = np.where(counts, reward - baseline, 0.0)
     return placement.mean(axis=1), placement
 
 
 def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
-    """`reward` float64[m, k] minus the mean of the other samples that count; 0 for those that do not, or that have no others.
+    """Returns `reward` float64[m, k] minus the mean of the others that count; 0 for samples that do not count or have no others.
 
     The only placement of a grouping is compared with those of the other groupings.
     """
@@ -274,7 +274,7 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
 
 
 def standardise(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
-    """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer."""
+    """Returns the credit in standard deviations of the rewards that count: it keeps its size while rewards come closer."""
     rewards = reward[counts]
     deviation = float(rewards.std()) if rewards.size else 0.0
     if deviation <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart

@@ -165,7 +165,7 @@ def _outer_values(graph: GraphProto) -> Iterator[str]:
 
 
 def _trip_count(node: NodeProto, graph: GraphProto, constants: Mapping[str, TensorProto]) -> int | None:
-    """How often a Loop runs its body, or None: its count is not known, or the body decides when it ends."""
+    """Returns how often a Loop runs its body, or None: its count is not known, or the body decides when it ends."""
     count = constants.get(node.input[0]) if node.input else None
     if count is None or (len(node.input) > 1 and node.input[1] and not _is_true(constants.get(node.input[1]))):
         return None

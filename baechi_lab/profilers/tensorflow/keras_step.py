@@ -74,7 +74,7 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
 
 @contextlib.contextmanager
 def _without_loss_trackers(model: keras.Model) -> Iterator[None]:
-    """Within this context, the loss of a model with several outputs updates no metric of each output's loss."""
+    """Lets the loss of a model with several outputs update, within this context, no metric of each output's loss."""
     losses: Any = getattr(model, "_compile_loss", None)
     kind: Any = type(losses)
     if not isinstance(getattr(kind, "metrics", None), property):

@@ -155,7 +155,7 @@ def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 @contextmanager
 def fake_ranks(count: int) -> Iterator[None]:
-    """A process group of `count` ranks, of which this process is the first and the others do not exist."""
+    """Makes a process group of `count` ranks, of which this process is the first and the others do not exist."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

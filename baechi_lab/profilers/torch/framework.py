@@ -24,7 +24,7 @@ def profile_with_report(
     settings: MeasureSettings,
     **options: Any,
 ) -> tuple[OpGraph, Report]:
-    """`bl.torch.profile`, measured in this process, or estimated; `timeout` and `progress` are TensorFlow's."""
+    """Profiles by `bl.torch.profile`, measured in this process, or estimated; `timeout` and `progress` are TensorFlow's."""
     start_seconds = time.perf_counter()
     if len(inputs) > 1:
         raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")

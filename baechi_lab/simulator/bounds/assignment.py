@@ -170,7 +170,7 @@ class _Program:
                         self.rows.add([0, *columns, shares[d]], [-1.0, *load, 1.0], -np.inf, 0.0)
 
     def _add_transfer_rows(self) -> None:
-        """Rule 5."""
+        """Adds the rows of rule 5."""
         devices = self.cluster.n
         for m, (t, k) in enumerate(self.tensor_readers.tolist()):
             place = int(np.searchsorted(self.sent_tensors, t))
@@ -264,5 +264,5 @@ class _Program:
 
 
 def _levels(times: Floats) -> Floats:
-    """`WINDOWS` of the values of `times`, from the least on."""
+    """Returns `WINDOWS` of the values of `times`, from the least on."""
     return np.unique(np.quantile(times, np.linspace(0.0, 1.0, WINDOWS, endpoint=False), method="lower"))

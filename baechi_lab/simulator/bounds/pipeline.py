@@ -20,7 +20,7 @@ from ..paths import computing_us, heads_and_tails
 def step_bounds(
     graph: OpGraph, cluster: Cluster, micro_batches: int, placement: Placement | None = None
 ) -> dict[str, float]:
-    """Lower bounds in microseconds on a step of `micro_batches` runs of `graph`; every schedule obeys them.
+    """Returns lower bounds in microseconds on a step of `micro_batches` runs of `graph`; every schedule obeys them.
 
     - `all-work`: the work of the unrolled graph over total speed.
     - `same-device`: the copies of an op, and of its colocation group, run on one device one after the other: after the
@@ -56,7 +56,7 @@ def step_bounds(
 
 
 def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
-    """Lower bounds in microseconds on the period of `bl.throughput` over all placements without replicas.
+    """Returns lower bounds in microseconds on the period of `bl.throughput` over all placements without replicas.
 
     - `all-work`: a period in which every device works all the time does total speed times its length of work.
     - `same-device`: the ops of a colocation group, or one op, load one device.

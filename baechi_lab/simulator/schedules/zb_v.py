@@ -47,7 +47,7 @@ class _Order(list[tuple[int, str, int]]):
         return self.unit_counts.get((stage, kind), 0)
 
     def add(self, stage: int, kinds: str) -> None:
-        """One unit of each kind, in turn."""
+        """Adds one unit of each kind, in turn."""
         for kind in kinds:
             self.append((stage, kind, self.count(stage, kind)))
             self.unit_counts[stage, kind] = self.count(stage, kind) + 1

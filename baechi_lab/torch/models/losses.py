@@ -21,5 +21,5 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def pretraining_loss(
     outputs: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor, follows: torch.Tensor
 ) -> torch.Tensor:
-    """Masked-token and next-sentence cross entropy."""
+    """Returns the masked-token and next-sentence cross entropy."""
     return token_loss(outputs[0], labels) + F.cross_entropy(outputs[1].to(outputs[0].device), follows)

@@ -190,7 +190,7 @@ class _Builder:
     # -- places ------------------------------------------------------------------------------------------
 
     def _sizes(self, node: int, aspect: float) -> None:
-        """Arrange the contents of an open node, the innermost frames first."""
+        """Arranges the contents of an open node, the innermost frames first."""
         children = np.array(self.tree.children[node], dtype=np.int64)
         inside = self._aspect_of_frames(children) if node == ROOT else INSIDE
         for child in children.tolist():

@@ -99,7 +99,7 @@ class GraphView(CanvasView):
         self.group_of = None if coarse is None else coarse.group_of
 
     def show_timeline(self, timeline: Timeline, critical_ops: object = None) -> None:
-        """Colour the graph by the devices of `timeline`."""
+        """Colours the graph by the devices of `timeline`."""
         self._timeline, self._critical = timeline, critical_ops
         with self.hold_sync():
             self.devices = list(timeline.device_names)

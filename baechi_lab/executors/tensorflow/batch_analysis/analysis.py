@@ -131,7 +131,7 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
         return Total(1 if self.node.op == "Size" else None, exact=self.node.op == "Size")
 
     def _list(self, output: int) -> Value:
-        """Value of an output of an op on a list of tensors. The value of a list is that of its tensors, stacked."""
+        """Returns the value of an output of an op on a list of tensors. The value of a list is that of its tensors, stacked."""
         op, of_list = self.node.op, self.values[0]
         if op in ("TensorListSetItem", "TensorListPushBack"):
             item = self.values[-1]
@@ -144,7 +144,7 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
         return None if op == "TensorListLength" else of_list
 
     def _product(self) -> Value:
-        """Value of a matrix product or `Einsum`: the axis of samples is kept or summed over."""
+        """Returns the value of a matrix product or `Einsum`: the axis of samples is kept or summed over."""
         if all(value is None or isinstance(value, Total) for value in self.values):
             return self.value_of_totals()
         self.share_totals()

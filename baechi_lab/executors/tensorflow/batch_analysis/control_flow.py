@@ -24,7 +24,7 @@ class ControlFlowRules(OpInputs):
     """Values of outputs of conditionals and loops."""
 
     def value_of_control_flow(self, output: int) -> Value:
-        """Value of an output of a loop or conditional."""
+        """Returns the value of an output of a loop or conditional."""
         if self._results is None:
             if not self.node.op.endswith("While"):
                 branches = [self._branch(name) for name in called_functions(self.node)]
@@ -183,7 +183,7 @@ class ControlFlowRules(OpInputs):
         return results
 
     def _mixing_loop(self) -> str | None:
-        """How a loop over samples may combine them: by a size that it reads, a reduction, or what its rounds carry."""
+        """Returns how a loop over samples may combine them: by a size that it reads, a reduction, or what its rounds carry."""
         if self._rounds_read_sizes():
             return READS_SIZES
         library, batch = Library(self.batch_values.graph_def), self.batch_values.batch

@@ -20,7 +20,7 @@ class TotalRules(OpInputs):
     """Values of outputs of ops that read totals, or reduce samples to totals."""
 
     def value_of_reduction(self) -> Value:
-        """Value of a reduction: of samples along another axis, a total of samples, or a reduced total."""
+        """Returns the value of a reduction: of samples along another axis, a total of samples, or a reduced total."""
         value, shape = self.values[0], self.shapes[0]
         if not isinstance(value, Samples):
             return self.value_of_totals()
@@ -68,7 +68,7 @@ class TotalRules(OpInputs):
         return counts | {c * entries for c in counts}
 
     def value_of_totals(self) -> Value:
-        """Value of an op that reads totals and tensors that are the same for all micro-batches."""
+        """Returns the value of an op that reads totals and tensors that are the same for all micro-batches."""
         totals = [(t, v) for t, v in zip(self.inputs, self.values, strict=True) if isinstance(v, Total)]
         if not totals:
             return None
@@ -105,7 +105,7 @@ class TotalRules(OpInputs):
         return Total(None, exact=False)
 
     def _scaled_total(self, total: Total, factor_index: int) -> Total:
-        """Value of a trained total that is multiplied or divided by a constant or by a share of another total."""
+        """Returns the value of a trained total that is multiplied or divided by a constant or by a share of another total."""
         factor = self.values[factor_index]
         if not isinstance(factor, Total):
             return self._divided_total(total, self.batch_values.constant(self.inputs[factor_index]))
@@ -114,7 +114,7 @@ class TotalRules(OpInputs):
         return replace(total, power=total.power + (-factor.power if self.node.op in DIVISIONS else factor.power))
 
     def _divided_total(self, total: Total, constant: NDArray[np.generic] | None) -> Total:
-        """Value of `total` divided by `constant`.
+        """Returns the value of `total` divided by `constant`.
 
         A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a
         sum, unless an input of a micro-batch has as many. Any other integer divisor may be a number of samples, so the op is

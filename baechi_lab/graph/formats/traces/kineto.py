@@ -244,7 +244,7 @@ class _EventBuilder:
         self.input_bytes[k] = op.input_bytes
 
     def wait_for_device(self) -> None:
-        """Make events of the host that waited for a device depend on the last kernels of each stream before their end."""
+        """Makes events of the host that waited for a device depend on the last kernels of each stream before their end."""
         kernels = sorted((e.end_us, k) for k, e in enumerate(self.events) if e.kind == "gpu")
         for start, k in self.waits:
             last = {self.events[j].lane: j for end, j in kernels if end <= start + CLOCK_US}
