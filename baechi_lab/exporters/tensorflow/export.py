@@ -33,7 +33,11 @@ def folder_files(
     """Returns the files of the export.
 
     Args:
+        step: the step that the script runs; with `pipelined`, all its micro-batches.
+        op_names: the names of the ops of `placement`, in its order.
+        placement: the device of every op.
         devices: full names of TensorFlow's devices, in the order of the placement's devices.
+        workers: addresses of the workers between which the script divides the step; none for one machine.
         pipelined: for a step that was unrolled into micro-batches, of which `step` is the step.
     """
     from ...executors.tensorflow.session import place_graph

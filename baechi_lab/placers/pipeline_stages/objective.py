@@ -94,6 +94,7 @@ class Objective(NamedTuple):
         are chosen are measured by their ops; all others only by groups, which are fewer.
 
         Args:
+            graph, cluster, placement: those that were measured.
             groups: what `measure` returned for this placement.
         """
         if graph.original is None or not groups.feasible:
