@@ -49,12 +49,14 @@ import numpy as np  # noqa: E402  (its threads are counted when it is imported)
 
 gc.disable()  # until all tests are collected: modules that they import leave no garbage, and a seventh of the time searches it
 
-if sys.dont_write_bytecode and not os.path.exists(np.__cached__):
-    # Tests start dozens of processes that import a framework. Where packages are installed without compiled modules and Python
-    # may not store them, every such process compiles the framework again, which takes longer than the rest of the import.
+if sys.dont_write_bytecode:
+    # Tests start dozens of processes that import this package, some of them a framework, and pytest rewrites every assertion.
+    # Where Python may not store compiled modules, each process compiles all of that again, in a third of the time of collecting.
+    # Modules of a checkout are stored beside numba's kernels.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".pytest_cache" / "bytecode")
+    if not os.path.exists(np.__cached__):  # packages were installed without compiled modules
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".pytest_cache" / "bytecode")
 
 try:
     from hypothesis import HealthCheck, settings
