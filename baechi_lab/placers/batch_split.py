@@ -27,7 +27,7 @@ BATCHES = ("memory", "work")
 
 @dataclass(frozen=True)
 class BatchSplit(Placer):
-    """Highest total rank first, each to the fastest device with room (paper C).
+    """Highest total rank first, each to the fastest device with room (Mayer et al. 2017).
 
     Args:
         batches: what ends a batch: "memory" (the device is full) or "work" (it has its share).

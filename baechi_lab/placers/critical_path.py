@@ -36,7 +36,7 @@ TIE = 1e-12
 
 @dataclass(frozen=True)
 class CriticalPath(Placer):
-    """The critical path whole on the fastest device, the rest by balanced work (paper C).
+    """The critical path whole on the fastest device, the rest by balanced work (Mayer et al. 2017).
 
     `paths`: how many equally long critical paths get a device of their own (None: as many as there are devices).
     `communication`: transfers count in the length of a path, too.

@@ -40,7 +40,7 @@ from .partition import (
 
 @dataclass(frozen=True)
 class Dfs(Placer):
-    """Depth first from the source of the longest path, each op where traffic x execution time is least (paper C)."""
+    """Depth first from the source of the longest path, each op where traffic x execution time is least (Mayer et al. 2017)."""
 
     name = "dfs"
 

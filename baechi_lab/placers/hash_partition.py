@@ -28,7 +28,7 @@ CAPACITIES = ("memory", "speed")
 
 @dataclass(frozen=True)
 class Hash(Placer):
-    """A random device per group, odds by memory (or speed): blind to the graph (paper C's baseline).
+    """A random device per group, odds by memory (or speed): blind to the graph (baseline of Mayer et al. 2017).
 
     Args:
         seed: of the random choices.

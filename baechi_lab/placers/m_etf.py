@@ -23,7 +23,7 @@ from .memory.feasible import within_memory
 
 @dataclass(frozen=True)
 class METF(Placer):
-    """Earliest Task First under memory limits (paper B): the op and device that can start earliest, if it fits.
+    """Earliest Task First under memory limits (Jeon et al. 2020): the op and device that can start earliest, if it fits.
 
     Args:
         reservation: keep room for the largest temporary and output of a colocation group too, until it has run.

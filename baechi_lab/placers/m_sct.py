@@ -28,7 +28,7 @@ from .sct_program.favourites import Favourites, check_threshold, favourites
 
 @dataclass(frozen=True)
 class MSCT(Placer):
-    """Small Communication Times under memory limits (paper B): like m-ETF, but favourite children follow their parent.
+    """Small Communication Times under memory limits (Jeon et al. 2020): like m-ETF, but favourite children follow their parent.
 
     Args:
         threshold: up to which share of a transfer the linear program's answer makes a reader the favourite child.

@@ -27,7 +27,7 @@ from .problem import allowed_group_devices, groups_of
 
 @dataclass(frozen=True)
 class MTopo(Placer):
-    """Fill devices in topological order up to a balanced memory cap (paper B's strawman)."""
+    """Fill devices in topological order up to a balanced memory cap (strawman of Jeon et al. 2020)."""
 
     name = "m-topo"
     explain: bool = False

@@ -41,7 +41,7 @@ from .partition import (
 
 @dataclass(frozen=True)
 class Mite(Placer):
-    """Least memory use x unimportance x traffic x execution time, long paths first (paper C)."""
+    """Least memory use x unimportance x traffic x execution time, long paths first (MITE: Mayer et al. 2017)."""
 
     name = "mite"
 

@@ -25,7 +25,7 @@ RULES = ("compute", "memory", "majority")
 
 @dataclass(frozen=True)
 class PostAdjusted(Placer):
-    """Place ops one by one, then move each colocation group to one device (paper B tried and rejected it).
+    """Place ops one by one, then move each colocation group to one device (Jeon et al. 2020 tried and rejected it).
 
     Args:
         rule: whose device a group gets: that of the op that computes longest ("compute"), that holds most ("memory"), or

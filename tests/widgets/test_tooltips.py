@@ -10,12 +10,14 @@ import baechi_lab as bl
 from baechi_lab.fitting.record import FitOption
 from baechi_lab.passes.optimize import PASSES
 from baechi_lab.placers import placer_names
+from baechi_lab.placers.registry import placer_class
 from baechi_lab.simulator.schedulers import SCHEDULERS
 from baechi_lab.simulator.schedules import RULES
 from baechi_lab.sweeps.store import COLUMNS
-from baechi_lab.widgets.glossary import name_with_tooltip, tip, with_term_tooltips
+from baechi_lab.widgets.glossary import GLOSSARY, name_with_tooltip, tip, with_term_tooltips
 from baechi_lab.widgets.panels.explore_panel import FRONT_NOTE, sweep_columns
 from baechi_lab.widgets.panels.fit_panel import option_columns
+from baechi_lab.widgets.panels.params_form import hints
 
 NAMES = [*placer_names(), *SCHEDULERS.names(), *RULES]
 
@@ -39,6 +41,14 @@ def bench():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_can_be_chosen_is_explained(name):
     assert len(tip(name)) > 20
+
+
+def test_no_text_cites_a_paper_by_letter():
+    """The letters are explained in docs/papers.md alone, which nobody has beside a tooltip."""
+    texts = [*GLOSSARY.values(), *bl.list_placers().values(), *SCHEDULERS.lines().values()]
+    texts += [hint for name in placer_names() for hint in hints(placer_class(name)).values()]
+    assert [text for text in texts if re.search(r"\bpapers? [A-Z]\b", text, re.IGNORECASE)] == []
+    assert all("Mayer et al. 2017" in tip(name) for name in ("batch-split", "critical-path", "dfs", "mite", "msr", "pct"))
 
 
 def heads_of(html):

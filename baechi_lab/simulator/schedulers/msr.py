@@ -26,7 +26,7 @@ from .. import kernel
 
 @dataclass(frozen=True)
 class Msr(Params):
-    """Most successors, other devices and idle devices first (paper C, equation 13); weights as in the paper."""
+    """Most successors, other devices and idle devices first (Mayer et al. 2017, equation 13)."""
 
     name = "msr"
     alpha: float = 1.0

@@ -39,7 +39,7 @@ def path_computation_time(graph: OpGraph, cluster: Cluster, placement: Placement
 
 @dataclass(frozen=True)
 class Pct(Params):
-    """The longest way to the end first, transfers included (paper C, equation 12)."""
+    """The longest way to the end first, transfers included (Mayer et al. 2017, equation 12)."""
 
     name = "pct"
 
